@@ -111,9 +111,9 @@ docs: causes metrics log-events tables
 recording:
     python -m tests.recording
 
-# Write docs/causes.md again from the table of causes in core/assessment/cause.py.
+# Write docs/causes.md again from the table of causes in core/values/cause.py.
 causes:
-    python -m gpuactors.core.assessment.cause > docs/causes.md
+    python -m gpuactors.core.values.cause > docs/causes.md
 
 # Write docs/metrics.md again from what observe/metrics.py declares.
 metrics:

@@ -22,17 +22,11 @@ from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import (
-    ClaimName,
-    ClaimUid,
-    DeviceHealth,
-    Prepared,
-    Unprepared,
-)
-from gpuactors.core.dra.entries import ClaimSettings
-from gpuactors.core.effects import Log
-from gpuactors.core.model import DeviceList, ResourceName, Settings
-from gpuactors.core.selector import parse_selector
+from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.values.claim import ClaimName, ClaimUid, DeviceHealth, Prepared, Unprepared
+from gpuactors.core.values.effects import Log
+from gpuactors.core.values.model import DeviceList, ResourceName, Settings
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.dra import DraOutside
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.places import Places

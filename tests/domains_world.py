@@ -17,8 +17,8 @@ import trio
 
 from gpuactors import app
 from gpuactors.acts.files import MOUNTED
-from gpuactors.core.domains.model import DRIVER, DomainMode, DomainSettings, ImexFacts
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
+from gpuactors.core.values.claim import ClaimName, ClaimUid
+from gpuactors.core.values.domain import DRIVER, DomainMode, DomainSettings, ImexFacts
 from gpuactors.domains import DomainsOutside
 from gpuactors.host.imex import ImexFiles
 from gpuactors.host.root import HostRoot

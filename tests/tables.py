@@ -17,10 +17,10 @@ import yaml
 
 from gpuactors import limits
 from gpuactors.config import DECLARATIONS, Declaration, schema
-from gpuactors.core.assessment.cause import MEANINGS
-from gpuactors.core.dra.table import OWNING, TRANSITIONS, ClaimState, On
-from gpuactors.core.kube_events import CONTESTED, OF_A_DEVICE
-from gpuactors.core.node_features import LABELS
+from gpuactors.core.reports.kube_events import CONTESTED, OF_A_DEVICE
+from gpuactors.core.reports.node_features import LABELS
+from gpuactors.core.values.cause import MEANINGS
+from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, On
 from gpuactors.doctor.finding import Check
 from tests.support import markdown
 

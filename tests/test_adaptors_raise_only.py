@@ -28,11 +28,11 @@ from gpuactors.acts.persistenced import Persistenced, PersistenceError
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.control.served import ServedFile
-from gpuactors.core.dra import cdi
-from gpuactors.core.dra.checkpoint import Checkpoint
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
-from gpuactors.core.dra.files import ClaimContents
-from gpuactors.core.model import PciAddress, ResourceName
+from gpuactors.core.claims import cdi
+from gpuactors.core.claims.checkpoint import Checkpoint
+from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.values.claim import ClaimName, ClaimUid
+from gpuactors.core.values.model import PciAddress, ResourceName
 from gpuactors.host import asked, boot, imex, management, modules, nvidia, places
 from gpuactors.host.asked import AskedProgram
 from gpuactors.host.pci_ids import SHIPPED, PciIds

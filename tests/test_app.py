@@ -14,8 +14,8 @@ import trio.testing
 
 from gpuactors import limits
 from gpuactors.app import Daemon, Outside, run_daemon
-from gpuactors.core.model import GroupUse, PciAddress, PciFunction, ResourceName
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import LedgerContents, UeventSource
 from tests.core.builders import SETTINGS

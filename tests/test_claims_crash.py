@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.core.dra.claim import ClaimName
+from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports import ClaimCaller
 from gpuactors.simulation.disk.disk import StoppedError
 from gpuactors.simulation.host.tree import PciSpec

@@ -26,7 +26,7 @@ from gpuactors.config import (
     resolve,
     schema,
 )
-from gpuactors.core.selector import Selector
+from gpuactors.core.values.selector import Selector
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
 Write = Callable[[str, str], Path]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import gpuactors
 from gpuactors.core.domains import config as domain_config
-from gpuactors.core.dra import config as gpu_config
-from gpuactors.core.dra.claim import Claim
+from gpuactors.core.gpus import config as gpu_config
+from gpuactors.core.values.claim import Claim
 from gpuactors.decoding import (
     DEPTH_MAX,
     UndecodableError,

@@ -14,9 +14,9 @@ import pytest
 
 from gpuactors.cli import cli
 from gpuactors.config import DECLARATIONS
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.kube_events import CONTESTED
+from gpuactors.core.reports.kube_events import CONTESTED
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.doctor.finding import Check
 from gpuactors.observe.log_events import EVENTS
 from gpuactors.simulation.run import list_scenarios

@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName
+from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports import ClaimCaller
 from gpuactors.simulation.disk.disk import StoppedError
 from tests.claims_world import prepared, unprepared

@@ -20,8 +20,8 @@ from gpuactors.control import client
 from gpuactors.control.unix import UnixControl
 from gpuactors.control.view import About, Change, NodeView, view_of
 from gpuactors.core.events import UeventsOpened, UeventsUnavailable
-from gpuactors.core.model import Holder
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Holder
 from gpuactors.formats import yaml_of
 from gpuactors.grpc_trio import Owner, SocketBindError
 from gpuactors.inspection import (

@@ -10,11 +10,11 @@ import pytest
 from gpuactors.control.messages import node_view, status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, view_of
-from gpuactors.core.dra.claim import ActFault, LookFinding
-from gpuactors.core.dra.prebound import OperatorsList
-from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
 from gpuactors.core.events import CheckpointRefused, GpusLooked, SlicesPublished, UeventsOpened
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.claim import ActFault, LookFinding
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.prebound import OperatorsList
+from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from gpuactors.inspection import (
     Explained,
     ExplainedClaim,

@@ -11,10 +11,10 @@ from gpuactors import limits
 from gpuactors.control.messages import node_view, status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, view_of
-from gpuactors.core.domains.model import DomainMode, ImexFacts
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
 from gpuactors.core.events import CheckpointRefused, SlicesPublished
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.domain import DomainMode, ImexFacts
+from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from gpuactors.inspection import (
     ExplainedClaim,
     ExplainedDomain,

@@ -43,16 +43,16 @@ from gpuactors.config import Config, as_dict
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, path_problem
 from gpuactors.control.view import About, Setting
-from gpuactors.core.device_lists import is_ready
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.effects import Answer, Level, Log
+from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
-from gpuactors.core.model import ResourceName, Role, Settings
-from gpuactors.core.readiness import OFFERS_NOTHING, offers_anything
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
-from gpuactors.core.text import encodable
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.effects import Answer, Level, Log
+from gpuactors.core.values.model import ResourceName, Role, Settings
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader

@@ -21,10 +21,10 @@ from gpuactors.actors.registry import DomainCells
 from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
-from gpuactors.core.domains.model import NAMESPACES, DomainMode, DomainSettings
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.entries import ClaimSettings
 from gpuactors.core.events import Event
+from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.domain import NAMESPACES, DomainMode, DomainSettings
 from gpuactors.grpc_trio import Owner
 from gpuactors.imex_of_host import host_imex
 from gpuactors.kube.domains import KubeDomains

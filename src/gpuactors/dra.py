@@ -46,16 +46,16 @@ from gpuactors.acts.writes import ProcessWrites
 from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.device_classes import REMEDY, DeviceClass, sentence_of
-from gpuactors.core.dra.entries import ClaimSettings
-from gpuactors.core.dra.outputs import ClaimsWanted
-from gpuactors.core.dra.prebound import OperatorsList, kernel_ids
-from gpuactors.core.dra.slices import Publication
+from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.events import Event, SlicesPublished
-from gpuactors.core.model import PciAddress
-from gpuactors.core.quote import quoted_name
+from gpuactors.core.gpus.device_classes import REMEDY, DeviceClass, sentence_of
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.prebound import OperatorsList, kernel_ids
+from gpuactors.core.values.quote import quoted_name
+from gpuactors.core.values.slices import Publication
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id, command_line
 from gpuactors.host.places import Places

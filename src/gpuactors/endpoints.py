@@ -13,8 +13,8 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
 from gpuactors.control.view import view_of
 from gpuactors.core.events import Event
-from gpuactors.core.model import Role
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Role
 from gpuactors.http.endpoints import EndpointPorts, run
 from gpuactors.http.serve import TcpServer, UnixServer
 from gpuactors.observe.log import get_logger

@@ -9,7 +9,7 @@ from typing import final
 
 from gpuactors.config import Config
 from gpuactors.core.domains.clique import LABEL, Said, parsed
-from gpuactors.core.domains.model import DomainMode
+from gpuactors.core.values.domain import DomainMode
 from gpuactors.host.imex import CliqueSource, HostImex, Operators
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice

@@ -27,12 +27,12 @@ from gpuactors.control.view import (
     Setting,
     view_of,
 )
-from gpuactors.core.dra.names import is_domain_id
 from gpuactors.core.events import Event, GroupsObserved, HostScanned
-from gpuactors.core.model import PciFunction, Role
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.model import PciFunction, Role
+from gpuactors.core.values.names import is_domain_id
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse

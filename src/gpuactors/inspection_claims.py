@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from gpuactors.control.claims_view import BlockedView, ClaimsView, ClaimView, DeviceOfClaimsView, SlicesView
 from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView
-from gpuactors.core.dra.report import CLAIMED, OFFERED
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.quote import first_of
+from gpuactors.core.gpus.report import CLAIMED, OFFERED
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.quote import first_of
 
 COLUMNS: Final = 100
 """How wide the output may get."""

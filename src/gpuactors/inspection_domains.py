@@ -11,10 +11,10 @@ from typing import Any, Final
 from gpuactors.control.claims_view import ClaimView
 from gpuactors.control.domains_view import DomainsView, DomainView
 from gpuactors.core.domains.exclusion import Readiness
-from gpuactors.core.domains.model import LABEL, DomainMode
 from gpuactors.core.domains.report import DomainStatus, LabelStatus
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.quote import first_of
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import LABEL, DomainMode
+from gpuactors.core.values.quote import first_of
 from gpuactors.inspection_claims import (
     MEANINGS,
     claim_dict,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gpuactors import inspection_claims, inspection_domains
 from gpuactors.control.view import Change, DeviceView, LastCallView, Member, NodeView, ResourceView
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.values.quote import quoted_id
 from gpuactors.inspection import (
     NO_DEVICES,
     Explained,

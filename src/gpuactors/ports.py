@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.domains.model import ImexFacts
-from gpuactors.core.dra.checkpoint import Checkpoint, Restored
-from gpuactors.core.dra.claim import (
+from gpuactors.core.claims.checkpoint import Checkpoint, Restored
+from gpuactors.core.claims.files import ClaimContents, FoundFiles
+from gpuactors.core.events import Event, PreferenceRequest
+from gpuactors.core.reports.snapshot import Outputs, PollTarget
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.claim import (
     ActFault,
     BoundFunction,
     ClaimName,
@@ -26,10 +29,9 @@ from gpuactors.core.dra.claim import (
     Target,
     Unprepared,
 )
-from gpuactors.core.dra.files import ClaimContents, FoundFiles
-from gpuactors.core.effects import Answer, Effect, Refused
-from gpuactors.core.events import Event, PreferenceRequest
-from gpuactors.core.model import (
+from gpuactors.core.values.domain import ImexFacts
+from gpuactors.core.values.effects import Answer, Effect, Refused
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -42,9 +44,7 @@ from gpuactors.core.model import (
     ResourceName,
     RunningKubelet,
 )
-from gpuactors.core.snapshot import Outputs, PollTarget
-from gpuactors.core.state import NodeState
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 
 
 class PortError(Exception):

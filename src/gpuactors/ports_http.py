@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from gpuactors.core.effects import Answer
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.effects import Answer
 from gpuactors.ports import PortError, Step
 
 

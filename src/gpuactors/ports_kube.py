@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
-from gpuactors.core.dra.claim import ClaimAnswer, ClaimName
-from gpuactors.core.dra.device_classes import DeviceClass
-from gpuactors.core.dra.slices import SliceSpec, StoredSlice
+from gpuactors.core.gpus.device_classes import DeviceClass
+from gpuactors.core.values.claim import ClaimAnswer, ClaimName
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
+from gpuactors.core.values.slices import SliceSpec, StoredSlice
 from gpuactors.ports import PortError
 
 

@@ -12,8 +12,8 @@ import trio.testing
 from gpuactors.actors import busy_poller
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
-from gpuactors.core.model import GroupUse, PciAddress
-from gpuactors.core.snapshot import PollTarget, PollWanted
+from gpuactors.core.reports.snapshot import PollTarget, PollWanted
+from gpuactors.core.values.model import GroupUse, PciAddress
 from tests.support.patience import patient
 
 TARGETS = (PollTarget(51, (PciAddress("0000:23:00.0"),), may_open=False),)

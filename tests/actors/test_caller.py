@@ -12,9 +12,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gpuactors import limits
 from gpuactors.actors.caller import InboxCaller
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.effects import Answer
 from gpuactors.core.events import AllocateAsked, CallAbandoned, Event, StreamEnded, StreamOpened
-from gpuactors.core.model import DeviceId, ResourceName, Token
+from gpuactors.core.values.effects import Answer
+from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 RESOURCE: Final = ResourceName("nvidia.com/H100")
 REQUESTS: Final = ((DeviceId("0000:01:00.0"),),)

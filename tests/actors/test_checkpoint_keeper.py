@@ -10,14 +10,14 @@ import trio
 
 from gpuactors.actors import checkpoint_keeper
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.cdi import device_name
-from gpuactors.core.dra.checkpoint import Checkpoint, Origin, Restored, Theirs
-from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid, Json
-from gpuactors.core.dra.entries import StoredEntry
-from gpuactors.core.dra.files import ClaimContents, FoundFiles
-from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.claims.cdi import device_name
+from gpuactors.core.claims.checkpoint import Checkpoint, Origin, Restored, Theirs
+from gpuactors.core.claims.files import ClaimContents, FoundFiles
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted
 from gpuactors.core.events import CheckpointRead, CheckpointRefused, CheckpointWritten, Event
+from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, Json
+from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.ports import StateFileError
 
 PATIENCE_S = 3600.0

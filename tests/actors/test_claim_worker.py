@@ -11,11 +11,11 @@ import trio.testing
 
 from gpuactors.actors import claim_worker
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.claim import ActFault, LookFinding
-from gpuactors.core.dra.entries import LookWanted
-from gpuactors.core.dra.outputs import NO_CLAIMS_WANTED, ClaimsWanted
+from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted
 from gpuactors.core.events import Event, GpusLooked
-from gpuactors.core.model import PciAddress
+from gpuactors.core.state.claims import LookWanted
+from gpuactors.core.values.claim import ActFault, LookFinding
+from gpuactors.core.values.model import PciAddress
 from gpuactors.ports import ActError, ClaimFileStore, DriverBinder
 
 GPUS = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))

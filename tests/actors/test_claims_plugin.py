@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.actors import claims_plugin
 from gpuactors.concurrency.latest import Latest, LatestReader
-from gpuactors.core.dra.claim import DeviceHealth
+from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
 from tests.support.successors import FakeSuccessor
 

@@ -15,9 +15,9 @@ from trio.testing import MockClock
 from gpuactors import dra, limits
 from gpuactors.actors import class_reader
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.device_classes import DeviceClass
-from gpuactors.core.model import Role
+from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Role
 from gpuactors.ports_kube import ApiAway
 from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, forbidden

@@ -10,7 +10,6 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import domain_reader
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import (
     DomainRead,
@@ -20,6 +19,7 @@ from gpuactors.core.events import (
     ImexRead,
     ImexUnreadable,
 )
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts
 from gpuactors.ports import HostError
 from gpuactors.simulation.kube.server import ApiFault
 from tests.actors.domain_actor import DomainActor, running, without_hints

@@ -14,9 +14,9 @@ from gpuactors import limits
 from gpuactors.actors import event_poster
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import PrepareAsked, Ticked
-from gpuactors.core.model import Token
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.model import Token
 from gpuactors.simulation.kube.server import ApiFault
 from tests.core.builders import SETTINGS, Core, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name

@@ -12,9 +12,9 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.actors import feature_keeper
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.model import Role
-from gpuactors.core.node_features import node_features
+from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Role
 from gpuactors.ports import StateFileError
 from tests.core.builders import Core, gpu
 

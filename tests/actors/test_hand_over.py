@@ -16,9 +16,9 @@ from gpuactors import limits
 from gpuactors.actors import hand_over
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
-from gpuactors.core.model import Call, CallKind, ResourceName, Role, Settings, Token
 from gpuactors.core.state import NodeState, with_waiting
 from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.model import Call, CallKind, ResourceName, Role, Settings, Token
 from gpuactors.ports import ControlError, ControlTakenError
 from tests.support.patience import patient
 

@@ -10,7 +10,6 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import label_keeper
-from gpuactors.core.domains.model import LABEL, DomainUid, LabelChange, LabelPatch, NodeLabel
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainsWanted, LabelPatchWanted
 from gpuactors.core.events import (
     Event,
@@ -21,6 +20,7 @@ from gpuactors.core.events import (
     LabelUnreadable,
     NodeTouched,
 )
+from gpuactors.core.values.domain import LABEL, DomainUid, LabelChange, LabelPatch, NodeLabel
 from gpuactors.simulation.kube.server import ApiFault
 from gpuactors.simulation.kube.status import NODES
 from tests.actors.domain_actor import DomainActor, running, without_hints

@@ -13,9 +13,9 @@ from gpuactors import limits
 from gpuactors.actors import plugin
 from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event, RegisterSucceeded
-from gpuactors.core.model import DeviceList, ResourceName
-from gpuactors.core.registration import PluginOrder
+from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.ports import Caller
 
 RESOURCE = ResourceName("nvidia.com/H100")

@@ -12,7 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 from gpuactors.actors import pod_resources
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import LedgerWanted
+from gpuactors.core.values.model import (
     CachedAnswer,
     DeviceId,
     LedgerEntry,
@@ -21,7 +22,6 @@ from gpuactors.core.model import (
     ResourceName,
     RunningKubelet,
 )
-from gpuactors.core.snapshot import LedgerWanted
 from gpuactors.ports import LedgerContents, LedgerError
 from tests.support.patience import patient
 

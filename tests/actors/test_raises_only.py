@@ -11,7 +11,7 @@ import trio
 from structlog.testing import capture_logs
 
 from gpuactors.actors.raises_only import raises_only
-from gpuactors.core.dra.claim import ActFault
+from gpuactors.core.values.claim import ActFault
 from gpuactors.ports import ActError, HostError, HostShortError
 
 

@@ -11,17 +11,17 @@ import trio.testing
 from gpuactors.actors import registry
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.effects import Answer
 from gpuactors.core.events import (
     Event,
     HostScanned,
     KubeletAppeared,
     UeventsOpened,
 )
-from gpuactors.core.model import ResourceName
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.effects import Answer
+from gpuactors.core.values.model import ResourceName
 from gpuactors.ports import Step
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.support.patience import patient

@@ -9,9 +9,9 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors.relay import RelayingCaller
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, Unprepared
-from gpuactors.core.effects import Elsewhere, Refusal, Refused
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimName, ClaimUid, Prepared, Unprepared
+from gpuactors.core.values.effects import Elsewhere, Refusal, Refused
 from tests.support.successors import FakeSuccessor
 
 ONE = ClaimName("default", "one", ClaimUid("u-one"))

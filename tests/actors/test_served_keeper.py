@@ -11,9 +11,9 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.actors import served_keeper
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.model import ResourceName, Role, Settings
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.model import ResourceName, Role, Settings
 from gpuactors.ports import StateFileError
 
 H100, A100 = ResourceName("nvidia.com/H100"), ResourceName("nvidia.com/A100")

@@ -20,8 +20,9 @@ from gpuactors import limits
 from gpuactors.actors import slice_publisher
 from gpuactors.actors.slice_publisher import PublisherPorts
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.offered import OfferedGpu
-from gpuactors.core.dra.slices import (
+from gpuactors.core.values.model import pci_address
+from gpuactors.core.values.offered_gpu import OfferedGpu
+from gpuactors.core.values.slices import (
     AnyOffer,
     Blocked,
     BlockKind,
@@ -30,7 +31,6 @@ from gpuactors.core.dra.slices import (
     Publication,
     ServerKeepsTaints,
 )
-from gpuactors.core.model import pci_address
 from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from gpuactors.core.dra.offered import OfferedGpu, device_name
+from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
 from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
 from tests.actors.test_slice_publisher import HELD, Published, device, offer, published

@@ -10,8 +10,8 @@ from trio.testing import MockClock
 from gpuactors.actors import sysfs_inspector
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event, FunctionInspected
-from gpuactors.core.model import PciAddress, PciFunction
-from gpuactors.core.snapshot import InspectionsWanted
+from gpuactors.core.reports.snapshot import InspectionsWanted
+from gpuactors.core.values.model import PciAddress, PciFunction
 
 STUCK, FINE = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 PATIENCE_S = 10.0

@@ -12,7 +12,7 @@ import trio.testing
 
 from gpuactors.actors import udev_watcher
 from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.ports import Hint, UeventSource, UeventsOverflowError
 from tests.support.patience import patient
 

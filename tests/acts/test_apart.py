@@ -12,9 +12,9 @@ from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles, inlin
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
-from gpuactors.core.dra.checkpoint import Checkpoint, Origin
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
-from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.claims.checkpoint import Checkpoint, Origin
+from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.ports import CheckpointStore, ClaimFileStore, StateFileError
 from gpuactors.simulation.disk.disk import FakeDisk
 from tests.support.patience import patient

@@ -16,9 +16,9 @@ from gpuactors import limits
 from gpuactors.acts.cdi_watch import MountedDirectory
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.dra import cdi
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
-from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.claims import cdi
+from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.values.claim import ClaimName, ClaimUid
 from tests.support.patience import patient
 
 PATIENCE_S = patient(20.0)

@@ -15,10 +15,10 @@ import pytest
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError
 from gpuactors.acts.theirs import TheirClaims
-from gpuactors.core.dra.checkpoint import Checkpoint, Origin
-from gpuactors.core.dra.claim import ClaimUid, FirstDriver
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import PciAddress
+from gpuactors.core.claims.checkpoint import Checkpoint, Origin
+from gpuactors.core.values.claim import ClaimUid, FirstDriver
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
 from gpuactors.ports import StateFileError

@@ -15,8 +15,8 @@ import trio.testing
 
 from gpuactors.acts.apart import inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot

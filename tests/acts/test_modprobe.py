@@ -13,8 +13,8 @@ import trio
 from gpuactors.acts.apart import in_a_thread, inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
-from gpuactors.core.dra.claim import ActFault, FirstDriver, Target
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.claim import ActFault, FirstDriver, Target
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.limits import MODPROBE_AGAIN_S
 from gpuactors.ports import ActError

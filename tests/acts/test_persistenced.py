@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from gpuactors.acts.persistenced import Persistenced, PersistenceError
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from tests.support.patience import patient
 

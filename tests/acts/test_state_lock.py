@@ -18,9 +18,9 @@ from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.state_lock import FILE_NAME, StateLock
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.acts.writes import ProcessWrites
-from gpuactors.core.dra.checkpoint import Checkpoint, Origin
-from gpuactors.core.dra.claim import ActFault, ClaimName, ClaimUid
-from gpuactors.core.dra.files import ClaimContents
+from gpuactors.core.claims.checkpoint import Checkpoint, Origin
+from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.values.claim import ActFault, ClaimName, ClaimUid
 from gpuactors.ports import ActError, StateFileError
 from tests.support.patience import patient
 

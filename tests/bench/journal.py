@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Anchor, Bounds, FileJournal, JournalFiles, Origin
 from gpuactors.ports import Step

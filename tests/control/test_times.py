@@ -6,7 +6,7 @@ from gpuactors.control.messages import node_view, status_response
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import AGELESS, About, LastCallView, view_of
 from gpuactors.core.events import AllocateAsked, FunctionInspected, HostChanged, PreStartAsked
-from gpuactors.core.model import DeviceId, Holder, PciFunction, Token, pci_address
+from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Token, pci_address
 from tests.control.test_view import GPU, QEMU, device, held
 from tests.core.builders import H100, Core, gpu
 

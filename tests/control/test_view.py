@@ -15,8 +15,8 @@ from gpuactors.core.events import (
     UeventsOpened,
     UeventsUnavailable,
 )
-from gpuactors.core.model import Holder, pci_address
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.values.model import Holder, pci_address
 from tests.core.builders import Core, audio, gpu
 
 GPU = "0000:23:00.0"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Effect, Reply
+from gpuactors.core.deviceplugin.listing import comparable
 from gpuactors.core.events import (
     Event,
     FunctionInspected,
@@ -18,9 +18,12 @@ from gpuactors.core.events import (
     LedgerUnreadable,
     Ticked,
 )
-from gpuactors.core.inventory import Device
-from gpuactors.core.listing import comparable
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, next_deadline, step
+from gpuactors.core.values.effects import Answer, Effect, Reply
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -35,10 +38,7 @@ from gpuactors.core.model import (
     Settings,
     pci_address,
 )
-from gpuactors.core.selector import parse_selector
-from gpuactors.core.snapshot import project
-from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, next_deadline, step
+from gpuactors.core.values.selector import parse_selector
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 MODEL: Final = "10de:2330"

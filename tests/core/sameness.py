@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuactors import limits
-from gpuactors.core.dra.entries import Claims, Entry
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims, Entry
 
 
 def ranked(numbers: Iterable[int]) -> dict[int, int]:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause
-from gpuactors.core.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     Event,
@@ -28,7 +26,12 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, next_deadline, step
+from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause
+from gpuactors.core.values.effects import Effect, Granted, Ready, Refusal, Refused, Reply
+from gpuactors.core.values.model import (
     DeviceId,
     GroupUse,
     Health,
@@ -40,9 +43,6 @@ from gpuactors.core.model import (
     ResourceName,
     Token,
 )
-from gpuactors.core.snapshot import project
-from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, next_deadline, step
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
 from tests.core.orders import Count, Happening, Rules, WrongError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.allocation import prefer
+from gpuactors.core.deviceplugin.allocation import prefer
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.model import DeviceId, PciFunction
+from gpuactors.core.values.model import DeviceId, PciFunction
 from tests.core.builders import devices_of, gpu
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Grant, Granted, Log, Preferred, Ready, Refusal, Refused
 from gpuactors.core.events import (
     AllocateAsked,
     CallAbandoned,
@@ -22,7 +20,9 @@ from gpuactors.core.events import (
     ShutdownRequested,
     Ticked,
 )
-from gpuactors.core.model import DeviceId, PciFunction, Token, pci_address
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Grant, Granted, Log, Preferred, Ready, Refusal, Refused
+from gpuactors.core.values.model import DeviceId, PciFunction, Token, pci_address
 from tests.core.builders import H100, Core, audio, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))

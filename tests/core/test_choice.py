@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors import limits
-from gpuactors.core.choice import Group, Search, choose
+from gpuactors.core.deviceplugin.choice import Group, Search, choose
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreferenceRequest
-from gpuactors.core.model import DeviceId, Token
+from gpuactors.core.values.model import DeviceId, Token
 from tests.core.builders import H100, Core, gpu
 
 # --- the model: every set of places, every choice of groups -----------------------------------------------

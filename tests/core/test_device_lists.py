@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core import device_lists, entries
-from gpuactors.core.assessment.status import DeviceStatus
-from gpuactors.core.effects import Effect, Field, Level, Log
+from gpuactors.core.deviceplugin import device_lists, entries
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -21,8 +19,13 @@ from gpuactors.core.events import (
     Ticked,
     UeventsLost,
 )
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project, report
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.assessments import NO_ASSESSMENTS
+from gpuactors.core.step import next_deadline
+from gpuactors.core.values.effects import Effect, Field, Level, Log
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
     AdvertisedDevice,
     DeviceId,
     Holder,
@@ -31,10 +34,7 @@ from gpuactors.core.model import (
     Token,
     pci_address,
 )
-from gpuactors.core.snapshot import project, report
-from gpuactors.core.state import NodeState
-from gpuactors.core.state.assessments import NO_ASSESSMENTS
-from gpuactors.core.step import next_deadline
+from gpuactors.core.values.status import DeviceStatus
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.support.planted_status import plant_allocated_is_unhealthy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from gpuactors import limits
-from gpuactors.core.event_series import NOTHING_TOLD, Told, due, failed, look, next_at, posted
-from gpuactors.core.kube_events import KubeEvent, OurNode
+from gpuactors.core.reports.event_series import NOTHING_TOLD, Told, due, failed, look, next_at, posted
+from gpuactors.core.reports.kube_events import KubeEvent, OurNode
 
 
 def fact(number: int = 1) -> KubeEvent:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from gpuactors import limits
-from gpuactors.core import index
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.presence import not_listed
-from gpuactors.core.effects import Granted, Ready, Refusal, Refused
+from gpuactors.core.devices import index
+from gpuactors.core.devices.presence import not_listed
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -25,8 +23,11 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project, report
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Granted, Ready, Refusal, Refused
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
     DeviceId,
     LedgerEntry,
     PciAddress,
@@ -37,8 +38,7 @@ from gpuactors.core.model import (
     Token,
     pci_address,
 )
-from gpuactors.core.selector import parse_selector
-from gpuactors.core.snapshot import project, report
+from gpuactors.core.values.selector import parse_selector
 from tests.core.builders import H100, MODEL, SETTINGS, Core, gpu, ledger_read, read_of_young
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core import calls, device_lists, entries, identity, index, schedule, snapshot, usage
 from gpuactors.core.assessment import assessments
+from gpuactors.core.deviceplugin import calls, device_lists, entries
+from gpuactors.core.devices import identity, index
+from gpuactors.core.devices.index import check_index, index_of, indexed
 from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
-from gpuactors.core.index import check_index, index_of, indexed
-from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, PciFunction, Token
-from gpuactors.core.snapshot import report
+from gpuactors.core.host import usage
+from gpuactors.core.ledger import schedule
+from gpuactors.core.reports import snapshot
+from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state.index import NO_INDEX
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, PciFunction, Token
 from gpuactors.limits import LEDGER_QUIET_S
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core import inspections
-from gpuactors.core.effects import Level, Log
+from gpuactors.core.devices import inspections
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -22,7 +21,8 @@ from gpuactors.core.events import (
     UeventsOpened,
     UeventsUnavailable,
 )
-from gpuactors.core.model import pci_address
+from gpuactors.core.values.effects import Level, Log
+from gpuactors.core.values.model import pci_address
 from tests.core.builders import H100, Core, audio, gpu
 
 A = pci_address("0000:01:00.0")

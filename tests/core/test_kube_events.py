@@ -8,10 +8,6 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.acts.writes import UnderWay, blocked, hangs
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra.entries import Entry, with_entry
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Granted, Refused
 from gpuactors.core.events import (
     ActFailed,
     AllocateAsked,
@@ -20,16 +16,14 @@ from gpuactors.core.events import (
     ShutdownRequested,
     Ticked,
 )
-from gpuactors.core.kube_events import (
-    CONTESTED,
-    KubeEvent,
-    OurNode,
-    PodsOf,
-    kube_events,
-)
-from gpuactors.core.model import DeviceId, Health, Role, Token
-from gpuactors.core.snapshot import report
+from gpuactors.core.reports.kube_events import CONTESTED, KubeEvent, OurNode, PodsOf, kube_events
+from gpuactors.core.reports.snapshot import report
+from gpuactors.core.state.claims import Entry, with_entry
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Granted, Refused
+from gpuactors.core.values.model import DeviceId, Health, Role, Token
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 from tests.core.test_readiness import registered

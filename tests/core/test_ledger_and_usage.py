@@ -10,8 +10,6 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Granted, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -29,7 +27,10 @@ from gpuactors.core.events import (
     SuccessorLost,
     Ticked,
 )
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project, report
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Granted, Preferred, Ready, Refusal, Refused, Reply
+from gpuactors.core.values.model import (
     DeviceId,
     GroupUse,
     Holder,
@@ -43,8 +44,7 @@ from gpuactors.core.model import (
     Token,
     pci_address,
 )
-from gpuactors.core.selector import Selector
-from gpuactors.core.snapshot import project, report
+from gpuactors.core.values.selector import Selector
 from tests.core.builders import H100, MODEL, SETTINGS, Core, audio, gpu, ledger_read, read_of_young
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Granted, Log, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -18,7 +17,16 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
-from gpuactors.core.model import CachedAnswer, ClaimedDevice, DeviceId, PciFunction, Pod, Token, pci_address
+from gpuactors.core.values.effects import Answer, Granted, Log, Preferred, Ready, Refusal, Refused, Reply
+from gpuactors.core.values.model import (
+    CachedAnswer,
+    ClaimedDevice,
+    DeviceId,
+    PciFunction,
+    Pod,
+    Token,
+    pci_address,
+)
 from tests.core.builders import H100, Core, gpu, ledger_read, read_of_young
 
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))

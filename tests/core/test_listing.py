@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Effect, Log
+from gpuactors.core.deviceplugin.listing import comparable, healthy
+from gpuactors.core.deviceplugin.registration import is_registered, order
 from gpuactors.core.events import (
     AllocateAsked,
     HostScanned,
@@ -20,12 +21,11 @@ from gpuactors.core.events import (
     StreamOpened,
     Ticked,
 )
-from gpuactors.core.listing import comparable, healthy
-from gpuactors.core.model import DeviceId, PluginState, Token
-from gpuactors.core.readiness import lacking
-from gpuactors.core.registration import is_registered, order
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.readiness import lacking
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import next_deadline
+from gpuactors.core.values.effects import Effect, Log
+from gpuactors.core.values.model import DeviceId, PluginState, Token
 from tests.core.builders import H100, Core, gpu, ledger_read
 
 ONE, TWO = "0000:01:00.0", "0000:02:00.0"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.naming import env_name, parse_own_name, resource_name
+from gpuactors.core.values.naming import env_name, parse_own_name, resource_name
 from gpuactors.host.pci_ids import SHIPPED
 
 # k8s.io/apimachinery util/validation: IsQualifiedName, IsDNS1123Subdomain.

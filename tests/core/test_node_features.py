@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors.core.events import ShutdownRequested
-from gpuactors.core.model import Role
-from gpuactors.core.node_features import PREFIX, node_features
+from gpuactors.core.reports.node_features import PREFIX, node_features
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.model import Role
 from tests.core.builders import SETTINGS, Core, gpu
 
 

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Granted
 from gpuactors.core.events import (
     AllocateAsked,
     CallAbandoned,
@@ -18,8 +17,9 @@ from gpuactors.core.events import (
     SomeGroupsObserved,
     Ticked,
 )
-from gpuactors.core.model import DeviceId, Holder, PciAddress, PciFunction, Token, pci_address
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.values.effects import Granted
+from gpuactors.core.values.model import DeviceId, Holder, PciAddress, PciFunction, Token, pci_address
 from tests.core.builders import H100, Core, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))

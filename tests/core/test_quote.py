@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors import limits
-from gpuactors.core.effects import Answer, Log, Refused
 from gpuactors.core.events import AllocateAsked, FunctionInspected, KubeletAppeared, PreStartAsked
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import report
+from gpuactors.core.values.effects import Answer, Log, Refused
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -20,8 +21,7 @@ from gpuactors.core.model import (
     ResourceName,
     Token,
 )
-from gpuactors.core.quote import first_of, printable, quoted, quoted_ids
-from gpuactors.core.snapshot import report
+from gpuactors.core.values.quote import first_of, printable, quoted, quoted_ids
 from gpuactors.grpc_trio.limits import GRPC_STATUS_TEXT_MAX_CHARS
 from tests.core.builders import H100, Core, gpu, ledger_read
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
 from gpuactors.core.events import (
     KubeletAppeared,
     KubeletGone,
@@ -19,9 +18,10 @@ from gpuactors.core.events import (
     StreamOpened,
     Ticked,
 )
-from gpuactors.core.model import Role, Settings
-from gpuactors.core.readiness import lacking
+from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.model import Role, Settings
+from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.core.dra.claim_core import ClaimCore
 

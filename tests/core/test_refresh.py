@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpuactors.core.refresh import Refresh
+from gpuactors.core.requests import Refresh
 
 
 def test_what_is_asked_for_is_outstanding_by_its_number_and_not_due() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin.registration import is_registered, order
 from gpuactors.core.events import (
     KubeletAppeared,
     KubeletGone,
@@ -16,8 +17,7 @@ from gpuactors.core.events import (
     StreamOpened,
     Ticked,
 )
-from gpuactors.core.model import PluginState
-from gpuactors.core.registration import is_registered, order
+from gpuactors.core.values.model import PluginState
 from tests.core.builders import H100, Core, gpu
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.inventory import is_selected
-from gpuactors.core.selector import Selector, matches, parse_selector
+from gpuactors.core.values.inventory import is_selected
+from gpuactors.core.values.selector import Selector, matches, parse_selector
 from tests.core.builders import audio, gpu
 
 H100 = {"vendor": "10de", "device": "2330", "class_code": "030200", "address": "0000:23:00.0"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 
 
 @pytest.mark.parametrize(

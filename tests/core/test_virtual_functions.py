@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra.claim import DraHealth, Prepared
-from gpuactors.core.dra.pool import wanted_pool
-from gpuactors.core.dra.slices import ServerKeepsTaints
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Granted, Ready, Refused
+from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.events import HostChanged, PreStartAsked
-from gpuactors.core.model import DeviceId, PciAddress, PciFunction
-from gpuactors.core.snapshot import report
+from gpuactors.core.reports.snapshot import report
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import DraHealth, Prepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Granted, Ready, Refused
+from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction
+from gpuactors.core.values.slices import ServerKeepsTaints
 from tests.core.builders import H100, audio, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 

@@ -10,7 +10,8 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import HostScanned, LedgerRead
-from gpuactors.core.model import (
+from gpuactors.core.ledger.young_kubelet import called, counted
+from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
     LedgerEntry,
@@ -21,7 +22,6 @@ from gpuactors.core.model import (
     RunningKubelet,
     YoungKubelet,
 )
-from gpuactors.core.young_kubelet import called, counted
 from tests.core.builders import H100, NO_FILE, Core, gpu, ledger_read, read_of_young
 
 OLD_S, SETTLE_S = limits.LEDGER_SETTLE_S, limits.LEDGER_SETTLE_S

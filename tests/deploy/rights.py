@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import trio
 
-from gpuactors.core.domains.model import LABEL, DomainUid
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
+from gpuactors.core.values.claim import ClaimName, ClaimUid
+from gpuactors.core.values.domain import LABEL, DomainUid
 from gpuactors.ports_kube import (
     ClaimApi,
     DeviceClassApi,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gpuactors.core.domains.model import LABEL
+from gpuactors.core.values.domain import LABEL
 from tests.deploy.cel import Request, denied
 from tests.deploy.chart import template
 from tests.deploy.manifests import DEPLOY, Manifest

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from gpuactors.core.domains.config import decoded
-from gpuactors.core.domains.model import DRIVER, DomainMode, DomainSettings, ImexFacts
 from gpuactors.core.domains.offer import offered
-from gpuactors.core.domains.state import Domains, ImexView
-from gpuactors.core.dra.config import ConfigFault
-from gpuactors.core.dra.entries import NO_CLAIMS, ClaimSettings
-from gpuactors.core.dra.slices import Attribute
+from gpuactors.core.gpus.config import ConfigFault
+from gpuactors.core.state.claims import NO_CLAIMS, ClaimSettings
+from gpuactors.core.state.domains import Domains, ImexView
+from gpuactors.core.values.domain import DRIVER, DomainMode, DomainSettings, ImexFacts
+from gpuactors.core.values.slices import Attribute
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, Kind, Object
 from tests.deploy.cel import evaluated

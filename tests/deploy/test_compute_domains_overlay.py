@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from trio.testing import MockClock
 
-from gpuactors.core.domains.model import DRIVER, LABEL
+from gpuactors.core.values.domain import DRIVER, LABEL
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, HostRoot
 from gpuactors.kubelet.dra.plugin import socket_paths
 from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at

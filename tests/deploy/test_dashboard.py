@@ -11,11 +11,11 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Granted, Refusal, Refused
-from gpuactors.core.model import Holder
-from gpuactors.core.registration import AGAINST
+from gpuactors.core.deviceplugin.registration import AGAINST
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Granted, Refusal, Refused
+from gpuactors.core.values.model import Holder
 from gpuactors.observe.metrics import Metrics
 from tests.core.builders import H100, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from gpuactors.config import Config
-from gpuactors.core.dra.config import ConfigFault, decoded
-from gpuactors.core.dra.offered import STANDARD, OfferedGpu
-from gpuactors.core.dra.pool import wanted_pool
-from gpuactors.core.dra.slices import Offer, ServerKeepsTaints
-from gpuactors.core.model import PciAddress
-from gpuactors.core.naming import DOMAINS
+from gpuactors.core.claims.pool import wanted_pool
+from gpuactors.core.gpus.config import ConfigFault, decoded
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.naming import DOMAINS
+from gpuactors.core.values.offered_gpu import STANDARD, OfferedGpu
+from gpuactors.core.values.slices import Offer, ServerKeepsTaints
 from tests.deploy.manifests import DEPLOY, Manifest
 
 EXAMPLES: Final = {path.name: path for path in sorted((DEPLOY / "examples" / "dra").glob("*.yaml"))}

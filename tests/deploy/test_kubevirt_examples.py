@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
-from gpuactors.core.naming import resource_name
+from gpuactors.core.values.naming import resource_name
 from gpuactors.host.pci_ids import PciIds
 from tests.deploy.manifests import DEPLOY, Manifest
 

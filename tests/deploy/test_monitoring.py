@@ -13,9 +13,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import Health
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import Health
 from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
 from tests.deploy.manifests import DEPLOY, of_kind, render
 

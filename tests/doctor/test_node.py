@@ -19,10 +19,10 @@ from gpuactors.control.claims_view import BlockedView, ClaimsView, SlicesView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView, LabelView
 from gpuactors.control.view import DeviceView, NodeView, Setting
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.domains.model import DRIVER
 from gpuactors.core.domains.report import ImexReport, LabelStatus
-from gpuactors.core.model import DeviceId, ResourceName, Role
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.domain import DRIVER
+from gpuactors.core.values.model import DeviceId, ResourceName, Role
 from gpuactors.doctor.checks import examine
 from gpuactors.doctor.checks.daemon import is_unsettled
 from gpuactors.doctor.facts import Devices, Facts, State, Unknown

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
-from gpuactors.core.dra import config
+from gpuactors.core.gpus import config
 from tests.fuzz_decoders.damage import Damage, of_json
 
 T = TypeVar("T")

@@ -29,11 +29,11 @@ from gpuactors.control.pb.control import v1 as control_pb
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
 from gpuactors.control.view import About, view_of
+from gpuactors.core.claims.checkpoint import Checkpoint, encoded
 from gpuactors.core.domains import config as domain_config
-from gpuactors.core.domains.model import DomainUid
-from gpuactors.core.dra import config as gpu_config
-from gpuactors.core.dra.checkpoint import Checkpoint, encoded
-from gpuactors.core.dra.claim import Claim, ClaimName, ClaimUid
+from gpuactors.core.gpus import config as gpu_config
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid
+from gpuactors.core.values.domain import DomainUid
 from gpuactors.doctor.settings import of_daemon
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.host import pci_ids

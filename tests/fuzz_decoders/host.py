@@ -17,9 +17,9 @@ from gpuactors.acts.persistenced import Persistenced, PersistenceError
 from gpuactors.acts.state_lock import FILE_NAME as STATE_LOCK
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.core.domains.clique import Said, found_by, is_clique, parsed
-from gpuactors.core.model import DeviceId, Health, PciAddress, PciFunction, pci_address
-from gpuactors.core.selector import parse_selector
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import DeviceId, Health, PciAddress, PciFunction, pci_address
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.host import boot, modules, root, use, vfio
 from gpuactors.host.asked import Ended
 from gpuactors.host.group import GroupReader

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.dra.claim import BoundFunction
-from gpuactors.core.model import Holder, PciAddress
+from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host.boot import boot_id, command_line
 from gpuactors.host.group import GroupReader
 from gpuactors.host.modules import best, loaded, vfio_driver

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.core.domains.model import ImexFacts
+from gpuactors.core.values.domain import ImexFacts
 from gpuactors.host.imex import HostImex, ImexFiles, InlineImex, Operators, character_majors
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot

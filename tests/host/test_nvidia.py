@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.nvidia import GpuUuids
 from gpuactors.host.root import HostRoot
 

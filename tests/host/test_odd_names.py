@@ -18,9 +18,9 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl
-from gpuactors.core.model import PciAddress
-from gpuactors.core.selector import parse_selector
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.procfs import ProcReader

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.model import Holder, PciAddress
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host import procfs
 from gpuactors.host.procfs import ProcReader, node_id, pod_uid
 from gpuactors.host.root import HostRoot
@@ -361,8 +361,8 @@ DAC_READ_SEARCH, SYS_PTRACE = "dac_read_search", "sys_ptrace"
 
 SEES = """
 import sys
-from gpuactors.core.model import PciAddress
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
 found = ProcReader(HostRoot(sys.argv[1])).find((PollTarget(51, (PciAddress(sys.argv[2]),), may_open=False),))

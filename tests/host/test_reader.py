@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import PciAddress
-from gpuactors.core.selector import parse_selector
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot

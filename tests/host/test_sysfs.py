@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.inventory import named
-from gpuactors.core.model import PciAddress, PciFunction, ResourceName
-from gpuactors.core.selector import parse_selector
+from gpuactors.core.values.inventory import named
+from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader

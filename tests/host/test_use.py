@@ -15,8 +15,8 @@ import trio
 import trio.testing
 
 from gpuactors import limits
-from gpuactors.core.model import GroupUse, Holder, PciAddress
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host import procfs, use
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot

@@ -10,10 +10,10 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.effects import Answer
-from gpuactors.core.model import Role
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.effects import Answer
+from gpuactors.core.values.model import Role
 from gpuactors.http.endpoints import EndpointPorts, Routes, run
 from gpuactors.ports import Step
 from gpuactors.ports_http import Answering, HttpError, HttpRequest

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 import trio
 
-from gpuactors.core.dra.slices import (
-    Attribute,
-    SliceDevice,
-    SliceSpec,
-)
+from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.device_classes import KubeDeviceClasses

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import (
+from gpuactors.core.values.claim import (
     AllocatedDevice,
     Claim,
     ClaimAbsent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trio.testing import MockClock
 
-from gpuactors.core.dra.device_classes import DeviceClass
+from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.ports_kube import ApiMalformed, ApiRefused
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, KINDS

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.domains import KubeDomains

@@ -11,7 +11,7 @@ import pytest
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName, ClaimUid
+from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.kube.client import Call
 from gpuactors.ports_kube import ApiRefused, EventNote, ObjectRef
 from gpuactors.simulation.kube.server import ApiFault

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
-from gpuactors.core.domains.model import LABEL
+from gpuactors.core.values.domain import LABEL
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.nodes import KubeNode

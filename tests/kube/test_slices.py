@@ -13,8 +13,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
-from gpuactors.core.dra.pool import has_taints, probe_spec
-from gpuactors.core.dra.slices import Attribute, SliceDevice, StoredSlice, Taint
+from gpuactors.core.claims.pool import has_taints, probe_spec
+from gpuactors.core.values.slices import Attribute, SliceDevice, StoredSlice, Taint
 from gpuactors.kube import objects
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports_kube import (

@@ -13,10 +13,17 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Answer, Grant, Granted
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.model import AdvertisedDevice, DeviceId, DeviceList, Health, ResourceName, pci_address
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Answer, Grant, Granted
+from gpuactors.core.values.model import (
+    AdvertisedDevice,
+    DeviceId,
+    DeviceList,
+    Health,
+    ResourceName,
+    pci_address,
+)
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from tests.core.builders import H100

@@ -20,7 +20,7 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.core.model import (
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,

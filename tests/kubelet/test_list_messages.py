@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.model import AdvertisedDevice, DeviceId, DeviceList, Health, PciAddress
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceList, Health, PciAddress
 from gpuactors.kubelet import list_messages
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from gpuactors.control.client import Unanswered, ask_to_hand_over, read_status
-from gpuactors.core.model import ResourceName
+from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports import ControlError, KubeletError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.core.model import ResourceName
+from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports import KubeletError
 from tests.support.patience import patient

@@ -9,7 +9,7 @@ import pytest
 from gpuactors.control.client import Running
 from gpuactors.control.view import About, view_of
 from gpuactors.core.events import KubeletGone, UeventsOpened
-from gpuactors.core.model import Holder
+from gpuactors.core.values.model import Holder
 from gpuactors.live.screen import NEW_S, frame
 from gpuactors.live.text import Style, cut, end, padded, width
 from gpuactors.live.watched import Watched

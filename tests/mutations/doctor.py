@@ -13,7 +13,7 @@ REPORT: Final = "tests/doctor/test_report.py"
 DOCTOR: Final = (
     Mutation(
         "a DeviceClass with a resource of the device plugin is as any other one",
-        "core/dra/device_classes.py",
+        "core/gpus/device_classes.py",
         "if one.extended_resource in ours)",
         "if one.name in ours)",
         tests=(f"{NODE}::test_a_class_with_a_resource_of_the_device_plugin",),

@@ -136,7 +136,7 @@ DOMAINS: Final = (
     ),
     Mutation(
         "any node's readiness is ours",
-        "core/domains/state.py",
+        "core/state/domains.py",
         "            return node in self.clique.ready_nodes\n",
         "            return bool(self.clique.ready_nodes)\n",
         tests=(f"{PREPARE}::test_readiness_of_another_node_is_none_of_this_one",),
@@ -164,7 +164,7 @@ DOMAINS: Final = (
     ),
     Mutation(
         "a status outranks the clique",
-        "core/domains/state.py",
+        "core/state/domains.py",
         "        if self.clique is not None:\n",
         "        if self.clique is not None and self.clique.ready_nodes:\n",
         tests=(f"{READINESS}::test_a_clique_without_the_node_outranks_a_status_that_says_ready",),
@@ -226,7 +226,7 @@ DOMAINS: Final = (
     # --- tombstones and repeated prepares -----------------------------------------------------------------------------
     Mutation(
         "an unprepare is forgotten at once",
-        "core/dra/progress.py",
+        "core/claims/progress.py",
         "            remembered = replace(entry, retry_at=at + limits.CLAIM_TOMBSTONE_S)\n",
         "            remembered = replace(entry, retry_at=at)\n",
         tests=(f"{UNPREPARE}::test_an_unprepare_is_remembered_by_uid_for_90_s",),
@@ -240,7 +240,7 @@ DOMAINS: Final = (
     ),
     Mutation(
         "a prepare that was repeated is refused for what has passed",
-        "core/dra/progress.py",
+        "core/claims/progress.py",
         "        entry = replace(entry, why=None)  # it may have waited until its devices were back\n",
         "",
         tests=(ORDERS,),
@@ -255,7 +255,7 @@ DOMAINS: Final = (
     ),
     Mutation(
         "a claim of all channels leaves those that it was not allocated to others",
-        "core/domains/reservation.py",
+        "core/values/domain_reservation.py",
         "    if config.kind is DeviceKind.CHANNEL and config.mode is AllocationMode.ALL:\n",
         "    if False:\n",
         tests=(f"{PREPARE}::test_mode_all_gives_every_channel_of_the_node_and_stands_in_the_way_of_each",),

@@ -15,7 +15,7 @@ RESTART: Final = "tests/core/dra/test_restart.py"
 DRA_CORE: Final = (
     Mutation(
         "a release goes on before kubelet was asked who has the GPU",
-        "core/dra/progress.py",
+        "core/claims/progress.py",
         "        and state.host.scanned\n        and state.kubelet.ledger.tried\n",
         "        and state.host.scanned\n",
         tests=(
@@ -24,14 +24,14 @@ DRA_CORE: Final = (
     ),
     Mutation(
         "two claims share an IOMMU group if none has the other's functions",
-        "core/dra/exclusion.py",
+        "core/gpus/exclusion.py",
         "            if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):\n",
         "            if not owned.isdisjoint(wanted):\n",
         tests=(f"{EXCLUSION}::test_a_claim_owns_its_iommu_group_also_where_it_has_one_function_of_it_only",),
     ),
     Mutation(
         "a claim of another driver keeps one of ours that has its name",
-        "core/dra/claims.py",
+        "core/claims/machine.py",
         "    return {claim for name, claim in state.kubelet.ledger.claimed if name == settings.driver}\n",
         "    return {claim for name, claim in state.kubelet.ledger.claimed}\n",
         tests=(
@@ -40,7 +40,7 @@ DRA_CORE: Final = (
     ),
     Mutation(
         "kubelet is not asked when a claim has ended",
-        "core/dra/progress.py",
+        "core/claims/progress.py",
         '            return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)\n',
         '            return after, _logged("claim.unprepared", entry)\n',
         tests=(f"{PREPARE_TO_UNPREPARE}::test_kubelets_ledger_is_read_as_soon_as_a_claim_has_ended",),
@@ -48,7 +48,7 @@ DRA_CORE: Final = (
     # --- what others bind is their decision ---------------------------------------------------------------------------
     Mutation(
         "the first driver of the boot counts, whoever has bound it since",
-        "core/dra/prebound.py",
+        "core/values/prebound.py",
         "(by_others and seen != before)",
         "(by_others and seen != before and before.driver is None)",
         tests=(
@@ -58,21 +58,21 @@ DRA_CORE: Final = (
     ),
     Mutation(
         "a GPU that somebody has bound to vfio under its claim is taken from it",
-        "core/dra/returns.py",
+        "core/gpus/returns.py",
         "    return any(not f.vfio and f.address in claims.acted for f in gpu.functions)\n",
         "    return any(not f.vfio for f in gpu.functions)\n",
         tests=(ADMINISTRATOR,),
     ),
     Mutation(
         "what a failed act has moved is not ours",
-        "core/dra/gpus.py",
+        "core/gpus/driver.py",
         "        if isinstance(event, ActFailed) and event.moved:\n",
         "        if isinstance(event, ActFailed) and not event.moved:\n",
         tests=(ADMINISTRATOR,),
     ),
     Mutation(
         "a GPU that was plugged in during its act is somebody else's at its return",
-        "core/dra/returns.py",
+        "core/gpus/returns.py",
         "presence=(a in met and met[a].presence) or f.presence",
         "presence=f.presence",
         tests=(ADMINISTRATOR,),

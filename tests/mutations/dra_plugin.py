@@ -105,14 +105,14 @@ DRA_PLUGIN: Final = (
     ),
     Mutation(
         "a claimed GPU that has lost its driver is healthy",
-        "core/dra/offer.py",
+        "core/gpus/offer.py",
         "OF_A_PART if is_placed else _BOUND_BY_CLAIMS",
         "_BOUND_BY_CLAIMS",
         tests=(OFFER,),
     ),
     Mutation(
         "a claimed GPU is unhealthy until its bind was inspected",
-        "core/dra/offer.py",
+        "core/gpus/offer.py",
         " or r.outstanding is None\n",
         " or r.outstanding is None or True\n",
         tests=(OFFER,),
@@ -120,7 +120,7 @@ DRA_PLUGIN: Final = (
     # --- a hand-over --------------------------------------------------------------------------------------------------
     Mutation(
         "a daemon that has handed over takes its sockets away at once",
-        "core/dra/claims.py",
+        "core/claims/machine.py",
         "        over, claims = Elsewhere(), replace(claims, relays_until=at + limits.RELAY_S)\n",
         "        over = Elsewhere()\n",
         tests=(RESTART,),

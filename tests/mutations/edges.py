@@ -89,7 +89,7 @@ EDGES: Final = (
     ),
     Mutation(
         "each holder of a GPU that is held at the start is a warning",
-        "core/device_lists.py",
+        "core/deviceplugin/device_lists.py",
         "Level.INFO if is_meant or entry.id in told else Level.WARNING",
         "Level.INFO if is_meant else Level.WARNING",
         tests=("tests/core/test_device_lists.py::test_a_gpu_that_is_held_at_the_start_is_one_warning",),
@@ -136,14 +136,14 @@ EDGES: Final = (
     ),
     Mutation(
         "each process that is found to hold a GPU is a warning of its own",
-        "core/device_lists.py",
+        "core/deviceplugin/device_lists.py",
         " if is_meant or entry.id in told else ",
         " if is_meant else ",
         tests=("tests/core/test_device_lists.py::test_a_gpu_that_is_held_at_the_start_is_one_warning",),
     ),
     Mutation(
         "a daemon that offers nothing is ready",
-        "core/readiness.py",
+        "core/reports/readiness.py",
         "    if not offers_anything(state):\n",
         "    if False:\n",
         tests=("tests/core/test_readiness.py",),

@@ -31,7 +31,7 @@ FAILURES: Final = (
     ),
     Mutation(
         "a checkpoint that may not be used leaves the claims' GPUs to others",
-        "core/dra/claims.py",
+        "core/claims/machine.py",
         "loaded=True, unserved=event.reason, entries={**found, **claims.entries})",
         "loaded=True, unserved=event.reason)",
         tests=(

@@ -13,7 +13,7 @@ DOMAINS: Final = "tests/core/domains/test_takeover.py"
 TAKEOVER: Final = (
     Mutation(
         "NVIDIA's checkpoint is taken for a corrupt one of ours",
-        "core/dra/theirs.py",
+        "core/claims/theirs.py",
         "    return Whose.THEIRS if _THEIRS.match(content) else Whose.NOBODYS\n",
         "    return Whose.OURS\n",
         tests=(f"{FILE}::test_nvidias_is_read_and_never_touched",),
@@ -48,14 +48,14 @@ TAKEOVER: Final = (
     ),
     Mutation(
         "a claim that was taken over is prepared anew",
-        "core/dra/table.py",
+        "core/values/claim_states.py",
         "    (_S.TAKEN_OVER, _E.PREPARE): (_S.TAKEN_OVER, _R.NOTHING),\n",
         "    (_S.TAKEN_OVER, _E.PREPARE): (_S.FETCHING, _R.FETCH),\n",
         tests=(GPUS, DOMAINS),
     ),
     Mutation(
         "the scheduler is not told of a GPU that it knows by another name",
-        "core/dra/offer.py",
+        "core/gpus/offer.py",
         "    claimed = owner is not None and owner.device == device_name(function.address)\n",
         "    claimed = owner is not None\n",
         tests=(f"{GPUS}::test_the_scheduler_is_told_as_it_knows_the_gpu_by_another_name",),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from gpuactors import limits
-from gpuactors.core.effects import Effect
 from gpuactors.core.events import (
     AllocateAsked,
     Event,
@@ -22,9 +21,10 @@ from gpuactors.core.events import (
     StreamEnded,
     StreamOpened,
 )
-from gpuactors.core.model import DeviceId, Holder, PciFunction, Settings, Token
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import step
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Settings, Token
 from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
 from gpuactors.ports import Step
 from tests.core.builders import H100, SETTINGS, Core, gpu

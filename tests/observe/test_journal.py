@@ -16,10 +16,12 @@ import trio
 import trio.testing
 
 from gpuactors import limits
-from gpuactors.core import effects, events
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
-from gpuactors.core.dra.claim import (
+from gpuactors.core import events
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.values import effects
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import (
     ActFault,
     AllocatedDevice,
     BoundFunction,
@@ -31,10 +33,9 @@ from gpuactors.core.dra.claim import (
     LookFinding,
     OpaqueConfig,
 )
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
-from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import (
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -48,7 +49,7 @@ from gpuactors.core.model import (
     Token,
     pci_address,
 )
-from gpuactors.core.snapshot import project
+from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from gpuactors.observe import log
 from gpuactors.observe.journal import Anchor, Bounds, FileJournal, Missed, Origin
 from gpuactors.observe.journal_format import (

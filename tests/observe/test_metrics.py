@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.assessment.cause import CALL, HEALTHY, MEANINGS, Cause
-from gpuactors.core.dra.claim import Prepared
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Granted, Level, Log, Refusal, Refused
 from gpuactors.core.events import Event, LedgerRead, Ticked
-from gpuactors.core.model import DeviceId, LedgerEntry, LedgerFile, Pod
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import CALL, HEALTHY, MEANINGS, Cause
+from gpuactors.core.values.claim import Prepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Granted, Level, Log, Refusal, Refused
+from gpuactors.core.values.model import DeviceId, LedgerEntry, LedgerFile, Pod
 from gpuactors.observe.metrics import COUNTED_EVENTS, METHODS, OUTCOMES, Metrics, document
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports import Step

@@ -12,7 +12,7 @@ GIVEN, FREE, LATER = (address(slot) for slot in (0x23, 0x24, 0x25))
 WRONG_STATUS: Final = """
 from dataclasses import replace
 from gpuactors.core.assessment import assess
-from gpuactors.core.model import Health
+from gpuactors.core.values.model import Health
 
 right = assess.assess
 

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gpuactors.core.domains.model import DRIVER
+from gpuactors.core.values.domain import DRIVER
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import Node, address, open_node
 from tests.support.claims import DRIVER as GPUS

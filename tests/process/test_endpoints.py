@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.values.cause import Cause
 from tests.process.daemon import eventually
 from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.process.test_two_plugins import other_plugin

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.dra.slices import Publication, ServerKeepsTaints
 from gpuactors.core.events import KubeletAppeared, SlicesPublished
-from gpuactors.core.model import PciAddress
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from gpuactors.replay.lanes import statuses
 from gpuactors.replay.run import replay
 from tests.core.builders import gpu

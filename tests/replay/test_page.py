@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuactors.core.events import HandOverRequested, HostScanned, PredecessorGone
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.replay.lanes import statuses
 from gpuactors.replay.page import EVENTS_MAX, KINDS, Page

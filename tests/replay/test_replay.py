@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.effects import Level, Log
 from gpuactors.core.step import step
+from gpuactors.core.values.effects import Level, Log
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.observe.journal_format import FORMAT
 from gpuactors.progress import Progress

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.core.model import Role
+from gpuactors.core.values.model import Role
 from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.play import _memory_directory, _pinned
 from gpuactors.simulation.histories.trace import Trace

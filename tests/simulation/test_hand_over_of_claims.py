@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.core.model import Role
+from gpuactors.core.values.model import Role
 from gpuactors.simulation.histories.claims import CLAIMS, ClaimsNode
 from gpuactors.simulation.histories.trace import Trace
 from gpuactors.simulation.histories.world import World, open_world

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.control.view import view_of
-from gpuactors.core.model import ResourceName
+from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.replay.counts import Counts
 from gpuactors.simulation.histories.trace import Trace

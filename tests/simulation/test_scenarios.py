@@ -16,7 +16,7 @@ import trio
 
 from gpuactors import app
 from gpuactors.config import Config
-from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.values.cause import Cause
 from gpuactors.simulation import run
 from gpuactors.simulation.expectations import (
     Counts,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core.dra import exclusion, reservation
-from gpuactors.core.dra.prebound import PreBound, Rule
+from gpuactors.core.gpus import exclusion, reservation
+from gpuactors.core.values.prebound import PreBound, Rule
 from gpuactors.simulation import run
 from gpuactors.simulation.claims import DRIVER, ClaimsSide
 from gpuactors.simulation.cluster import Cluster
@@ -92,7 +92,7 @@ def test_a_daemon_that_returns_a_pre_bound_gpu_is_found(monkeypatch: pytest.Monk
     def never(*_: object, **__: object) -> PreBound:
         return PreBound(False, Rule.FIRST_DRIVER, "planted")
 
-    monkeypatch.setattr("gpuactors.core.dra.prebound.decide", never)
+    monkeypatch.setattr("gpuactors.core.values.prebound.decide", never)
     monkeypatch.setattr(
         reservation,
         "_first_driver",

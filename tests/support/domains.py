@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpuactors.core.domains.model import LABEL
+from gpuactors.core.values.domain import LABEL
 from gpuactors.simulation.kube import domain_objects
 from gpuactors.simulation.kube.domain_objects import CHANNEL, DAEMON, NAMESPACE
 from tests.support.claims import NODE, Api

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpuactors.core.assessment import assess
-from gpuactors.core.assessment.status import DeviceStatus, Ownership
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import Health
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import Health
+from gpuactors.core.values.status import DeviceStatus, Ownership
 
 
 def plant_allocated_is_unhealthy(monkeypatch: pytest.MonkeyPatch, message: str = "busy") -> None:

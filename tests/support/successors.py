@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from gpuactors.core.dra.claim import ClaimName, Prepared, Unprepared
-from gpuactors.core.effects import Refused
+from gpuactors.core.values.claim import ClaimName, Prepared, Unprepared
+from gpuactors.core.values.effects import Refused
 
 
 @dataclass

@@ -13,8 +13,8 @@ import trio
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
-from gpuactors.core.model import GroupUse
-from gpuactors.core.snapshot import PollWanted
+from gpuactors.core.reports.snapshot import PollWanted
+from gpuactors.core.values.model import GroupUse
 from gpuactors.ports import HostError, UseReader
 
 

@@ -15,9 +15,9 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core import events
-from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
-from gpuactors.core.effects import Answer, Elsewhere, Refused
-from gpuactors.core.model import DeviceId, ResourceName, Token
+from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
+from gpuactors.core.values.effects import Answer, Elsewhere, Refused
+from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 OnAnswer: TypeAlias = Callable[[str, float, Answer | None], None]
 """As `ports_http.Meter.called`."""

@@ -7,8 +7,8 @@ from contextlib import aclosing
 import trio
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimsOf
 from gpuactors.core.events import Event, FilesTouched
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.ports import TouchedFiles
 
 

@@ -22,13 +22,11 @@ import trio
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.checkpoint import Checkpoint, MalformedError, Origin, Theirs
-from gpuactors.core.dra.claim import ClaimsOf, ClaimUid, FirstDriver, Json
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry, load_of
-from gpuactors.core.dra.files import FoundFiles
-from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted
-from gpuactors.core.dra.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Origin, Theirs
+from gpuactors.core.claims.files import FoundFiles
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted
+from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
+from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.events import (
     CheckpointRead,
     CheckpointRefused,
@@ -36,8 +34,10 @@ from gpuactors.core.events import (
     CheckpointWritten,
     Event,
 )
-from gpuactors.core.identity import claimed_address
-from gpuactors.core.model import Role
+from gpuactors.core.state.claims import ClaimedGpu, StoredEntry, load_of
+from gpuactors.core.values.claim import ClaimsOf, ClaimUid, FirstDriver, Json
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import Role
 from gpuactors.ports import CheckpointStore, ClaimFileStore, StateFileError
 
 

@@ -9,9 +9,9 @@ import trio
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
-from gpuactors.core.dra.outputs import ClaimsWanted, ReadWanted
+from gpuactors.core.claims.outputs import ClaimsWanted, ReadWanted
 from gpuactors.core.events import ClaimMissing, ClaimRead, ClaimUnreadable, Event
+from gpuactors.core.values.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
 from gpuactors.ports_kube import ApiError, ClaimApi
 
 

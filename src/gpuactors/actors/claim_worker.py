@@ -15,13 +15,13 @@ import trio
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding
-from gpuactors.core.dra.content import contents_of
-from gpuactors.core.dra.entries import LookWanted
-from gpuactors.core.dra.files import ClaimContents
-from gpuactors.core.dra.outputs import ClaimsWanted, DeviceAct, FilesAct
+from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.claims.outputs import ClaimsWanted, DeviceAct, FilesAct
 from gpuactors.core.events import ActDone, ActFailed, Event, GpusLooked
-from gpuactors.core.model import PciAddress
+from gpuactors.core.gpus.content import contents_of
+from gpuactors.core.state.claims import LookWanted
+from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding
+from gpuactors.core.values.model import PciAddress
 from gpuactors.ports import ActError, ClaimFileStore, DriverBinder, StateFileError
 
 Key = TypeVar("Key", PciAddress, ClaimUid)

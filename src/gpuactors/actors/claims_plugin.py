@@ -13,7 +13,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import DeviceHealth
+from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.ports import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, KubeletError, PluginStatus
 
 

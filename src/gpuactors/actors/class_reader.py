@@ -15,7 +15,7 @@ from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.device_classes import DeviceClass, contested, own_resources
+from gpuactors.core.gpus.device_classes import DeviceClass, contested, own_resources
 from gpuactors.core.state import NodeState
 from gpuactors.ports_kube import ApiError, DeviceClassApi
 

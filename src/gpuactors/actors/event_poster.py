@@ -17,8 +17,8 @@ from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.event_series import NOTHING_TOLD, due, failed, look, next_at, posted
-from gpuactors.core.kube_events import KubeEvent, OurNode, PodsOf, kube_events
+from gpuactors.core.reports.event_series import NOTHING_TOLD, due, failed, look, next_at, posted
+from gpuactors.core.reports.kube_events import KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.state import NodeState
 from gpuactors.ports_kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
 

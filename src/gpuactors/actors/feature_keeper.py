@@ -15,7 +15,7 @@ import trio
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.node_features import node_features
+from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
 from gpuactors.ports import FeatureFile, StateFileError
 

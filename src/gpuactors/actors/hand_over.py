@@ -19,8 +19,8 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
-from gpuactors.core.model import ResourceName, Role
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import ResourceName, Role
 from gpuactors.ports import Control, ControlError, ControlTakenError, HeldControl
 
 T = TypeVar("T")

@@ -14,7 +14,6 @@ import trio
 from gpuactors.actors.api_retry import for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.domains.model import LABEL, LabelChange, LabelPatch, NodeLabel
 from gpuactors.core.domains.outputs import DomainsWanted
 from gpuactors.core.events import (
     Event,
@@ -25,6 +24,7 @@ from gpuactors.core.events import (
     LabelUnreadable,
     NodeTouched,
 )
+from gpuactors.core.values.domain import LABEL, LabelChange, LabelPatch, NodeLabel
 from gpuactors.ports_kube import ApiError, LabelConflict, NodeApi
 
 

@@ -1,8 +1,8 @@
 """The plugin of one resource: serves its endpoint and registers it, as ordered.
 
-The core decides when to bind, when to register and what to stream (`core/registration.py`); this actor carries it out
-and posts the result. A failure of one plugin never affects another: each has its own task, endpoint and connection, and
-retries for ever.
+The core decides when to bind, when to register and what to stream (`core/deviceplugin/registration.py`); this actor
+carries it out and posts the result. A failure of one plugin never affects another: each has its own task, endpoint and
+connection, and retries for ever.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import trio
 from gpuactors import limits
 from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event, RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
-from gpuactors.core.model import ResourceName
-from gpuactors.core.registration import PluginOrder
+from gpuactors.core.values.model import ResourceName
 from gpuactors.ports import Caller, Endpoint, Kubelet, KubeletError
 
 OnFailure = Callable[[str, Exception], None]

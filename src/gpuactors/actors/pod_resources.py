@@ -11,8 +11,8 @@ import trio
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, LedgerEvent, LedgerRead, LedgerUnreadable
-from gpuactors.core.model import ResourceName
-from gpuactors.core.snapshot import LedgerWanted
+from gpuactors.core.reports.snapshot import LedgerWanted
+from gpuactors.core.values.model import ResourceName
 from gpuactors.ports import LedgerError, LedgerReader
 
 

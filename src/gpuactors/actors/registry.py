@@ -14,17 +14,24 @@ import trio
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
+from gpuactors.core.claims.outputs import ClaimsWanted
+from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.domains.outputs import DomainsWanted
-from gpuactors.core.dra.claim import DeviceHealth
-from gpuactors.core.dra.outputs import ClaimsWanted
-from gpuactors.core.dra.slices import AnyOffer
-from gpuactors.core.effects import Answer, Effect, Log, Reply
 from gpuactors.core.events import Event, Ticked
-from gpuactors.core.model import DeviceList, ResourceName, Role
-from gpuactors.core.registration import PluginOrder
-from gpuactors.core.snapshot import InspectionsWanted, LedgerWanted, Outputs, PluginView, PollWanted, project
+from gpuactors.core.reports.snapshot import (
+    InspectionsWanted,
+    LedgerWanted,
+    Outputs,
+    PluginView,
+    PollWanted,
+    project,
+)
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
+from gpuactors.core.values.claim import DeviceHealth
+from gpuactors.core.values.effects import Answer, Effect, Log, Reply
+from gpuactors.core.values.model import DeviceList, ResourceName, Role
+from gpuactors.core.values.slices import AnyOffer
 from gpuactors.ports import Step
 
 

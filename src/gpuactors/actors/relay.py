@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra.claim import ClaimName, Prepared, Unprepared
-from gpuactors.core.dra.transitions import refusal
-from gpuactors.core.effects import Elsewhere, Refused
+from gpuactors.core.claims.transitions import refusal
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimName, Prepared, Unprepared
+from gpuactors.core.values.effects import Elsewhere, Refused
 from gpuactors.ports import Successor
 
 Done = TypeVar("Done", Prepared, Unprepared)

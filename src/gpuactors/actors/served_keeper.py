@@ -11,8 +11,8 @@ import trio
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import ResourceName, Role
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import ResourceName, Role
 from gpuactors.ports import ServedResources, StateFileError
 
 

@@ -1,9 +1,10 @@
 """The slice publisher: keeps the ResourceSlices of one driver on this node as the node's offer wants them.
 
 Theory of operation. One task follows the slices that the server has, the other compares and writes. What to write
-follows from the wanted pool and from what the watch has shown (`core/dra/slice_writes.py`), never from what was written
-before: so a deletion by kubelet, an edit by somebody, a lost answer and a restart of ours are all the same. A write of
-ours counts when the watch shows it, and until then nothing else is compared; so no write follows from an older view.
+follows from the wanted pool and from what the watch has shown (`core/claims/slice_writes.py`), never from what was
+written before: so a deletion by kubelet, an edit by somebody, a lost answer and a restart of ours are all the same. A
+write of ours counts when the watch shows it, and until then nothing else is compared; so no write follows from an older
+view.
 
 Whether a blocked device gets a taint or is withdrawn depends on whether the server keeps taints, which is asked by a
 dry run. Must not decide what is offered: that is the registry's, which gets a `Publication` of what was learnt.
@@ -23,9 +24,9 @@ from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s, for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.pool import Pool, has_taints, probe_spec, wanted_pool
-from gpuactors.core.dra.slice_writes import Answered, Create, Delete, Update, Write, writes
-from gpuactors.core.dra.slices import AnyOffer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
+from gpuactors.core.claims.pool import Pool, has_taints, probe_spec, wanted_pool
+from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
+from gpuactors.core.values.slices import AnyOffer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
 from gpuactors.ports_kube import (
     ApiError,
     ApiRefused,

@@ -11,8 +11,8 @@ from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
-from gpuactors.core.model import PciAddress
-from gpuactors.core.snapshot import InspectionsWanted
+from gpuactors.core.reports.snapshot import InspectionsWanted
+from gpuactors.core.values.model import PciAddress
 from gpuactors.ports import HostError, HostReader, HostShortError
 
 

@@ -16,9 +16,9 @@ import trio
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.dra.checkpoint import Checkpoint, Restored
-from gpuactors.core.dra.claim import ClaimUid
-from gpuactors.core.dra.files import ClaimContents, FoundFiles
+from gpuactors.core.claims.checkpoint import Checkpoint, Restored
+from gpuactors.core.claims.files import ClaimContents, FoundFiles
+from gpuactors.core.values.claim import ClaimUid
 from gpuactors.host.threads import OneByOne, in_thread
 from gpuactors.ports import HostShortError, StateFileError
 

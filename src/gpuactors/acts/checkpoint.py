@@ -4,7 +4,7 @@
 
 The checksum is of the bytes of the inner object as they are stored. (NVIDIA's driver has it of the structures as it
 would write them, so that a field more makes the file of another version corrupt: NVIDIA issues 1080, 1326.) The content
-is `core/dra/checkpoint.py`'s.
+is `core/claims/checkpoint.py`'s.
 
 NVIDIA's driver has the same directory, and calls its file `checkpoint.json`, as this program did once. One of ours by
 that name is the newest there is (a daemon that knows the new name leaves none): it is renamed. One of theirs is read
@@ -28,7 +28,7 @@ from typing import Any, Final, final
 from gpuactors import limits
 from gpuactors.acts.disk import Disk, ensure_directory, replace, temporary_of, unlink_if_there
 from gpuactors.acts.theirs import TheirClaims
-from gpuactors.core.dra.checkpoint import (
+from gpuactors.core.claims.checkpoint import (
     VERSION,
     Checkpoint,
     Origin,
@@ -38,9 +38,9 @@ from gpuactors.core.dra.checkpoint import (
     encoded,
     version_of,
 )
-from gpuactors.core.dra.claim import Json
-from gpuactors.core.dra.theirs import Whose, whose
-from gpuactors.core.quote import quoted
+from gpuactors.core.claims.theirs import Whose, whose
+from gpuactors.core.values.claim import Json
+from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import decode_json
 from gpuactors.ports import HostShortError, StateFileError
 

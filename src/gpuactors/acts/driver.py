@@ -26,9 +26,9 @@ from gpuactors.acts.apart import Apart
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
-from gpuactors.core.dra.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
-from gpuactors.core.model import Holder, PciAddress
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.values.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
+from gpuactors.core.values.model import Holder, PciAddress
+from gpuactors.core.values.quote import quoted_id
 from gpuactors.host import modules
 from gpuactors.host.group import Group, GroupFunction, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users

@@ -9,8 +9,8 @@ and, of a claim that NVIDIA's driver has prepared, which is only ever removed:
     <cdi-dir>/k8s.gpu.nvidia.com-claim_<uid>.yaml
 
 All by the claim's UID: by its name, the late removal of an old claim's files would remove those of the new one. What
-they say is the core's (`core/dra/cdi.py`, `metadata.py`). A metadata file that is there may be mounted in a container,
-which would go on seeing the old one after a rename: so it is rewritten in place, and only if it differs.
+they say is the core's (`core/claims/cdi.py`, `metadata.py`). A metadata file that is there may be mounted in a
+container, which would go on seeing the old one after a rename: so it is rewritten in place, and only if it differs.
 
 Writing is healing: what is there and right is left, so it is done again at each start and before each repeated answer.
 """
@@ -28,10 +28,10 @@ from gpuactors import limits
 from gpuactors.acts.cdi_watch import touches
 from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, remove_tree, replace, unlink_if_there
 from gpuactors.acts.theirs import cdi_path
-from gpuactors.core.dra import cdi
-from gpuactors.core.dra.claim import ClaimUid, Json
-from gpuactors.core.dra.files import ClaimContents, FoundFiles
-from gpuactors.core.dra.names import is_label, is_uid
+from gpuactors.core.claims import cdi
+from gpuactors.core.claims.files import ClaimContents, FoundFiles
+from gpuactors.core.values.claim import ClaimUid, Json
+from gpuactors.core.values.names import is_label, is_uid
 from gpuactors.decoding import decode_json_stream
 from gpuactors.plain_files import NotPlainError
 from gpuactors.ports import StateFileError

@@ -14,7 +14,7 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.acts.apart import Apart
-from gpuactors.core.quote import quoted, quoted_id
+from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.host import modules
 from gpuactors.host.asked import AskedProgram, Late
 from gpuactors.host.root import FIRST_PROCESS_ROOT, MODPROBE, HostRoot

@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import PERSISTENCED_SOCKET, HostRoot
 
 _PROGRAM: Final = 35006

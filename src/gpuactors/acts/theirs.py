@@ -18,14 +18,14 @@ import msgspec
 
 from gpuactors import limits
 from gpuactors.acts.disk import Disk
-from gpuactors.core.domains.model import ClaimedDomain, device_of
-from gpuactors.core.dra import theirs
-from gpuactors.core.dra.checkpoint import Theirs
-from gpuactors.core.dra.claim import Claim, ClaimUid, FirstDriver
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.dra.theirs import TheirClaim, TheirDevice
-from gpuactors.core.model import PciAddress
+from gpuactors.core.claims import theirs
+from gpuactors.core.claims.checkpoint import Theirs
+from gpuactors.core.claims.theirs import TheirClaim, TheirDevice
+from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.values.claim import Claim, ClaimUid, FirstDriver
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import ClaimedDomain, device_of
+from gpuactors.core.values.model import PciAddress
 from gpuactors.decoding import decode_json, without_deep
 from gpuactors.plain_files import NotPlainError
 

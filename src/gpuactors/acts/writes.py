@@ -23,8 +23,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.acts import writer_process
-from gpuactors.core.dra.claim import ActFault
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.values.claim import ActFault
+from gpuactors.core.values.quote import quoted_id
 from gpuactors.host.threads import in_thread
 from gpuactors.ports import ActError
 from gpuactors.shortage import NO_THREAD, shortage

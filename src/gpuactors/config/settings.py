@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from gpuactors.core.domains.clique import is_clique
-from gpuactors.core.domains.model import DRIVER
-from gpuactors.core.dra.names import is_label, is_subdomain
-from gpuactors.core.model import ResourceName, is_pci_address
-from gpuactors.core.naming import parse_own_name
-from gpuactors.core.selector import Selector, parse_selector
+from gpuactors.core.values.domain import DRIVER
+from gpuactors.core.values.model import ResourceName, is_pci_address
+from gpuactors.core.values.names import is_label, is_subdomain
+from gpuactors.core.values.naming import parse_own_name
+from gpuactors.core.values.selector import Selector, parse_selector
 from gpuactors.limits import (
     IMEX_CHANNELS_MAX,
     JOURNAL_MAX_BYTES,

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES
 from gpuactors.plain_files import read_plain
 

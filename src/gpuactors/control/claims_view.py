@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuactors.core.dra.entries import Claims
-from gpuactors.core.dra.offer import why_blocked
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.report import ClaimReport, claim_reports, device_of_claims
-from gpuactors.core.dra.slices import Publication
-from gpuactors.core.model import PciAddress
+from gpuactors.core.gpus.offer import why_blocked
+from gpuactors.core.gpus.report import ClaimReport, claim_reports, device_of_claims
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.offered_gpu import device_name
+from gpuactors.core.values.slices import Publication
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ClaimView:
     name: str
     uid: str
     state: str
-    """Of `core/dra/table.py`."""
+    """Of `core/values/claim_states.py`."""
     age_s: float
     """Seconds since it came to this state, as far as this daemon has seen it."""
     devices: tuple[str, ...]
@@ -99,7 +99,7 @@ class FirstDriverView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOfClaimsView:
-    """What claims may do with one device; as `core.dra.report.DeviceOfClaims`."""
+    """What claims may do with one device; as `core.gpus.report.DeviceOfClaims`."""
 
     claim_uid: str | None
     stays: bool

@@ -18,7 +18,7 @@ from gpuactors import limits
 from gpuactors.control.messages import about_of, node_view
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import About, NodeView
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.grpc_trio import (
     ConnectError,
     Dial,

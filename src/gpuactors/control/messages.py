@@ -20,7 +20,7 @@ from gpuactors.control.view import (
     ResourceView,
     Setting,
 )
-from gpuactors.core.model import Holder
+from gpuactors.core.values.model import Holder
 
 
 def status_response(view: NodeView, about: About, *, pid: int, version: str) -> pb.StatusResponse:

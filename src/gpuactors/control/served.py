@@ -18,8 +18,8 @@ from typing import Any, Final, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import ResourceName
-from gpuactors.core.text import encodable
+from gpuactors.core.values.model import ResourceName
+from gpuactors.core.values.text import encodable
 from gpuactors.decoding import decode_json
 from gpuactors.plain_files import read_plain, replace_plain
 from gpuactors.ports import StateFileError

@@ -24,7 +24,7 @@ from gpuactors.control.client import HandedOver, NotRunning, Unanswered, ask_to_
 from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.control.view import About
 from gpuactors.core.state import NodeState
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import (
     Bind,
     Dial,

@@ -21,14 +21,14 @@ from gpuactors.control.claims_view import (
 from gpuactors.control.domains_view import DomainsView, domains_view
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import allocated_ids, observed_use
-from gpuactors.core.assessment.presence import GONE
-from gpuactors.core.index import index_of
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import AdvertisedDevice, Fact, Health, Holder, PciAddress, Transition
-from gpuactors.core.snapshot import DeviceReport, registered, report
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import GONE
+from gpuactors.core.reports.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import AdvertisedDevice, Fact, Health, Holder, PciAddress, Transition
 
 NOT_LISTED = "not listed"
 """The health of a device that is gone and not advertised."""

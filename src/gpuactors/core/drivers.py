@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.domains.driver import DOMAINS
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.driver import ClaimDriver
-from gpuactors.core.dra.gpus import GPUS
+from gpuactors.core.gpus.driver import GPUS
+from gpuactors.core.values.claim import ClaimsOf
 
 DRIVERS: Final[Mapping[ClaimsOf, ClaimDriver]] = {ClaimsOf.GPUS: GPUS, ClaimsOf.DOMAINS: DOMAINS}
 """In the order in which they go on after each event."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
-from gpuactors.core.dra.claim import (
+from gpuactors.core.state.claims import OwedReturn, StoredEntry
+from gpuactors.core.values.claim import (
     ActFault,
     BoundFunction,
     Claim,
@@ -19,9 +19,8 @@ from gpuactors.core.dra.claim import (
     FirstDriver,
     LookFinding,
 )
-from gpuactors.core.dra.entries import OwedReturn, StoredEntry
-from gpuactors.core.dra.slices import Publication
-from gpuactors.core.model import (
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -34,6 +33,7 @@ from gpuactors.core.model import (
     RunningKubelet,
     Token,
 )
+from gpuactors.core.values.slices import Publication
 
 # --- the host ---------------------------------------------------------------------------------------------
 

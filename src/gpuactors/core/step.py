@@ -18,36 +18,25 @@ from types import MappingProxyType
 from typing import assert_never
 
 from gpuactors import limits
-from gpuactors.core import (
-    bindings,
-    calls,
-    events,
-    inspections,
-    ledger,
-    listing,
-    registration,
-    schedule,
-    usage,
-)
+from gpuactors.core import events
 from gpuactors.core.assessment.assessments import assessed, check_assessments
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.presence import function_at
-from gpuactors.core.device_lists import publish
+from gpuactors.core.claims import machine as claims
+from gpuactors.core.claims import progress
+from gpuactors.core.claims.answers import declined
+from gpuactors.core.claims.transitions import refusal, set_aside
+from gpuactors.core.deviceplugin import calls, listing, registration
+from gpuactors.core.deviceplugin.device_lists import publish
+from gpuactors.core.devices import bindings, inspections
+from gpuactors.core.devices.identity import resolved
+from gpuactors.core.devices.index import check_index, indexed
+from gpuactors.core.devices.presence import function_at
 from gpuactors.core.domains import looks
 from gpuactors.core.domains import step as domains
-from gpuactors.core.domains.model import DomainSettings
-from gpuactors.core.domains.state import NO_DOMAINS, Domains
-from gpuactors.core.dra import claims, fitness, progress
-from gpuactors.core.dra.answers import declined
-from gpuactors.core.dra.entries import NO_CLAIMS, Claims, ClaimSettings
-from gpuactors.core.dra.offer import offered
-from gpuactors.core.dra.table import NoTransitionError
-from gpuactors.core.dra.transitions import refusal, set_aside
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.effects import Effect, Field, Level, Log, Reply
-from gpuactors.core.identity import resolved
-from gpuactors.core.index import check_index, indexed
-from gpuactors.core.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
+from gpuactors.core.gpus import fitness
+from gpuactors.core.gpus.offer import offered
+from gpuactors.core.host import usage
+from gpuactors.core.ledger import ledger, schedule
 from gpuactors.core.state import (
     Calls,
     Daemon,
@@ -58,6 +47,13 @@ from gpuactors.core.state import (
     with_inspections,
     with_plugins,
 )
+from gpuactors.core.state.claims import NO_CLAIMS, Claims, ClaimSettings
+from gpuactors.core.state.domains import NO_DOMAINS, Domains
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import NoTransitionError
+from gpuactors.core.values.domain import DomainSettings
+from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
+from gpuactors.core.values.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
 
 Stepped = tuple[NodeState, list[Effect]]
 

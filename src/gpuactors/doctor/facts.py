@@ -8,9 +8,9 @@ from typing import TypeAlias, TypeVar
 from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import NodeView
-from gpuactors.core.domains.model import ImexFacts
-from gpuactors.core.dra.device_classes import DeviceClass
-from gpuactors.core.model import PciFunction, ResourceName
+from gpuactors.core.gpus.device_classes import DeviceClass
+from gpuactors.core.values.domain import ImexFacts
+from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.host.vfio import VfioHost
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports import LedgerContents

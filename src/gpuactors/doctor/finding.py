@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.values.cause import Cause
 
 
 class Level(StrEnum):

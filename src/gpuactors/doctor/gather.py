@@ -18,10 +18,10 @@ from gpuactors.app import node_of, sysfs_of
 from gpuactors.config import Config, Resolved
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.unix import path_problem, socket_path
-from gpuactors.core.domains.model import DomainUid, ImexFacts
-from gpuactors.core.dra.device_classes import DeviceClass
-from gpuactors.core.inventory import is_selected, named
-from gpuactors.core.model import PciFunction, ResourceName
+from gpuactors.core.gpus.device_classes import DeviceClass
+from gpuactors.core.values.domain import DomainUid, ImexFacts
+from gpuactors.core.values.inventory import is_selected, named
+from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.doctor import settings
 from gpuactors.doctor.checks.daemon import is_unsettled
 from gpuactors.doctor.facts import (

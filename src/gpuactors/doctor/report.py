@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from gpuactors.core.quote import first_of
+from gpuactors.core.values.quote import first_of
 from gpuactors.doctor.checks import Group
 from gpuactors.doctor.checks.kubevirt import PermittedDevice, permitted, yaml
 from gpuactors.doctor.facts import Facts

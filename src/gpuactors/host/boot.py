@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import BOOT_ID, COMMAND_LINE, HostRoot
 from gpuactors.ports import HostError

@@ -8,7 +8,7 @@ import errno
 import os
 from typing import Final
 
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.ports import HostShortError
 from gpuactors.shortage import shortage
 

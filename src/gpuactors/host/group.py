@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Final, final
 
-from gpuactors.core.dra.claim import BoundFunction
-from gpuactors.core.model import PciAddress, is_bridge, is_pci_address
-from gpuactors.core.text import encodable
+from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.values.model import PciAddress, is_bridge, is_pci_address
+from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.procfs import NodeId, node_id
 from gpuactors.host.root import (

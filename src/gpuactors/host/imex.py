@@ -18,9 +18,9 @@ import trio
 from gpuactors import limits
 from gpuactors.core.domains import clique
 from gpuactors.core.domains.clique import Said, found_by, parsed
-from gpuactors.core.domains.model import CHANNELS_MAX, ImexFacts
-from gpuactors.core.quote import quoted
-from gpuactors.core.text import encodable
+from gpuactors.core.values.domain import CHANNELS_MAX, ImexFacts
+from gpuactors.core.values.quote import quoted
+from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice

@@ -7,7 +7,7 @@ import errno
 from typing import Final, final
 
 from gpuactors import limits
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.host.asked import AskedProgram, Ended
 from gpuactors.ports import HostShortError
 from gpuactors.shortage import shortage

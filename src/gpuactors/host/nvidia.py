@@ -10,7 +10,7 @@ import os
 import re
 from typing import Final, final
 
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import NVIDIA_GPUS, HostRoot
 

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.host.asked import AskedProgram, Ended, Late
 from gpuactors.ports import HostShortError

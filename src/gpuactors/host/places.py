@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Final, final
 
-from gpuactors.core.model import PciAddress, is_pci_address
+from gpuactors.core.values.model import PciAddress, is_pci_address
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.nvidia import DRIVER, GpuUuids
 from gpuactors.host.root import (

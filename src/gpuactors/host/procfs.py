@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
 
-from gpuactors.core.model import Holder, PciAddress
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import in_thread, start_thread
 from gpuactors.ports import HostError

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from gpuactors.core.model import PciAddress, PciFunction, ResourceName, pci_address
-from gpuactors.core.selector import Selector, matches
-from gpuactors.core.text import encodable
+from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, pci_address
+from gpuactors.core.values.selector import Selector, matches
+from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
 from gpuactors.host.nvidia import GpuUuids
 from gpuactors.host.pci_ids import PciIds

@@ -27,7 +27,7 @@ import structlog
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import PciAddress, pci_address
+from gpuactors.core.values.model import PciAddress, pci_address
 from gpuactors.host.faults import raise_if_short
 from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
 

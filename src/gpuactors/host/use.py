@@ -19,8 +19,8 @@ import structlog
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import GroupUse, Holder, PciAddress
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node

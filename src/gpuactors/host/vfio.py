@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.host import modules
 from gpuactors.host.boot import command_line
 from gpuactors.host.faults import GONE, raise_if_short

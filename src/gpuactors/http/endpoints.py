@@ -2,7 +2,7 @@
 
 Live: the loop runs, the registry takes its events, and the sockets at which kubelet reaches us answer when they are
 dialled. A kubelet that is away or another plugin on our name is no reason to end this process: that is readiness, and
-its body lists what is missing. Decides nothing: `core/readiness.py` does.
+its body lists what is missing. Decides nothing: `core/reports/readiness.py` does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import Role
-from gpuactors.core.readiness import lacking
+from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Role
 from gpuactors.ports import OwnSockets
 from gpuactors.ports_http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import final
 from urllib.parse import quote
 
-from gpuactors.core.dra.claim import ClaimAbsent, ClaimAnswer, ClaimName, ClaimReplaced, ClaimUid
-from gpuactors.core.quote import quoted_name
+from gpuactors.core.values.claim import ClaimAbsent, ClaimAnswer, ClaimName, ClaimReplaced, ClaimUid
+from gpuactors.core.values.quote import quoted_name
 from gpuactors.decoding import without_deep
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from gpuactors import limits
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.plain_files import read_plain
 from gpuactors.ports_kube import ApiError
 

@@ -6,7 +6,7 @@ from typing import Final, final
 
 import msgspec
 
-from gpuactors.core.dra.device_classes import DeviceClass
+from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
 

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid, clique_name
-from gpuactors.core.quote import quoted_name
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, clique_name
+from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import METADATA_ONLY, ApiClient, Call
 from gpuactors.kube.watch import Watch

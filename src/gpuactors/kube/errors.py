@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpuactors.core.quote import quoted, quoted_name
+from gpuactors.core.values.quote import quoted, quoted_name
 from gpuactors.decoding import TooDeepError, UndecodableError, decode_json
 from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused, Refusal
 from gpuactors.shortage import shortage

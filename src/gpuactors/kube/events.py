@@ -16,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from gpuactors import limits
-from gpuactors.core.quote import quoted_name
-from gpuactors.core.text import encodable
+from gpuactors.core.values.quote import quoted_name
+from gpuactors.core.values.text import encodable
 from gpuactors.kube import errors
 from gpuactors.kube.client import MERGE_PATCH, ApiClient, Call
 from gpuactors.ports_kube import ApiRefused, EventNote, ObjectRef

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpuactors.core.quote import quoted_name
+from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import JSON_PATCH, METADATA_ONLY, ApiClient, Call
 from gpuactors.kube.watch import Watch

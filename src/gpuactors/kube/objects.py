@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
-from gpuactors.core.dra.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
-from gpuactors.core.text import encodable
+from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
+from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
+from gpuactors.core.values.text import encodable
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.ports_kube import ObjectRef
 

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpuactors.core.dra.slice_writes import name_prefix
-from gpuactors.core.dra.slices import SliceSpec, StoredSlice
-from gpuactors.core.quote import quoted_name
+from gpuactors.core.claims.slice_writes import name_prefix
+from gpuactors.core.values.quote import quoted_name
+from gpuactors.core.values.slices import SliceSpec, StoredSlice
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.watch import Change, Watch

@@ -21,8 +21,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.effects import Granted
-from gpuactors.core.model import DeviceList, ResourceName
+from gpuactors.core.values.effects import Granted
+from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.grpc_trio.service import TrioService
 from gpuactors.kubelet import translate
 from gpuactors.kubelet.list_messages import ListMessages

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import trio
 
 from gpuactors import limits
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import Dial, SocketError, connect_unix, open_unix_channel
 
 

@@ -17,9 +17,9 @@ from grpclib import GRPCError
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import DeviceList, ResourceName
-from gpuactors.core.quote import quoted
-from gpuactors.core.text import encodable
+from gpuactors.core.values.model import DeviceList, ResourceName
+from gpuactors.core.values.quote import quoted
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import (
     Bind,
     BoundListener,

@@ -5,8 +5,8 @@ every container that it makes, and it names the pods while no kubelet runs (no s
 has just started. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to
 take owners from the file; Allocate's answers are passed on all the same.
 
-Must not decide which entries count (`core/young_kubelet.py`), nor what one means for a device, and keeps nothing from
-one read to the next.
+Must not decide which entries count (`core/ledger/young_kubelet.py`), nor what one means for a device, and keeps nothing
+from one read to the next.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.core.listing import comparable
-from gpuactors.core.model import (
+from gpuactors.core.deviceplugin.listing import comparable
+from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -37,7 +37,7 @@ from gpuactors.core.model import (
     ResourceName,
     RunningKubelet,
 )
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.grpc_trio import (
     Channel,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import final
 
-from gpuactors.core.model import DeviceId, DeviceList, Health
+from gpuactors.core.values.model import DeviceId, DeviceList, Health
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 _Fields = tuple[DeviceId, Health, int | None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketError, owner_of, socket_file
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, is_others
 from gpuactors.limits import NEIGHBOURS_MAX

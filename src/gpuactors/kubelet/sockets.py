@@ -17,7 +17,7 @@ import trio
 from inotify_simple import INotify, flags
 
 from gpuactors import limits
-from gpuactors.core.text import encodable
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketFile, socket_file
 from gpuactors.kubelet.ledger import CHECKPOINT
 from gpuactors.ports import KubeletError, Sockets

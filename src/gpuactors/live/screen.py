@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuactors import inspection_claims, inspection_domains
 from gpuactors.control.view import DeviceView, NodeView, ResourceView
-from gpuactors.core.model import Health
+from gpuactors.core.values.model import Health
 from gpuactors.inspection import Inspected
 from gpuactors.inspection_claims import lasted
 from gpuactors.inspection_report import WIDE, cells, registration, shown, utc

@@ -26,12 +26,12 @@ from typing import Any, Final, TypeAlias, final, get_args, get_type_hints
 
 import msgspec
 
-from gpuactors.core.effects import Effect, Level, Log, Reply
 from gpuactors.core.events import Event
-from gpuactors.core.model import DeviceList, ResourceName
-from gpuactors.core.quote import quoted, quoted_id
-from gpuactors.core.snapshot import Outputs
+from gpuactors.core.reports.snapshot import Outputs
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.effects import Effect, Level, Log, Reply
+from gpuactors.core.values.model import DeviceList, ResourceName
+from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.ports import Step
 
 FORMAT: Final = 7

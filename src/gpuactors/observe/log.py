@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.limits import LOG_TEXT_MAX_CHARS
 
 LogFormat: TypeAlias = Literal["json", "console"]

@@ -25,9 +25,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import HEALTHY, MEANINGS
-from gpuactors.core.effects import Answer, Elsewhere, Level, Log, Refused
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import HEALTHY, MEANINGS
+from gpuactors.core.values.effects import Answer, Elsewhere, Level, Log, Refused
 from gpuactors.observe.metrics_of_state import GAUGES, Moment
 from gpuactors.ports import Step
 

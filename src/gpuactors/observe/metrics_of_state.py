@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from gpuactors.core import registration
-from gpuactors.core.assessment.cause import AS_BEFORE, CALL, MEANINGS
-from gpuactors.core.assessment.owner import Given
 from gpuactors.core.assessment.ownership import allocated_ids
-from gpuactors.core.dra.entries import Claims
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.deviceplugin import registration
+from gpuactors.core.devices.index import index_of
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.index import index_of
-from gpuactors.core.model import ClaimedDevice, Health, PciAddress, Pod, Role
-from gpuactors.core.readiness import lacking
+from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims
+from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import ClaimedDevice, Health, PciAddress, Pod, Role
+from gpuactors.core.values.owner import Given
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of the labels, in the order in which they are declared, and the value."""

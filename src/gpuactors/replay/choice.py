@@ -7,13 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from gpuactors.core.assessment.presence import function_at
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.report import devices_of
+from gpuactors.core.devices.presence import function_at
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.effects import Reply
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -23,8 +18,13 @@ from gpuactors.core.events import (
     PreferenceAsked,
     PreStartAsked,
 )
-from gpuactors.core.model import AdvertisedDevice, PciAddress, Token
+from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.effects import Reply
+from gpuactors.core.values.model import AdvertisedDevice, PciAddress, Token
+from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.observe.journal_format import Header
 from gpuactors.replay.play import Began, Moment, Played, Resumed, wall_seconds
 from gpuactors.replay.reading import Damage, File, last_at, runs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuactors.core.model import Health, ResourceName
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Health, ResourceName
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from gpuactors.core.domains.model import DomainDevice
 from gpuactors.core.domains.report import devices_of
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.entries import Entry
 from gpuactors.core.events import (
     ImexRead,
     ImexUnreadable,
@@ -20,6 +17,9 @@ from gpuactors.core.events import (
     NodeTouched,
 )
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.domain import DomainDevice
 from gpuactors.replay.choice import Device, is_about_claims, naming
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.words import effect_words, event_words, is_worth_reading

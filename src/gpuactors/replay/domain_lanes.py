@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.domains.model import DomainDevice, DomainUid
 from gpuactors.core.domains.report import (
     DomainReport,
     DomainStatus,
@@ -14,10 +13,11 @@ from gpuactors.core.domains.report import (
     domain_reports,
     label_report,
 )
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.table import OWNING
-from gpuactors.core.model import Role
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.domain import DomainDevice, DomainUid
+from gpuactors.core.values.model import Role
 from gpuactors.replay.lane import Lane
 from gpuactors.replay.words import claim_words
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.presence import not_offered
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.table import OWNING
-from gpuactors.core.index import index_of
-from gpuactors.core.model import PciAddress, ResourceName, Role
-from gpuactors.core.registration import is_registered
+from gpuactors.core.deviceplugin.registration import is_registered
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.model import PciAddress, ResourceName, Role
 from gpuactors.replay.counts import counts_of
 from gpuactors.replay.domain_lanes import DomainLanes
 from gpuactors.replay.lane import Lane

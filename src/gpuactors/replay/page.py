@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, assert_never
 
-from gpuactors.core import effects, events
+from gpuactors.core import events
 from gpuactors.core.domains.report import devices_of as devices_of_domains
-from gpuactors.core.dra.entries import ClaimCall, Entry
-from gpuactors.core.dra.report import devices_of
-from gpuactors.core.model import DeviceList, PciAddress, ResourceName, Token
+from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimCall, Entry
+from gpuactors.core.values import effects
+from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.domain_lanes import DomainLanes, order

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from gpuactors.core.effects import Effect
 from gpuactors.core.events import Event
-from gpuactors.core.quote import quoted
-from gpuactors.core.snapshot import project
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import step
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.quote import quoted
 from gpuactors.observe.journal_format import (
     NUMBERED,
     UNREADABLE,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from gpuactors.core.domains.model import device_of
-from gpuactors.core.model import pci_address
+from gpuactors.core.values.domain import device_of
+from gpuactors.core.values.model import pci_address
 from gpuactors.progress import Progress
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains

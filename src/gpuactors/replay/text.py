@@ -12,8 +12,8 @@ import msgspec
 
 from gpuactors.core import events
 from gpuactors.core.domains.report import domain_reports, label_report
-from gpuactors.core.model import DeviceList, Health
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import DeviceList, Health
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.counts import counts_of
 from gpuactors.replay.domain_lanes import changes

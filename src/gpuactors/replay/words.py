@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import assert_never
 
-from gpuactors.core import effects, events
-from gpuactors.core.dra.claim import Prepared, Unprepared
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.model import GroupUse, LedgerSource, PciFunction
+from gpuactors.core import events
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values import effects
+from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.model import GroupUse, LedgerSource, PciFunction
 from gpuactors.observe.journal_format import Header
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, final
 
-from gpuactors.core.dra.entries import Entry
+from gpuactors.core.state.claims import Entry
 from gpuactors.simulation.expectations_claims import ClaimSeen
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import FakeApiServer

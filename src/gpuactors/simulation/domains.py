@@ -14,8 +14,8 @@ from typing import Any, Final, final
 import trio
 
 from gpuactors.acts.files import MOUNTED
-from gpuactors.core.domains.model import DRIVER
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.domain import DRIVER
 from gpuactors.simulation.cluster import NAMESPACE, NODE, Cluster, open_cluster
 from gpuactors.simulation.domain_controller import DomainController
 from gpuactors.simulation.expectations_claims import CallSeen, ClaimsSeen, DomainsSeen

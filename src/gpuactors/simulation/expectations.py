@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.values.cause import Cause
 from gpuactors.replay import counts
 from gpuactors.simulation.expectations_claims import ClaimsSeen
 from gpuactors.simulation.kubelet.device_manager import KubeletView, LedgerEntry, Phase

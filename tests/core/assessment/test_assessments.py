@@ -8,10 +8,10 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import assessments_of, check_assessments
-from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletAppeared
-from gpuactors.core.model import Holder, PciAddress, PciFunction, pci_address
 from gpuactors.core.state.assessments import NO_ASSESSMENTS
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.model import Holder, PciAddress, PciFunction, pci_address
 from tests.core.builders import Core, audio, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))

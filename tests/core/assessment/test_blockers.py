@@ -8,11 +8,11 @@ import pytest
 
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.blockers import blocker_of
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.status import Ownership
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import Health, PciFunction, Settings, pci_address
-from gpuactors.core.selector import parse_selector
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import Health, PciFunction, Settings, pci_address
+from gpuactors.core.values.selector import parse_selector
+from gpuactors.core.values.status import Ownership
 from tests.core.builders import SETTINGS, audio, devices_of, gpu
 
 

@@ -11,9 +11,6 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.assessment import assess
-from gpuactors.core.assessment.cause import AS_BEFORE, MEANINGS, Cause, document
-from gpuactors.core.dra.entries import Claims
-from gpuactors.core.effects import Log, Refused, Reply
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -28,7 +25,11 @@ from gpuactors.core.events import (
     ShutdownRequested,
     Ticked,
 )
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project, report
+from gpuactors.core.state.claims import Claims
+from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause, document
+from gpuactors.core.values.effects import Log, Refused, Reply
+from gpuactors.core.values.model import (
     CachedAnswer,
     DeviceId,
     GroupUse,
@@ -39,7 +40,6 @@ from gpuactors.core.model import (
     Token,
     pci_address,
 )
-from gpuactors.core.snapshot import project, report
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore

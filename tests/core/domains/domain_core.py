@@ -5,33 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors import limits
+from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.domains.cdi import DomainEdits
-from gpuactors.core.domains.model import (
-    DRIVER,
-    ClaimedDomain,
-    Clique,
-    ComputeDomain,
-    DomainMode,
-    DomainSettings,
-    DomainUid,
-    ImexFacts,
-    LabelChange,
-    NodeLabel,
-)
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
-from gpuactors.core.dra.claim import (
-    AllocatedDevice,
-    Claim,
-    ClaimName,
-    ClaimsOf,
-    ClaimUid,
-    Json,
-    OpaqueConfig,
-)
-from gpuactors.core.dra.config import API_VERSION
-from gpuactors.core.dra.entries import StoredEntry
-from gpuactors.core.dra.outputs import CheckpointWanted
-from gpuactors.core.dra.table import OWNING, ClaimState
 from gpuactors.core.events import (
     ActDone,
     CheckpointRead,
@@ -51,8 +27,32 @@ from gpuactors.core.events import (
     LabelUnreadable,
     NodeTouched,
 )
-from gpuactors.core.model import ClaimedDevice, Pod
+from gpuactors.core.gpus.config import API_VERSION
+from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    ClaimUid,
+    Json,
+    OpaqueConfig,
+)
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.domain import (
+    DRIVER,
+    ClaimedDomain,
+    Clique,
+    ComputeDomain,
+    DomainMode,
+    DomainSettings,
+    DomainUid,
+    ImexFacts,
+    LabelChange,
+    NodeLabel,
+)
+from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
 from tests.core.dra.calls_core import CallsCore
 

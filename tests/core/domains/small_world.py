@@ -14,24 +14,9 @@ from functools import partial
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
 from gpuactors.core.domains.config import chosen
-from gpuactors.core.domains.model import (
-    DRIVER,
-    Clique,
-    ComputeDomain,
-    DeviceKind,
-    DomainConfig,
-    DomainUid,
-    LabelChange,
-    NodeLabel,
-)
 from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted, domains_wanted
-from gpuactors.core.domains.state import Domains
-from gpuactors.core.dra.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared
-from gpuactors.core.dra.entries import Entry, StoredEntry
-from gpuactors.core.dra.outputs import CheckpointWanted, FilesAct
-from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.effects import Effect, Reply
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -51,9 +36,24 @@ from gpuactors.core.events import (
     NodeTouched,
     Ticked,
 )
-from gpuactors.core.model import ClaimedDevice, Pod
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry, StoredEntry
+from gpuactors.core.state.domains import Domains
 from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.domain import (
+    DRIVER,
+    Clique,
+    ComputeDomain,
+    DeviceKind,
+    DomainConfig,
+    DomainUid,
+    LabelChange,
+    NodeLabel,
+)
+from gpuactors.core.values.effects import Effect, Reply
+from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
 from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
 from tests.core.dra.kubelet_side import NO_CALLS, Kubelet

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.domains.model import DomainMode, ImexFacts
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName
+from gpuactors.core.values.domain import DomainMode, ImexFacts
 from tests.core.domains.domain_core import (
     BLUE,
     DAEMON,

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.claims import answers
+from gpuactors.core.claims import machine as claims
 from gpuactors.core.domains import exclusion, label
-from gpuactors.core.domains.state import Domains, Label
-from gpuactors.core.dra import answers, claims
-from gpuactors.core.dra.claim import ClaimUid
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect
+from gpuactors.core.state.domains import Domains, Label
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Effect
 from tests.core import orders
 from tests.core.domains.domain_core import BLUE, DAEMON, channel, daemon, name
 from tests.core.domains.small_world import (

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.claims.stored import decoded_entry, encoded_entry
 from gpuactors.core.domains import template
 from gpuactors.core.domains.driver import DOMAINS
-from gpuactors.core.domains.model import NAMESPACES
-from gpuactors.core.dra.claim import Prepared
-from gpuactors.core.dra.stored import decoded_entry, encoded_entry
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Level
+from gpuactors.core.values.claim import Prepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import NAMESPACES
+from gpuactors.core.values.effects import Level
 from tests.core.domains.domain_core import (
     DAEMON,
     DOMAIN_SETTINGS,

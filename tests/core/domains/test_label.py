@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.domains.model import DomainMode
-from gpuactors.core.dra.claim import Prepared, Unprepared
-from gpuactors.core.dra.stored import decoded_entry, encoded_entry
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Level
+from gpuactors.core.claims.stored import decoded_entry, encoded_entry
 from gpuactors.core.events import LabelConflicted, LabelFailed, LabelPatched
+from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import DomainMode
+from gpuactors.core.values.effects import Level
 from gpuactors.observe.journal_format import LineWriter, StateLine, read_line, read_state
 from tests.core.domains.domain_core import (
     BLUE,

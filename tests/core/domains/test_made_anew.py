@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainUid
-from gpuactors.core.dra.claim import Prepared
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import DomainsTouched
+from gpuactors.core.values.claim import Prepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from tests.core.domains.domain_core import (
     BLUE,
     DAEMON,

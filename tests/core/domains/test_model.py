@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuactors.core.domains.model import DeviceKind, DomainDevice, DomainUid, clique_name, device_of
+from gpuactors.core.values.domain import DeviceKind, DomainDevice, DomainUid, clique_name, device_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,11 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.domains import config, driver
-from gpuactors.core.domains.model import (
+from gpuactors.core.events import DomainsTouched, LabelFailed
+from gpuactors.core.gpus.config import ConfigFault
+from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import (
     LABEL,
     Clique,
     ComputeDomain,
@@ -17,10 +21,6 @@ from gpuactors.core.domains.model import (
     DomainMode,
     ImexFacts,
 )
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
-from gpuactors.core.dra.config import ConfigFault
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.events import DomainsTouched, LabelFailed
 from tests.core.domains.domain_core import (
     AWAY,
     BLUE,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.domains.model import Clique, DomainMode
-from gpuactors.core.dra.claim import Prepared, Unprepared
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import DomainsTouched
+from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import Clique, DomainMode
 from tests.core.domains.domain_core import (
     BLUE,
     DAEMON,

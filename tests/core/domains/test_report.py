@@ -9,7 +9,6 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.domains.exclusion import Readiness
-from gpuactors.core.domains.model import DomainMode, DomainUid, ImexFacts
 from gpuactors.core.domains.report import (
     DomainReport,
     DomainStatus,
@@ -21,11 +20,12 @@ from gpuactors.core.domains.report import (
     imex_report,
     label_report,
 )
-from gpuactors.core.dra.claim import ClaimName, Prepared
-from gpuactors.core.dra.report import ClaimReport
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect
 from gpuactors.core.events import Event
+from gpuactors.core.gpus.report import ClaimReport
+from gpuactors.core.values.claim import ClaimName, Prepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts
+from gpuactors.core.values.effects import Effect
 from tests.core.domains.domain_core import (
     AWAY,
     BLUE,

@@ -6,12 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.domains import label
-from gpuactors.core.domains.model import ClaimedDomain, DomainDevice, device_of
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.dra.entries import StoredEntry
-from gpuactors.core.dra.outputs import CheckpointWanted
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.values.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    Prepared,
+    PreparedDevice,
+    Unprepared,
+)
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import ClaimedDomain, DomainDevice, device_of
 from tests.core.domains.domain_core import BLUE, DAEMON, NODE, RED, DomainCore, channel, name
 
 OLD, NEW = name("old"), name("new")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimsOf, Prepared, Unprepared
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import ClaimRead
+from gpuactors.core.values.claim import ClaimsOf, Prepared, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
 from tests.core.domains.domain_core import (
     DAEMON,
     NODE,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpuactors.core.dra.claim import ClaimName, ClaimsOf, Prepared, Unprepared
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.effects import Effect, Elsewhere, Log, Refused, Reply
 from gpuactors.core.events import PrepareAsked, UnprepareAsked
-from gpuactors.core.model import Token
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Effect, Elsewhere, Log, Refused, Reply
+from gpuactors.core.values.model import Token
 from tests.core.builders import Core
 
 

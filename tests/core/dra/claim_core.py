@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors.core.dra.claim import (
-    ActFault,
-    AllocatedDevice,
-    BoundFunction,
-    Claim,
-    ClaimName,
-    ClaimsOf,
-    ClaimUid,
-    FirstDriver,
-    Target,
-)
-from gpuactors.core.dra.entries import ClaimSettings
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
-from gpuactors.core.effects import Answer, Effect, Reply
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -32,8 +18,22 @@ from gpuactors.core.events import (
     HostChanged,
     HostScanned,
 )
-from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Settings, Token
+from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.claim import (
+    ActFault,
+    AllocatedDevice,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    ClaimUid,
+    FirstDriver,
+    Target,
+)
+from gpuactors.core.values.effects import Answer, Effect, Reply
+from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Settings, Token
+from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import H100, SETTINGS
 from tests.core.dra.calls_core import CallsCore
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpuactors.core.dra.claim import ClaimName, ClaimsOf, ClaimUid, Prepared, Unprepared
-from gpuactors.core.effects import Answer, Refused
 from gpuactors.core.events import Event, PrepareAsked, UnprepareAsked
-from gpuactors.core.model import Token
+from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Prepared, Unprepared
+from gpuactors.core.values.effects import Answer, Refused
+from gpuactors.core.values.model import Token
 from tests.core.orders import WrongError
 
 

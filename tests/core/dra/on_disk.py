@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuactors.core.dra.claim import ClaimUid
-from gpuactors.core.dra.entries import StoredEntry
-from gpuactors.core.dra.outputs import CheckpointWanted
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.claims.outputs import CheckpointWanted
+from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.claim_states import ClaimState
 from tests.core.orders import WrongError
 
 

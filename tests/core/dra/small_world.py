@@ -12,18 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuactors.core.dra.claim import (
-    ActFault,
-    ClaimName,
-    ClaimsOf,
-    ClaimUid,
-    Prepared,
-    Target,
-)
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
-from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.effects import Effect, Granted, Reply
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -39,7 +28,13 @@ from gpuactors.core.events import (
     HostScanned,
     Ticked,
 )
-from gpuactors.core.model import (
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.claim import ActFault, ClaimName, ClaimsOf, ClaimUid, Prepared, Target
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.effects import Effect, Granted, Reply
+from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
     GroupUse,
@@ -50,9 +45,7 @@ from gpuactors.core.model import (
     Pod,
     Token,
 )
-from gpuactors.core.snapshot import project
-from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.offered_gpu import device_name
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, ledger_read
 from tests.core.dra.claim_core import (

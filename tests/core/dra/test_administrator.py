@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ActFault, Prepared, Target, Unprepared
-from gpuactors.core.effects import Granted
 from gpuactors.core.events import ActFailed, FunctionInspected
-from gpuactors.core.model import PciFunction
+from gpuactors.core.values.claim import ActFault, Prepared, Target, Unprepared
+from gpuactors.core.values.effects import Granted
+from gpuactors.core.values.model import PciFunction
 from tests.core.builders import audio, gpu
 from tests.core.dra.claim_core import ClaimCore, as_bound, name, on_driver
 from tests.core.dra.test_claims import ON_HOST, A, core_with

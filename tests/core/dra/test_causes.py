@@ -9,10 +9,6 @@ from typing import Final
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.dra import table
-from gpuactors.core.dra.claim import ActFault, AllocatedDevice, Claim, ClaimName, ClaimUid, OpaqueConfig
-from gpuactors.core.dra.table import ClaimState, On
 from gpuactors.core.events import (
     ActFailed,
     CheckpointRefused,
@@ -24,8 +20,12 @@ from gpuactors.core.events import (
     LedgerRead,
     ShutdownRequested,
 )
-from gpuactors.core.model import Holder, PciFunction
 from gpuactors.core.step import initial_state
+from gpuactors.core.values import claim_states as table
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ActFault, AllocatedDevice, Claim, ClaimName, ClaimUid, OpaqueConfig
+from gpuactors.core.values.claim_states import ClaimState, On
+from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, gpu
 from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core.dra import cdi
-from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
-from gpuactors.core.dra.config import BackendPolicy, VfioConfig
-from gpuactors.core.model import PciAddress
+from gpuactors.core.claims import cdi
+from gpuactors.core.claims.cdi import ClaimDevice
+from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host import root
 
 DRIVER = "gpu.nvidia.com"

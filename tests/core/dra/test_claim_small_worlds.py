@@ -9,18 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.dra import (
-    exclusion,
-    gpus,
-    outputs,
-    placement,
-    prebound,
-    progress,
-    reservation,
-    table,
-    transitions,
-)
-from gpuactors.core.dra.table import ClaimState, On
+from gpuactors.core.claims import outputs, progress, transitions
+from gpuactors.core.gpus import driver as gpus
+from gpuactors.core.gpus import exclusion, placement, reservation
+from gpuactors.core.values import claim_states as table
+from gpuactors.core.values import prebound
+from gpuactors.core.values.claim_states import ClaimState, On
 from tests.core.builders import audio, gpu
 from tests.core.dra.small_world import GPU, World, every_order
 from tests.core.orders import WrongError

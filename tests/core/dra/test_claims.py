@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ActFault, Prepared, Target, Unprepared
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import ActFailed, FilesTouched
+from gpuactors.core.values.claim import ActFault, Prepared, Target, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ActFault, Prepared, Target
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable, LedgerRead
-from gpuactors.core.model import ClaimedDevice, Pod
+from gpuactors.core.values.claim import ActFault, Prepared, Target
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import NO_FILE
 from tests.core.dra.claim_core import ClaimCore, name
 from tests.core.dra.test_claims import ON_HOST, A, core_with

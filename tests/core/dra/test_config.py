@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
-from gpuactors.core.dra.config import BackendPolicy, ConfigFault, VfioConfig, chosen, covers, decoded
-from gpuactors.core.dra.names import is_domain_id
+from gpuactors.core.gpus.config import BackendPolicy, ConfigFault, VfioConfig, chosen, covers, decoded
+from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
+from gpuactors.core.values.names import is_domain_id
 
 IOMMUFD = VfioConfig(BackendPolicy.PREFER_IOMMUFD)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.dra.device_classes import DeviceClass, contested, own_resources, sentence_of
-from gpuactors.core.model import ResourceName, Role
+from gpuactors.core.gpus.device_classes import DeviceClass, contested, own_resources, sentence_of
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.model import ResourceName, Role
 from tests.core.builders import SETTINGS, Core, gpu
 
 H100, A100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB"), ResourceName("nvidia.com/GA100_A100_SXM4_40GB")

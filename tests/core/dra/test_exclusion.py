@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import Prepared, Target, Unprepared
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Granted, Refused
+from gpuactors.core.claims.cdi import ClaimDevice
 from gpuactors.core.events import Event, LedgerRead
-from gpuactors.core.kube_events import PodsOf, kube_events
-from gpuactors.core.model import (
+from gpuactors.core.reports.kube_events import PodsOf, kube_events
+from gpuactors.core.values.claim import Prepared, Target, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Granted, Refused
+from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
     Holder,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ActFault, LookFinding, Prepared
-from gpuactors.core.dra.slices import Blocked, BlockKind
 from gpuactors.core.events import ActDone, ActFailed, GpusLooked
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.claim import ActFault, LookFinding, Prepared
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, name, on_driver
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpuactors.core.dra.table import ClaimState
+from gpuactors.core.values.claim_states import ClaimState
 from tests.core import orders
 from tests.core.builders import audio, gpu
 from tests.core.dra.small_world import (

@@ -8,15 +8,23 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import gpu_uuid
-from gpuactors.core.dra.claim import Prepared
-from gpuactors.core.dra.offered import OfferedGpu, quantity
-from gpuactors.core.dra.slices import Blocked, BlockKind
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.events import LedgerRead
-from gpuactors.core.kube_events import PodsOf, kube_events
-from gpuactors.core.model import DeviceId, LedgerEntry, LedgerFile, PciAddress, PciFunction, Pod, ResourceName
+from gpuactors.core.reports.kube_events import PodsOf, kube_events
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import Prepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import (
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    PciAddress,
+    PciFunction,
+    Pod,
+    ResourceName,
+)
+from gpuactors.core.values.offered_gpu import OfferedGpu, quantity
+from gpuactors.core.values.owner import gpu_uuid
+from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, ClaimName, ClaimUid
-from gpuactors.core.dra.metadata import PCI_BUS_ID, Attribute, metadata_files
+from gpuactors.core.claims.metadata import PCI_BUS_ID, Attribute, metadata_files
+from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid
 
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = {

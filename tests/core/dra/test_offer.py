@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.dra.claim import DraHealth
-from gpuactors.core.dra.offered import OfferedGpu
-from gpuactors.core.dra.slices import Blocked, BlockKind
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Level, Log
 from gpuactors.core.events import AllocateAsked
-from gpuactors.core.model import DeviceId, PciAddress, PciFunction, Token
-from gpuactors.core.selector import Selector
+from gpuactors.core.values.claim import DraHealth
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Level, Log
+from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Token
+from gpuactors.core.values.offered_gpu import OfferedGpu
+from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import H100, SETTINGS, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 

@@ -8,17 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.offered import OfferedGpu, device_name
-from gpuactors.core.dra.pool import Pool, probe_spec, wanted_pool
-from gpuactors.core.dra.slices import (
-    Attribute,
-    Blocked,
-    BlockKind,
-    Offer,
-    ServerKeepsTaints,
-    Taint,
-)
-from gpuactors.core.model import PciAddress, pci_address
+from gpuactors.core.claims.pool import Pool, probe_spec, wanted_pool
+from gpuactors.core.values.model import PciAddress, pci_address
+from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
+from gpuactors.core.values.slices import Attribute, Blocked, BlockKind, Offer, ServerKeepsTaints, Taint
 
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
 YES, NO, UNKNOWN = ServerKeepsTaints.YES, ServerKeepsTaints.NO, ServerKeepsTaints.UNKNOWN

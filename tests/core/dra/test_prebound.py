@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.dra.claim import FirstDriver
-from gpuactors.core.dra.prebound import KernelId, OperatorsList, PreBound, Rule, decide, kernel_ids, noted
-from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.values.claim import FirstDriver
+from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.values.prebound import KernelId, OperatorsList, PreBound, Rule, decide, kernel_ids, noted
 
 A, B = PciAddress("0000:23:00.0"), PciAddress("0000:24:00.0")
 NOBODY = OperatorsList()

@@ -8,9 +8,20 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra import table
-from gpuactors.core.dra.cdi import ClaimDevice
-from gpuactors.core.dra.claim import (
+from gpuactors.core.claims.cdi import ClaimDevice
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    CallAbandoned,
+    CheckpointUnwritten,
+    CheckpointWritten,
+    ClaimRead,
+    ClaimUnreadable,
+    ShutdownRequested,
+)
+from gpuactors.core.gpus.config import API_VERSION, KIND, BackendPolicy
+from gpuactors.core.values import claim_states as table
+from gpuactors.core.values.claim import (
     ActFault,
     AllocatedDevice,
     Claim,
@@ -23,20 +34,9 @@ from gpuactors.core.dra.claim import (
     Target,
     Unprepared,
 )
-from gpuactors.core.dra.config import API_VERSION, KIND, BackendPolicy
-from gpuactors.core.dra.table import TRANSITIONS, ClaimState, NoTransitionError, On, Request, follow
-from gpuactors.core.effects import Log
-from gpuactors.core.events import (
-    ActDone,
-    ActFailed,
-    CallAbandoned,
-    CheckpointUnwritten,
-    CheckpointWritten,
-    ClaimRead,
-    ClaimUnreadable,
-    ShutdownRequested,
-)
-from gpuactors.core.model import Holder, PciFunction
+from gpuactors.core.values.claim_states import TRANSITIONS, ClaimState, NoTransitionError, On, Request, follow
+from gpuactors.core.values.effects import Log
+from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with

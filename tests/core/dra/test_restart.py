@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import FirstDriver, Prepared, Target, Unprepared
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
-from gpuactors.core.dra.outputs import ClaimsWanted
-from gpuactors.core.dra.prebound import OperatorsList
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Elsewhere, Granted
+from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.events import (
     CheckpointRead,
     CheckpointRefused,
@@ -21,7 +16,12 @@ from gpuactors.core.events import (
     ShutdownRequested,
     SuccessorLost,
 )
-from gpuactors.core.model import PciAddress
+from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.values.claim import FirstDriver, Prepared, Target, Unprepared
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Elsewhere, Granted
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.prebound import OperatorsList
 from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.dra.pool import Pool, wanted_pool
-from gpuactors.core.dra.slices import ServerKeepsTaints
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect
+from gpuactors.core.claims.pool import Pool, wanted_pool
 from gpuactors.core.events import Event
-from gpuactors.core.model import PciFunction
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.slices import ServerKeepsTaints
 from tests.core.builders import audio, gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
 

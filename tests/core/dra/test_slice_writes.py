@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 
-from gpuactors.core.dra.pool import Pool
-from gpuactors.core.dra.slice_writes import Answered, Create, Delete, Update, Write, name_prefix, writes
-from gpuactors.core.dra.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
+from gpuactors.core.claims.pool import Pool
+from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, name_prefix, writes
+from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
 
 DRIVER, NODE, OWNER = "gpu.nvidia.com", "node-1", "node-uid"
 TAINT = Taint("gpu.nvidia.com/held", "HeldByOther")

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.dra.claim import (
+from gpuactors.core.claims.outputs import CheckpointWanted
+from gpuactors.core.gpus.offer import offered
+from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.values.claim import (
     AllocatedDevice,
     Claim,
     ClaimName,
@@ -15,13 +18,10 @@ from gpuactors.core.dra.claim import (
     PreparedDevice,
     Unprepared,
 )
-from gpuactors.core.dra.entries import ClaimedGpu, StoredEntry
-from gpuactors.core.dra.offer import offered
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.outputs import CheckpointWanted
-from gpuactors.core.dra.slices import BlockKind
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod, Token
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod, Token
+from gpuactors.core.values.offered_gpu import device_name
+from gpuactors.core.values.slices import BlockKind
 from tests.core.dra.claim_core import DRIVER, POOL, ClaimCore, allocated, name
 from tests.core.dra.test_claims import ON_HOST, A
 

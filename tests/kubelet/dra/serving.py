@@ -13,8 +13,8 @@ import grpc
 import trio
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.claim import ClaimName, DeviceHealth, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.effects import Refusal, Refused
+from gpuactors.core.values.claim import ClaimName, DeviceHealth, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.values.effects import Refusal, Refused
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims, UnixClaimsEndpoint, plugin_io_of_the_node
 from gpuactors.ports import PluginStatus
 from tests.support.patience import patient

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.claim import DeviceHealth, DraHealth
+from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.kubelet.dra.health import HealthReader, HealthV1, HealthV1alpha1
 from gpuactors.kubelet.pb.dra_health_v1 import v1
 from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1

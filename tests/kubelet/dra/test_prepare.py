@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.effects import Refused
+from gpuactors.core.values.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.values.effects import Refused
 from gpuactors.kubelet.dra.service import ClaimCalls
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from tests.kubelet.dra.serving import GPU, WITHIN_S, Core, refused, serving, short_directory

@@ -16,7 +16,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.claim import DeviceHealth
+from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.grpc_trio import BoundListener, Owner, bind_unix
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims, plugin_io_of_the_node, socket_paths
 from gpuactors.ports import KubeletError, PluginStatus

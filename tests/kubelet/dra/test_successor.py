@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.effects import Refused
+from gpuactors.core.values.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.values.effects import Refused
 from gpuactors.grpc_trio import connect_unix
 from gpuactors.kubelet.dra.successor import UnixSuccessor, later_sockets
 from tests.kubelet.dra.serving import DRIVER, Core, refused, serving, short_directory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpuactors.core.domains.model import LABEL
+from gpuactors.core.values.domain import LABEL
 from gpuactors.kube.client import JSON_PATCH, MERGE_PATCH, METADATA_ONLY
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import Object

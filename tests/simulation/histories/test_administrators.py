@@ -11,9 +11,10 @@ import pytest
 import trio
 
 from gpuactors.actors import cdi_watcher
-from gpuactors.core.dra import gpus, prebound
-from gpuactors.core.dra.claim import FirstDriver
-from gpuactors.core.model import PciAddress, PciFunction
+from gpuactors.core.gpus import driver as gpus
+from gpuactors.core.values import prebound
+from gpuactors.core.values.claim import FirstDriver
+from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.simulation.histories.administrator import LOADS_LATE, UNBINDS, VFIO, Administrator
 from gpuactors.simulation.histories.administrator_events import ADMINISTRATOR_KINDS, BESIDE
 from gpuactors.simulation.histories.claim_check import UNDONE

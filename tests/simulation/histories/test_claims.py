@@ -11,10 +11,13 @@ import pytest
 
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.dra import claims, exclusion, gpus, reservation, returns, slice_writes
-from gpuactors.core.dra.entries import ClaimedGpu
-from gpuactors.core.model import PciAddress
+from gpuactors.core.claims import machine as claims
+from gpuactors.core.claims import slice_writes
+from gpuactors.core.gpus import driver as gpus
+from gpuactors.core.gpus import exclusion, reservation, returns
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimedGpu
+from gpuactors.core.values.model import PciAddress
 from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS
 from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.draw import drawn

@@ -13,10 +13,10 @@ from gpuactors import limits
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.domains import exclusion, label, looks
 from gpuactors.core.domains import step as domains_step
-from gpuactors.core.domains.model import DomainUid, LabelChange, LabelPatch
-from gpuactors.core.domains.state import Domains, DomainView, Label
-from gpuactors.core.dra.table import ClaimState
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.domains import Domains, DomainView, Label
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import DomainUid, LabelChange, LabelPatch
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.simulation.histories import domain_check
 from gpuactors.simulation.histories.claim_events import OF_ANY_DRIVER

@@ -9,15 +9,15 @@ import pytest
 import trio
 
 from gpuactors import limits
-from gpuactors.core import allocation, calls, device_lists
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import Given
-from gpuactors.core.assessment.presence import function_at
-from gpuactors.core.effects import Grant, Refusal, Refused
+from gpuactors.core.deviceplugin import allocation, calls, device_lists
+from gpuactors.core.devices.presence import function_at
 from gpuactors.core.events import PreferenceRequest
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Grant, Refusal, Refused
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
+from gpuactors.core.values.owner import Given
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb

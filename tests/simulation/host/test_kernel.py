@@ -12,8 +12,8 @@ from gpuactors.acts.apart import in_a_thread
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.writes import ProcessWrites
-from gpuactors.core.dra.claim import ActFault, FirstDriver, Target
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.claim import ActFault, FirstDriver, Target
+from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.ports import ActError
 from gpuactors.simulation.host.kernel import FakeKernel, Planned, SleepsError

@@ -14,7 +14,8 @@ from trio.testing import MockClock
 
 from gpuactors.actors import pod_resources
 from gpuactors.core.events import LedgerRead
-from gpuactors.core.model import (
+from gpuactors.core.ledger.young_kubelet import counted
+from gpuactors.core.values.model import (
     DeviceId,
     LedgerEntry,
     LedgerFile,
@@ -23,7 +24,6 @@ from gpuactors.core.model import (
     ResourceName,
     YoungKubelet,
 )
-from gpuactors.core.young_kubelet import counted
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
 from gpuactors.ports import KubeletError, LedgerReader

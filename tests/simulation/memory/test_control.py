@@ -9,9 +9,9 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.control.unix import SOCKET_NAME, UnixControl
-from gpuactors.core.model import Settings
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.model import Settings
 from gpuactors.grpc_trio import Owner
 from gpuactors.ports import ControlTakenError
 from gpuactors.simulation.faults import Fault, Faults, PlannedCrashError

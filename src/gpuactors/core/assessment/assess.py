@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
-from gpuactors.core.assessment.cause import Cause
 from gpuactors.core.assessment.ownership import observed_use, ownership_of
-from gpuactors.core.assessment.presence import not_offered
-from gpuactors.core.assessment.status import Assessment, Blocker, DeviceStatus, Ownership
-from gpuactors.core.index import index_of
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import Health, Observed
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import Health, Observed
+from gpuactors.core.values.status import Assessment, Blocker, DeviceStatus, Ownership
 
 
 def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], Health | None]) -> Assessment:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gpuactors.core.assessment.assess import assessment_of
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.index import changed_keys, index_of, other_keys
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import (
+from gpuactors.core.devices.index import changed_keys, index_of, other_keys
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
     AdvertisedDevice,
     Health,
     Observed,
@@ -21,8 +23,6 @@ from gpuactors.core.model import (
     ResourceName,
     listed_by_address,
 )
-from gpuactors.core.state import NodeState
-from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
 
 
 def assessments_of(state: NodeState) -> Assessments:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.presence import not_offered
-from gpuactors.core.assessment.status import Blocker, Ownership
-from gpuactors.core.inventory import Device, may_be_unbinding
-from gpuactors.core.model import Observed, PciFunction
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.devices.presence import not_offered
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device, may_be_unbinding
+from gpuactors.core.values.model import Observed, PciFunction
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.status import Blocker, Ownership
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Set
 
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.owner import Given, Named
-from gpuactors.core.assessment.status import Ownership
-from gpuactors.core.index import index_of
-from gpuactors.core.inventory import Device, may_be_unbinding
-from gpuactors.core.model import DeviceId, Observed, Pod, ResourceName
+from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device, may_be_unbinding
+from gpuactors.core.values.model import DeviceId, Observed, Pod, ResourceName
+from gpuactors.core.values.owner import Given, Named
+from gpuactors.core.values.status import Ownership
 
 
 def allocated_ids(

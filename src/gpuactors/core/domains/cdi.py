@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from gpuactors.core.domains.model import ClaimedDomain, DeviceKind, DomainDevice, ImexFacts
-from gpuactors.core.dra.claim import AllocatedDevice, Json
+from gpuactors.core.values.claim import AllocatedDevice, Json
+from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice, ImexFacts
 
 CHANNEL_NODES: Final = "/dev/nvidia-caps-imex-channels/channel"
 CAPABILITY_NODES: Final = "/dev/nvidia-caps/nvidia-cap"

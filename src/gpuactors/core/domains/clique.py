@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.quote import first_of, quoted, quoted_id
+from gpuactors.core.values.quote import first_of, quoted, quoted_id
 
 LABEL: Final = "nvidia.com/gpu.clique"
 """On the Node and in the features file: by GPU Feature Discovery, or by NVIDIA's own plugin."""

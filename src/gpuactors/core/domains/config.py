@@ -5,7 +5,7 @@
     allocationMode: Single | All
 
 `domainID` is the user's own text, and a directory is named by it: it is a UUID, or the claim is refused before anything
-is made of it. A prepare decodes strictly, as that of a GPU does (`dra/config.py`).
+is made of it. A prepare decodes strictly, as that of a GPU does (`gpus/config.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpuactors.core.domains.model import AllocationMode, DeviceKind, DomainConfig, DomainUid, device_of
-from gpuactors.core.dra.claim import AllocatedDevice, Claim, Json
-from gpuactors.core.dra.config import API_VERSION, ConfigFault, covers, undecodable
-from gpuactors.core.dra.names import is_domain_id
-from gpuactors.core.quote import quoted_id, quoted_name
+from gpuactors.core.gpus.config import API_VERSION, ConfigFault, covers, undecodable
+from gpuactors.core.values.claim import AllocatedDevice, Claim, Json
+from gpuactors.core.values.domain import AllocationMode, DeviceKind, DomainConfig, DomainUid, device_of
+from gpuactors.core.values.names import is_domain_id
+from gpuactors.core.values.quote import quoted_id, quoted_name
 
 CHANNEL_CONFIG: Final = "ComputeDomainChannelConfig"
 DAEMON_CONFIG: Final = "ComputeDomainDaemonConfig"

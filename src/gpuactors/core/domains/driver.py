@@ -1,4 +1,4 @@
-"""The claims of compute domains: channels and daemons. Answers the questions of `dra/driver.py`.
+"""The claims of compute domains: channels and daemons. Answers the questions of `claims/driver.py`.
 
 A channel becomes usable by others: the label is there, the domain's daemon has its claim on this node, and the API
 server says that it is Ready. No worker does that, so it is the act AWAITED.
@@ -11,13 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from gpuactors.core import schedule
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.status import Obstacle
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.domains import exclusion, looks, template
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
-from gpuactors.core.domains.model import (
+from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.gpus.config import ConfigFault
+from gpuactors.core.ledger import schedule
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, StoredEntry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import (
     ClaimedDomain,
     DeviceKind,
     DomainConfig,
@@ -25,20 +33,11 @@ from gpuactors.core.domains.model import (
     DomainSettings,
     device_of,
 )
-from gpuactors.core.domains.reservation import claimed_domain, imex_of_claim
-from gpuactors.core.dra.claim import Claim, ClaimsOf, DeviceHealth
-from gpuactors.core.dra.config import ConfigFault
-from gpuactors.core.dra.driver import ClaimDriver
-from gpuactors.core.dra.entries import AWAITED, FILES, Claims, Entry, StoredEntry
-from gpuactors.core.dra.exclusion import InTheWay
-from gpuactors.core.dra.files import PlacedFile
-from gpuactors.core.dra.slices import AnyOffer
-from gpuactors.core.dra.strangers import strangers
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect
-from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
-from gpuactors.core.quote import quoted_id
-from gpuactors.core.state import NodeState
+from gpuactors.core.values.domain_reservation import claimed_domain, imex_of_claim
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.slices import AnyOffer
+from gpuactors.core.values.status import InTheWay, Obstacle
 
 Stepped = tuple[NodeState, list[Effect]]
 

@@ -10,10 +10,13 @@ import math
 from enum import StrEnum
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.status import Obstacle
 from gpuactors.core.domains import label
-from gpuactors.core.domains.model import (
+from gpuactors.core.gpus.exclusion import doing
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.domains import Domains, DomainView
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.domain import (
     ClaimedDomain,
     DeviceKind,
     DomainConfig,
@@ -22,12 +25,9 @@ from gpuactors.core.domains.model import (
     DomainUid,
     device_of,
 )
-from gpuactors.core.domains.reservation import devices_wanted
-from gpuactors.core.domains.state import Domains, DomainView
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.exclusion import InTheWay, doing
-from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.domain_reservation import devices_wanted
+from gpuactors.core.values.quote import quoted
+from gpuactors.core.values.status import InTheWay, Obstacle
 
 
 def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:

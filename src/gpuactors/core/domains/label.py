@@ -20,9 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.status import Obstacle
-from gpuactors.core.domains.model import (
+from gpuactors.core.state.domains import Domains, Label
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.domain import (
     LABEL,
     DeviceKind,
     DomainMode,
@@ -32,11 +34,9 @@ from gpuactors.core.domains.model import (
     NodeLabel,
     device_of,
 )
-from gpuactors.core.domains.state import Domains, Label
-from gpuactors.core.dra.claim import ClaimUid
-from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.effects import Effect, Level, Log
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.status import Obstacle
 
 _NEEDS: Final = OWNING - {ClaimState.RESERVED, ClaimState.RELEASING}
 """The states in which a channel's claim needs the label: its intent is on disk, and it is not being released."""

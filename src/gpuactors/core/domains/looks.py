@@ -13,11 +13,11 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.domains import label
-from gpuactors.core.domains.model import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
-from gpuactors.core.domains.state import Domains, DomainView, ImexView
-from gpuactors.core.dra.table import ClaimState
-from gpuactors.core.effects import Effect, Level, Log
-from gpuactors.core.refresh import Refresh
+from gpuactors.core.requests import Refresh
+from gpuactors.core.state.domains import Domains, DomainView, ImexView
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
+from gpuactors.core.values.effects import Effect, Level, Log
 
 _WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
 """The states in which a claim waits for what is read here."""

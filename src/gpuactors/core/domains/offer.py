@@ -1,7 +1,7 @@
 """The devices of compute domains that the node offers to claims: channels, and the daemon of a domain.
 
 A node without IMEX offers nothing, but what a claim has: a pool never has less than what is held. Derived when one of
-the two changes, and carried in the state with what it is derived from (as that of GPUs is, `dra/offer.py`).
+the two changes, and carried in the state with what it is derived from (as that of GPUs is, `gpus/offer.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from gpuactors.core.domains.model import ClaimedDomain, DeviceKind, DomainDevice, DomainMode, DomainSettings
-from gpuactors.core.domains.offered import OfferedDomains, OfferedImexDevice
-from gpuactors.core.domains.state import Domains
-from gpuactors.core.dra.claim import DeviceHealth, DraHealth
-from gpuactors.core.dra.slices import Blocked, BlockKind, Offer
-from gpuactors.core.dra.table import OWNING
+from gpuactors.core.state.domains import Domains
+from gpuactors.core.values.claim import DeviceHealth, DraHealth
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice, DomainMode, DomainSettings
+from gpuactors.core.values.offered_domains import OfferedDomains, OfferedImexDevice
+from gpuactors.core.values.slices import Blocked, BlockKind, Offer
 
 NO_IMEX: Final = "NoImex"
 """The taint of a device that a claim has on a node which has lost its IMEX."""

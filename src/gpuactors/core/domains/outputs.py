@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
 from gpuactors.core.domains.driver import DOMAINS
-from gpuactors.core.domains.model import (
-    DeviceKind,
-    DomainUid,
-    LabelPatch,
-)
-from gpuactors.core.domains.state import Domains
 from gpuactors.core.domains.step import is_serving
-from gpuactors.core.dra.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.domains import Domains
+from gpuactors.core.values.domain import DeviceKind, DomainUid, LabelPatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from typing import Final, assert_never
 
 from gpuactors.core.domains import exclusion, label, looks
 from gpuactors.core.domains.exclusion import Readiness
-from gpuactors.core.domains.model import DeviceKind, DomainDevice, DomainMode, DomainUid
-from gpuactors.core.domains.reservation import devices_wanted
-from gpuactors.core.domains.state import Domains
-from gpuactors.core.dra.claim import ClaimUid
-from gpuactors.core.dra.entries import Entry
-from gpuactors.core.dra.report import ClaimReport, claim_report
-from gpuactors.core.dra.table import OWNING, ClaimState
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.gpus.report import ClaimReport, claim_report
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.domains import Domains
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.domain import DeviceKind, DomainDevice, DomainMode, DomainUid
+from gpuactors.core.values.domain_reservation import devices_wanted
+from gpuactors.core.values.quote import quoted_id
 
 _HERE: Final = OWNING | {ClaimState.WAITING}
 """The states in which a claim takes part in its domain."""

@@ -12,10 +12,10 @@ from gpuactors.core import events
 from gpuactors.core.domains import label, looks
 from gpuactors.core.domains.offer import offered
 from gpuactors.core.domains.report import statuses
-from gpuactors.core.domains.state import Domains, Label
-from gpuactors.core.effects import Effect
-from gpuactors.core.model import Role
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.domains import Domains, Label
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import Role
 
 Stepped = tuple[NodeState, list[Effect]]
 

@@ -10,9 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuactors.core.domains.state import NO_DOMAINS, Domains
-from gpuactors.core.dra.entries import NO_CLAIMS, Claims
-from gpuactors.core.model import (
+from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.state.claims import NO_CLAIMS, Claims
+from gpuactors.core.state.domains import NO_DOMAINS, Domains
+from gpuactors.core.state.entries import NO_ENTRIES, Entries
+from gpuactors.core.state.index import NO_INDEX, Index
+from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
+from gpuactors.core.values.model import (
     Call,
     DeviceId,
     DeviceList,
@@ -31,10 +35,6 @@ from gpuactors.core.model import (
     Token,
     Transition,
 )
-from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
-from gpuactors.core.state.entries import NO_ENTRIES, Entries
-from gpuactors.core.state.index import NO_INDEX, Index
-from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class NodeState:
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
     """The assessment of each device, derived from the rest; see `assessment/`."""
     offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
-    """What is offered to claims, derived from the rest; see `dra/offer.py`."""
+    """What is offered to claims, derived from the rest; see `gpus/offer.py`."""
     entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
     """The list entry of each device, as of the last publication; see `entries.py`."""
 

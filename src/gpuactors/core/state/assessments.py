@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpuactors.core.assessment.owner import Owner
-from gpuactors.core.assessment.status import Assessment
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import DeviceList, Observed, Orphan, PciAddress, ResourceName
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import DeviceList, Observed, Orphan, PciAddress, ResourceName
+from gpuactors.core.values.owner import Owner
+from gpuactors.core.values.status import Assessment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The list entry of each device, as the state carries it: data only. `core/entries.py` derives it."""
+"""The list entry of each device, as the state carries it: data only. `core/deviceplugin/entries.py` derives it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpuactors.core.assessment.status import Assessment
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+from gpuactors.core.values.status import Assessment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is derived of the node's functions, devices and owners: data only. `core/index.py` derives it."""
+"""What is derived of the node's functions, devices and owners: data only. `core/devices/index.py` derives it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpuactors.core.assessment.owner import Named, Owner
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import (
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
     AdminAccess,
     ClaimedDevice,
     DeviceId,
@@ -22,6 +21,7 @@ from gpuactors.core.model import (
     Resolved,
     ResourceName,
 )
+from gpuactors.core.values.owner import Named, Owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is offered to claims of GPUs, as the state carries it: data only. `core/dra/offer.py` derives it."""
+"""What is offered to claims of GPUs, as the state carries it: data only. `core/gpus/offer.py` derives it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.assessment.status import Assessment
-from gpuactors.core.dra.claim import DeviceHealth
-from gpuactors.core.dra.entries import Look
-from gpuactors.core.dra.offered import OfferedGpu
-from gpuactors.core.dra.slices import Offer
-from gpuactors.core.inventory import Device
-from gpuactors.core.model import ClaimedDevice, PciAddress, ResourceName
+from gpuactors.core.state.claims import Look
+from gpuactors.core.values.claim import DeviceHealth
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import ClaimedDevice, PciAddress, ResourceName
+from gpuactors.core.values.offered_gpu import OfferedGpu
+from gpuactors.core.values.slices import Offer
+from gpuactors.core.values.status import Assessment
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuactors.control.claims_view import ClaimsView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView
-from gpuactors.core.dra.device_classes import REMEDY, contested, sentence_of
+from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
 from gpuactors.doctor.facts import Claims, Facts, Place, Unknown
 from gpuactors.doctor.finding import Check, Finding, failed, passed, sentence, warned
 

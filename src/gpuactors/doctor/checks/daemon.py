@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from gpuactors.control.client import Running
 from gpuactors.control.view import NodeView, ResourceView
-from gpuactors.core.listing import SWITCH_OFF, comparable, difference
-from gpuactors.core.model import Health, ResourceName, Role
-from gpuactors.core.quote import first_of, quoted_name
-from gpuactors.core.readiness import OFFERS_NOTHING
+from gpuactors.core.deviceplugin.listing import SWITCH_OFF, comparable, difference
+from gpuactors.core.reports.readiness import OFFERS_NOTHING
+from gpuactors.core.values.model import Health, ResourceName, Role
+from gpuactors.core.values.quote import first_of, quoted_name
 from gpuactors.doctor.facts import Facts, NoDaemon, Unknown, offers_gpus, wants_claims
 from gpuactors.doctor.finding import Check, Finding, failed, passed, sentence, warned
 from gpuactors.ports import LedgerContents

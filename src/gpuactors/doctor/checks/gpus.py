@@ -11,10 +11,10 @@ from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import DeviceView
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, without_group
-from gpuactors.core.assessment.cause import MEANINGS, Cause
-from gpuactors.core.inventory import is_selected
-from gpuactors.core.model import PciFunction
-from gpuactors.core.quote import quoted_id
+from gpuactors.core.values.cause import MEANINGS, Cause
+from gpuactors.core.values.inventory import is_selected
+from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.quote import quoted_id
 from gpuactors.doctor.facts import Devices, Facts, Known, NoDaemon, Unknown
 from gpuactors.doctor.finding import Check, Finding, Level, failed, passed, sentence
 

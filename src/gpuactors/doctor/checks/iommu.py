@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpuactors.core.assessment.blockers import SWITCH_ON
-from gpuactors.core.assessment.cause import MEANINGS, Cause
-from gpuactors.core.quote import first_of, quoted
+from gpuactors.core.values.cause import MEANINGS, Cause
+from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.doctor.facts import Facts, Unknown
 from gpuactors.doctor.finding import Check, Finding, failed, passed, sentence, warned
 from gpuactors.host.vfio import VfioHost

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuactors.control.client import Running
-from gpuactors.core.listing import SWITCH_OFF
-from gpuactors.core.quote import first_of, quoted_ids, quoted_name
+from gpuactors.core.deviceplugin.listing import SWITCH_OFF
+from gpuactors.core.values.quote import first_of, quoted_ids, quoted_name
 from gpuactors.doctor.facts import Facts, NoDaemon, Unknown
 from gpuactors.doctor.finding import Check, Finding, Level, failed, passed, sentence, warned
 from gpuactors.kubelet.look import PluginDirectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuactors.core.inventory import is_selected, named
+from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.doctor.facts import Facts, Unknown
 from gpuactors.doctor.finding import Check, Finding, passed
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpuactors.config import Config
-from gpuactors.core.model import PciFunction
-from gpuactors.core.quote import first_of
+from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.quote import first_of
 from gpuactors.doctor.facts import Facts, Unknown
 from gpuactors.doctor.finding import Check, Finding, failed, passed, warned
 from gpuactors.host.root import CDEV_NODES, IOMMUFD_NODE

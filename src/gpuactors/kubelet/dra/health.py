@@ -17,8 +17,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import DeviceHealth, DraHealth
-from gpuactors.core.text import encodable
+from gpuactors.core.values.claim import DeviceHealth, DraHealth
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import TrioService
 from gpuactors.kubelet.pb.dra_health_v1 import v1
 from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1

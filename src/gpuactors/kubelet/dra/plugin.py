@@ -22,8 +22,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.dra.claim import DeviceHealth
-from gpuactors.core.text import encodable
+from gpuactors.core.values.claim import DeviceHealth
+from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import Bind, BoundListener, Dial, Server, bind_unix, connect_unix
 from gpuactors.kubelet.binding import Hanging, bound
 from gpuactors.kubelet.dialled import deaf

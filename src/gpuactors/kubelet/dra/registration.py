@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.quote import quoted
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as pb
 from gpuactors.ports import PluginStatus
 

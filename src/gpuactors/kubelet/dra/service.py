@@ -18,11 +18,11 @@ from typing import Protocol, TypeVar, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.dra.names import is_label, is_subdomain, is_uid
-from gpuactors.core.effects import Refused
-from gpuactors.core.quote import quoted_id, quoted_name
-from gpuactors.core.text import encodable
+from gpuactors.core.values.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.values.effects import Refused
+from gpuactors.core.values.names import is_label, is_subdomain, is_uid
+from gpuactors.core.values.quote import quoted_id, quoted_name
+from gpuactors.core.values.text import encodable
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.ports import ClaimCaller

@@ -17,9 +17,9 @@ from typing import Final, TypeVar, final
 from grpclib import GRPCError
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import ClaimName, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.effects import Refusal, Refused
-from gpuactors.core.quote import quoted
+from gpuactors.core.values.claim import ClaimName, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.values.effects import Refusal, Refused
+from gpuactors.core.values.quote import quoted
 from gpuactors.grpc_trio import Dial, SocketError, open_unix_channel
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 

@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.values.cause import Cause
 from gpuactors.ports import Step
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read

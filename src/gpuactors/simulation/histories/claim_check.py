@@ -7,9 +7,9 @@ import json
 from collections import Counter
 from typing import Final, final
 
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.dra.table import OWNING
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.ports import Step
 from gpuactors.simulation.histories.administrator import Administrator
 from gpuactors.simulation.histories.claim_events import CLAIM_POD

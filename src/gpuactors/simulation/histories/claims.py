@@ -13,8 +13,8 @@ from typing import Final, final
 
 from gpuactors.acts.apart import inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.core.dra.offered import device_name
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.dra import DraOutside
 from gpuactors.host.root import HostRoot
 from gpuactors.ports import ClaimsKubelet

@@ -12,13 +12,13 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.domains.model import LabelChange
 from gpuactors.core.domains.outputs import LabelPatchWanted
-from gpuactors.core.dra.claim import ClaimsOf
-from gpuactors.core.dra.table import OWNING
-from gpuactors.core.effects import Reply
 from gpuactors.core.events import CallAbandoned, ClaimRead, LabelRead, PrepareAsked, UnprepareAsked
-from gpuactors.core.model import Token
+from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.domain import LabelChange
+from gpuactors.core.values.effects import Reply
+from gpuactors.core.values.model import Token
 from gpuactors.ports import Step
 from gpuactors.simulation.histories.domain_events import is_strangers
 from gpuactors.simulation.histories.domains import DomainsNode

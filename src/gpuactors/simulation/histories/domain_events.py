@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpuactors.core.domains.model import AllocationMode
+from gpuactors.core.values.domain import AllocationMode
 from gpuactors.simulation.histories.claim_events import CLAIM_POD, claim_pods
 from gpuactors.simulation.histories.domains import NAMES, STRANGER, DomainsNode
 from gpuactors.simulation.histories.kinds import Flag, Kind, KindsOn, detail_of

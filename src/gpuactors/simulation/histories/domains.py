@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from gpuactors.acts.files import MOUNTED
-from gpuactors.core.domains.model import DRIVER, LABEL, AllocationMode, DomainMode, DomainSettings
+from gpuactors.core.values.domain import DRIVER, LABEL, AllocationMode, DomainMode, DomainSettings
 from gpuactors.domains import DomainsOutside
 from gpuactors.host.imex import InlineImex
 from gpuactors.host.root import HostRoot

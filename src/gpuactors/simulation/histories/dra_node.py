@@ -17,7 +17,7 @@ from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.entries import ClaimSettings
+from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.dra import DraOutside
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient

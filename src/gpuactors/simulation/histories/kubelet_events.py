@@ -10,7 +10,7 @@ import trio
 from grpclib import GRPCError
 from grpclib.const import Cardinality
 
-from gpuactors.core.model import ResourceName
+from gpuactors.core.values.model import ResourceName
 from gpuactors.grpc_trio import Channel, open_channel
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (

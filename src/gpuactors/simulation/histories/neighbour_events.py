@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuactors.core.model import ResourceName
+from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.simulation.histories.kinds import Flag, Kind, detail_of
 from gpuactors.simulation.histories.world import MODEL, World

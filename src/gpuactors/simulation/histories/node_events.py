@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from gpuactors.core.selector import parse_selector
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.simulation.histories.kinds import Flag, Kind, always, card_of, detail_of
 from gpuactors.simulation.histories.truth import given_by_us
 from gpuactors.simulation.histories.world import CARDS, MODEL, OLDER_POD, SECOND, SELECTORS, World

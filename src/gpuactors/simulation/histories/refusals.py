@@ -11,9 +11,9 @@ import re
 from collections.abc import Container, Mapping
 from typing import Final
 
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.effects import Refused
-from gpuactors.core.model import Pod
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Refused
+from gpuactors.core.values.model import Pod
 from gpuactors.simulation.faults import Fault, PlannedCrashError
 from gpuactors.simulation.histories.administrator import UNBINDS
 from gpuactors.simulation.histories.neighbour_events import SECOND_PLUGIN

@@ -7,7 +7,7 @@ from typing import final
 
 import trio
 
-from gpuactors.core.effects import Log
+from gpuactors.core.values.effects import Log
 from gpuactors.ports import Step
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.dra.table import OWNING
-from gpuactors.core.model import PciAddress
-from gpuactors.core.selector import matches
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.selector import matches
 from gpuactors.simulation.histories.world import GPU_CLASS, World, states_of
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.kubelet.values import Phase

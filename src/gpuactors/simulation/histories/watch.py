@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from gpuactors.core.effects import Reply
 from gpuactors.core.events import AllocateAsked, CallAbandoned
-from gpuactors.core.model import Token
+from gpuactors.core.values.effects import Reply
+from gpuactors.core.values.model import Token
 from gpuactors.ports import Journal, Step
 from gpuactors.simulation.histories.trace import Trace
 

@@ -24,12 +24,12 @@ import trio
 
 from gpuactors import app
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.assessment.cause import Cause
-from gpuactors.core.assessment.presence import function_at
-from gpuactors.core.dra.table import ENDED
-from gpuactors.core.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
-from gpuactors.core.selector import Selector, parse_selector
+from gpuactors.core.devices.presence import function_at
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import ENDED
+from gpuactors.core.values.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
+from gpuactors.core.values.selector import Selector, parse_selector
 from gpuactors.domains import DomainsOutside
 from gpuactors.dra import DraOutside
 from gpuactors.grpc_trio import Owner

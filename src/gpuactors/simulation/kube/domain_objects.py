@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Final
 
 from gpuactors.core.domains.config import CHANNEL_CONFIG, DAEMON_CONFIG
-from gpuactors.core.domains.model import DRIVER, LABEL
-from gpuactors.core.dra.config import API_VERSION
+from gpuactors.core.gpus.config import API_VERSION
+from gpuactors.core.values.domain import DRIVER, LABEL
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import DOMAINS, NODES, Object
 

@@ -14,7 +14,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.acts.writes import UnderWay, Writes, blocked, hangs
-from gpuactors.core.model import PciAddress
+from gpuactors.core.values.model import PciAddress
 from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
 
 _PID: Final = "4711"

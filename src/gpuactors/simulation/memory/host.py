@@ -16,8 +16,8 @@ from typing import final
 import trio
 
 from gpuactors import limits
-from gpuactors.core.model import GroupUse, PciAddress, PciFunction
-from gpuactors.core.snapshot import PollTarget
+from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse

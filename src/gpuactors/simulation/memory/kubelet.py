@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.model import LedgerFile
+from gpuactors.core.values.model import LedgerFile
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims
 from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet

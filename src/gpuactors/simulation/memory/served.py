@@ -10,7 +10,7 @@ from typing import final
 
 import trio
 
-from gpuactors.core.model import ResourceName
+from gpuactors.core.values.model import ResourceName
 from gpuactors.ports import StateFileError
 from gpuactors.simulation.faults import Fault, Faults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from gpuactors.core.assessment.cause import Cause
+from gpuactors.core.values.cause import Cause
 from gpuactors.simulation.expectations import Counts, Runs, Unhealthy
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.scenarios.parts import (

@@ -10,8 +10,8 @@ from typing import Final
 import trio
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.dra.claim import ClaimName, DeviceHealth, Prepared, PreparedDevice, Unprepared
-from gpuactors.core.effects import Refusal, Refused
+from gpuactors.core.values.claim import ClaimName, DeviceHealth, Prepared, PreparedDevice, Unprepared
+from gpuactors.core.values.effects import Refusal, Refused
 from gpuactors.kubelet.dra.plugin import UnixClaimsEndpoint
 from gpuactors.ports import PluginStatus
 from gpuactors.simulation.kubelet.dra.values import (

@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.core.dra.claim import DeviceHealth, DraHealth
+from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.grpc_trio import Server
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1

@@ -8,9 +8,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.core.dra.cdi import ClaimDevice, device_file
-from gpuactors.core.dra.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid
-from gpuactors.core.model import PciAddress
+from gpuactors.core.claims.cdi import ClaimDevice, device_file
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid
+from gpuactors.core.values.model import PciAddress
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kubelet.dra.surroundings import nodes_of, surroundings_of
 from gpuactors.simulation.kubelet.dra.values import ApiAwayError, ClaimObject

@@ -92,7 +92,7 @@ class Claim(betterproto2.Message):
 
     state: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
     """
-    of core/dra/table.py
+    of core/values/claim_states.py
     """
 
     age_s: "float" = betterproto2.field(5, betterproto2.TYPE_DOUBLE)

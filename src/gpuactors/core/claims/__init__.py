@@ -1,0 +1,1 @@
+"""The machine of claims: it knows no kind of device."""

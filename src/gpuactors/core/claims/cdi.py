@@ -1,0 +1,155 @@
+"""The content of the CDI files of a claim, and the ids by which kubelet names their devices to the container runtime.
+
+Two files per claim, as a CDI file has one kind: the devices (`k8s.<driver>/claim`) and the mounts of the metadata files
+(`<driver>/metadata`). Values only; `acts/files.py` writes them. Empty container edits are invalid in CDI, so a part
+without any is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
+
+CDI_VERSION: Final = "0.5.0"
+"""The lowest one that readers of metadata mounts accept (KEP-5304)."""
+
+_NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
+"""NVIDIA's container runtime adds all GPUs of the host driver to a container that does not say this."""
+
+_PERMISSIONS: Final = "mrw"
+
+CONTAINER_NODE: Final = "/dev/vfio/vfio"
+IOMMUFD_NODE: Final = "/dev/iommu"
+"""The API devices of the two backends, as paths of the container. `host/root.py` has those of the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDevice:
+    """A device of a claim, as it is when its files are written."""
+
+    result: AllocatedDevice
+    functions: tuple[BoundFunction, ...]
+    """The device itself, then its companions on vfio, read anew after the bind. Empty: the container gets no node (a
+    claim with admin access, while another claim or pod has the device)."""
+    config: VfioConfig = field(default_factory=VfioConfig)
+
+    @property
+    def edits(self) -> Json:
+        """What the container gets."""
+        return _edits(self)
+
+
+class DeviceEdits(Protocol):
+    """One device of a claim in its CDI file."""
+
+    @property
+    def result(self) -> AllocatedDevice:
+        """The allocated device."""
+
+    @property
+    def edits(self) -> Json:
+        """What the container gets; not empty."""
+
+
+def device_kind(driver: str) -> str:
+    """`k8s.gpu.nvidia.com/claim`."""
+    return f"k8s.{driver}/claim"
+
+
+def metadata_kind(driver: str) -> str:
+    """`gpu.nvidia.com/metadata`."""
+    return f"{driver}/metadata"
+
+
+def device_name(uid: ClaimUid, device: str) -> str:
+    """The name of a claim's device within its kind."""
+    return f"{uid}-{device}"
+
+
+def metadata_name(uid: ClaimUid, request: str) -> str:
+    """The name of the metadata mount of a request (its base name) within its kind."""
+    return f"{uid}_{request}"
+
+
+def cdi_ids(
+    driver: str, uid: ClaimUid, results: Sequence[AllocatedDevice], *, metadata: bool = True
+) -> tuple[tuple[str, ...], ...]:
+    """The CDI ids of each result, in the order of the results: the same for each answer, as old kubelets append those
+    of a repeated one (kubernetes 140471). The first device of each request has the metadata mount's id behind its own.
+    """
+    mounted: set[str] = set()
+    found = []
+    for result in results:
+        ids = [f"{device_kind(driver)}={device_name(uid, result.device)}"]
+        if metadata and result.base_request not in mounted:
+            mounted.add(result.base_request)
+            ids.append(f"{metadata_kind(driver)}={metadata_name(uid, result.base_request)}")
+        found.append(tuple(ids))
+    return tuple(found)
+
+
+def device_file(driver: str, claim: ClaimName, devices: Iterable[DeviceEdits]) -> Json:
+    """The CDI file of a claim's devices."""
+    # A device is allocated once to a claim, but by several requests if it is with admin access.
+    named = {device_name(claim.uid, device.result.device): device for device in devices}
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": device_kind(driver),
+        "devices": tuple(
+            {"name": name, "containerEdits": device.edits} for name, device in sorted(named.items())
+        ),
+    }
+
+
+def metadata_file(driver: str, claim: ClaimName, mounts: Iterable[tuple[str, str, str]]) -> Json:
+    """The CDI file of a claim's metadata mounts: of each request (base name) the path on the host and the one in the
+    container."""
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": metadata_kind(driver),
+        "devices": tuple(
+            {
+                "name": metadata_name(claim.uid, request),
+                "containerEdits": {
+                    "mounts": (
+                        {
+                            "hostPath": host_path,
+                            "containerPath": container_path,
+                            "options": ("ro", "bind"),
+                        },
+                    )
+                },
+            }
+            for request, host_path, container_path in sorted(mounts)
+        ),
+    }
+
+
+def nodes(device: ClaimDevice) -> tuple[str, ...]:
+    """The device nodes, of one backend only: a process that opens a group cannot use iommufd beside it.
+
+    With iommufd each function of the group has a node of its own, and a VM needs all of them; the group's node serves
+    all its functions.
+    """
+    functions = device.functions
+    if not functions:
+        return ()
+    cdevs = [function.cdev for function in functions if function.cdev is not None]
+    if device.config.backend_policy is BackendPolicy.PREFER_IOMMUFD and functions[0].cdev is not None:
+        found = [f"/dev/vfio/devices/{cdev}" for cdev in cdevs]
+        return tuple(found) + ((IOMMUFD_NODE,) if device.config.enable_api_device else ())
+    groups = dict.fromkeys(f.iommu_group for f in functions if f.iommu_group is not None)
+    found = [f"/dev/vfio/{group}" for group in groups]
+    return tuple(found) + ((CONTAINER_NODE,) if device.config.enable_api_device else ())
+
+
+def _edits(device: ClaimDevice) -> Json:
+    paths = nodes(device)
+    found: dict[str, Json] = {"env": (_NO_CUDA,)}
+    if paths:
+        found["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
+    return found

@@ -1,0 +1,184 @@
+"""The content of the checkpoint: what a daemon must know of the one before it in the same boot.
+
+    {"version": 1, "bootId": "…", "firstDrivers": {"0000:23:00.0": {"driver": "nvidia", "vfio": false, "presence": 7}},
+     "claims": {"<uid>": {…}}, "owed": [{…}],
+     "takenOver": {"from": "sha256:…", "claims": {"<uid>": {…}}}}
+
+Values only; `acts/checkpoint.py` reads and writes the file. A claim's entry is kept here as it is on disk: `table.py`
+knows its fields. Fields that this version does not know, a newer daemon's, are kept and written back, so that a
+downgrade and the upgrade after it lose nothing. Claims that NVIDIA's driver has prepared are by themselves: a daemon
+that knows nothing of them keeps them, and does not take them for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.values.claim import ClaimUid, FirstDriver, Json
+from gpuactors.core.values.model import PciAddress, is_pci_address
+
+VERSION: Final = 1
+"""Raised when an older daemon could not go on with the content, and not for a field more."""
+
+_FIELDS: Final = ("version", "bootId", "firstDrivers", "claims", "owed", "takenOver")
+_DRIVER_FIELDS: Final = ("driver", "vfio", "presence")
+
+_NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
+
+
+class MalformedError(ValueError):
+    """A content that no daemon has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is on disk."""
+
+    claims: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
+    """The entry of each claim, all its fields as on disk."""
+    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
+    unknown: Mapping[str, Json] = field(default_factory=dict)
+    """Fields of the file that this version does not know."""
+    unknown_of_drivers: Mapping[PciAddress, Mapping[str, Json]] = field(default_factory=dict)
+    """The same of the entries of `first_drivers`."""
+    owed: tuple[Mapping[str, Json], ...] = ()
+    """Each return that is owed, all its fields as on disk. A daemon of before the field has none."""
+    taken_over: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
+    """The entry of each claim that NVIDIA's driver has prepared, as in `claims`."""
+    taken_from: str = ""
+    """The checksum of its checkpoint as it was when they were taken over: they are not again, unless it has changed.
+    Empty: never."""
+
+
+class Origin(StrEnum):
+    """Where the restored content comes from."""
+
+    FOUND = "found"
+    """The file."""
+    NONE = "none"
+    """There was no file: nothing was ever written, or it was removed by hand."""
+    OTHER_BOOT = "other-boot"
+    """The file is of another boot. What its acts did ended with that boot, so it counts as empty."""
+    CORRUPT = "corrupt"
+    """The file made no sense and was set aside. What it held is to be found out from the kernel, kubelet and the CDI
+    files; nothing may be undone on the strength of its absence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """What the checkpoint of NVIDIA's driver says of this boot."""
+
+    checksum: str
+    """Of the file's bytes: `sha256:<64 hex digits>`."""
+    claims: tuple[StoredEntry, ...]
+    """Those that it has prepared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The checkpoint as a daemon finds it at its start."""
+
+    checkpoint: Checkpoint
+    origin: Origin
+    sentence: str
+    """For the log."""
+    theirs: Theirs | None = None
+    """None: NVIDIA's driver has left no checkpoint."""
+
+
+def encoded(checkpoint: Checkpoint, boot_id: str) -> Mapping[str, Json]:
+    """The content of the file."""
+    taken: Mapping[str, Json] = {
+        "takenOver": {"from": checkpoint.taken_from, "claims": dict(sorted(checkpoint.taken_over.items()))}
+    }
+    return {
+        **checkpoint.unknown,
+        **(taken if checkpoint.taken_from else _NOTHING),
+        "version": VERSION,
+        "bootId": boot_id,
+        "firstDrivers": {
+            address: {
+                **checkpoint.unknown_of_drivers.get(address, _NOTHING),
+                "driver": first.driver,
+                "vfio": first.vfio,
+                **({"presence": first.presence} if first.presence else {}),
+            }
+            for address, first in sorted(checkpoint.first_drivers.items())
+        },
+        "claims": {uid: checkpoint.claims[uid] for uid in sorted(checkpoint.claims)},
+        **({"owed": checkpoint.owed} if checkpoint.owed else {}),
+    }
+
+
+def version_of(content: Json) -> int:
+    """The version of a file's content. Raises `MalformedError` if it has none."""
+    version = content.get("version") if isinstance(content, Mapping) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise MalformedError("it has no version")
+    return version
+
+
+def decoded(content: Json) -> tuple[str, Checkpoint]:
+    """The boot id and the checkpoint of a content of our version. Raises `MalformedError`, with what is wrong."""
+    if not isinstance(content, Mapping):
+        raise MalformedError("it is no object")
+    boot_id, claims, drivers = content.get("bootId"), content.get("claims"), content.get("firstDrivers")
+    if not isinstance(boot_id, str) or not boot_id:
+        raise MalformedError("it has no bootId")
+    if not isinstance(claims, Mapping) or not isinstance(drivers, Mapping):
+        raise MalformedError("claims and firstDrivers must be objects")
+    taken_from, taken_over = _taken_over(content.get("takenOver"))
+    first_drivers: dict[PciAddress, FirstDriver] = {}
+    unknown_of_drivers: dict[PciAddress, Mapping[str, Json]] = {}
+    for address, entry in drivers.items():
+        first, rest = _first_driver(address, entry)
+        first_drivers[first.address] = first
+        if rest:
+            unknown_of_drivers[first.address] = rest
+    owed = content.get("owed", ())
+    if not isinstance(owed, tuple):
+        raise MalformedError("owed must be a list")
+    returns = tuple(entry for entry in owed if isinstance(entry, Mapping))
+    if len(returns) < len(owed):
+        raise MalformedError("owed has something that is no object")
+    unknown = {name: value for name, value in content.items() if name not in _FIELDS}
+    checkpoint = Checkpoint(
+        _entries(claims), first_drivers, unknown, unknown_of_drivers, returns, taken_over, taken_from
+    )
+    return boot_id, checkpoint
+
+
+def _entries(claims: Mapping[str, Json]) -> Mapping[ClaimUid, Mapping[str, Json]]:
+    entries: dict[ClaimUid, Mapping[str, Json]] = {}
+    for uid, entry in claims.items():
+        if not isinstance(entry, Mapping):
+            raise MalformedError(f"the entry of claim {uid} is no object")
+        entries[ClaimUid(uid)] = entry
+    return entries
+
+
+def _taken_over(content: Json) -> tuple[str, Mapping[ClaimUid, Mapping[str, Json]]]:
+    if content is None:
+        return "", {}
+    taken_from = content.get("from") if isinstance(content, Mapping) else None
+    claims = content.get("claims") if isinstance(content, Mapping) else None
+    if not isinstance(taken_from, str) or not isinstance(claims, Mapping):
+        raise MalformedError("takenOver has no claims, or not where they are from")
+    return taken_from, _entries(claims)
+
+
+def _first_driver(address: str, entry: Json) -> tuple[FirstDriver, Mapping[str, Json]]:
+    if not is_pci_address(address) or not isinstance(entry, Mapping):
+        raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address with an object")
+    driver, vfio, presence = entry.get("driver"), entry.get("vfio"), entry.get("presence", 0)
+    if not (driver is None or isinstance(driver, str)) or not isinstance(vfio, bool):
+        raise MalformedError(f"the first driver of {address} is not a name or null, with vfio true or false")
+    rest = {name: value for name, value in entry.items() if name not in _DRIVER_FIELDS}
+    if not isinstance(presence, int) or isinstance(presence, bool) or presence < 0:
+        raise MalformedError(f"the presence of {address} is no number")
+    return FirstDriver(PciAddress(address), driver, vfio, presence), rest

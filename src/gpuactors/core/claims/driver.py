@@ -1,0 +1,107 @@
+"""What differs between the claims of one DRA driver and those of another: the questions that the machine of claims asks
+(ADR 0011). The machine is `claims.py`, `progress.py`, `transitions.py` and `table.py`; it knows no kind of device.
+
+Answered by `gpus.py` for GPUs. Every answer follows from the state; none does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpuactors.core.claims.cdi import DeviceEdits
+from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims, Entry, StoredEntry
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.slices import AnyOffer
+from gpuactors.core.values.status import InTheWay, Obstacle
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+class ClaimDriver(Protocol):
+    """One DRA driver's answers about its claims."""
+
+    @property
+    def of(self) -> ClaimsOf:
+        """Which claims these are."""
+
+    def claims(self, state: NodeState) -> Claims:
+        """Its claims, in the state of the node."""
+
+    def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
+        """`state` with these claims; the same object if they are the ones that it has."""
+
+    def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+        """What is offered to claims, None while that is not known; and its health."""
+
+    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
+        """What a checkpoint says: `claims`, which have no entries yet, with what it has beside them; and its entries as
+        they count now, in their order."""
+
+    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+        """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
+        state before the event."""
+
+    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
+        """Why an allocated claim cannot be prepared here whatever else happens; None if it can."""
+
+    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+        """The entry with its claim as it was read, and with what this driver needs of it at every event."""
+
+    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+        """`state` with fresh looks requested at what the claim is to get, or has: nothing that was seen before counts
+        for it; and the entry, which remembers since when."""
+
+    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        """The first reason why the claim cannot reserve its devices now; None if it can."""
+
+    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+        """The entry with its devices, as they are seen now: they are its own from now on."""
+
+    def binding(self, entry: Entry) -> Sequence[str]:
+        """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
+
+    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        """What the act AWAITED still waits for, or why it waits for nothing; None if for nothing more."""
+
+    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
+        """The keys of the acts by which its devices are returned, without those that somebody else has."""
+
+    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+        """`state` after an act of this entry: what is to be looked at again."""
+
+    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+        """What an act of a claim, as it ended, says of its device for whoever asks for that later."""
+
+    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+        """What follows where an act of a claim that ends failed, and this does not hold its release: what is left is
+        done later. None: it is tried again."""
+
+    def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
+        """What follows from the end of an act that is no claim's, or not any more."""
+
+    def due(self, state: NodeState, at: float) -> Stepped:
+        """What is due beside the claims."""
+
+    def deadline(self, state: NodeState) -> float:
+        """When that is; infinite if never."""
+
+    def astray(self, state: NodeState, entry: Entry) -> str | None:
+        """Which device of a prepared claim is not where its files say, as a sentence; empty if all are. None: that has
+        not been seen since it was asked."""
+
+    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+        """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
+
+    def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
+        """What the files are to say of each result of the claim, in their order."""
+
+    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
+        """Directories of the host that belong to the claim's files: there before these, and gone after them."""
+
+    def placed(self, state: NodeState, entry: Entry) -> tuple[PlacedFile, ...]:
+        """Files in those directories, there before the claim's containers start."""

@@ -1,0 +1,84 @@
+"""The files of a claim as values: what is to be there, and what was found. `acts/files.py` writes and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuactors.core.claims.cdi import device_name
+from gpuactors.core.claims.metadata import MetadataFile
+from gpuactors.core.values.claim import ClaimName, ClaimUid, Json
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
+    """A file in a directory that a container has mounted."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimContents:
+    """What the files of a claim are to say."""
+
+    claim: ClaimName
+    devices: Json
+    """`cdi.device_file`."""
+    metadata: tuple[MetadataFile, ...]
+    directories: tuple[str, ...] = ()
+    """Of the host, that a container is to have mounted: made before the files."""
+    placed: tuple[PlacedFile, ...] = ()
+    """Files in those, there before the container starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """The files of one claim as they were found at a start: the last resort where the checkpoint is lost. Hints: they
+    may be half of what was written."""
+
+    uid: ClaimUid
+    claim: ClaimName | None
+    """By a metadata file; None if none of them can be read."""
+    devices: tuple[str, ...] | None
+    """The names of the devices (`gpu-0000-23-00-0`) in the CDI file; None without that file."""
+    mounts: bool
+    """The CDI file of the metadata mounts is there."""
+    metadata: tuple[str, ...]
+    """The requests that have a metadata file."""
+
+    @classmethod
+    def of(
+        cls,
+        uid: ClaimUid,
+        mounts: bool,
+        metadata: tuple[str, ...],
+        cdi: Iterable[object] | None,
+        documents: Iterable[object],
+    ) -> FoundFiles:
+        """By the content of the CDI file of the devices (None: there is none) and of the metadata files, whatever is in
+        them."""
+        claim = next((name for d in documents if (name := _claim(uid, d)) is not None), None)
+        return cls(uid, claim, None if cdi is None else _devices(uid, cdi), mounts, metadata)
+
+
+def _claim(uid: ClaimUid, document: object) -> ClaimName | None:
+    match document:
+        case {"metadata": {"namespace": str(namespace), "name": str(name), "uid": str(found)}} if (
+            found == uid
+        ):
+            return ClaimName(namespace, name, uid)
+        case _:
+            return None
+
+
+def _devices(uid: ClaimUid, documents: Iterable[object]) -> tuple[str, ...]:
+    names: list[str] = []
+    for document in documents:
+        entries = document.get("devices") if isinstance(document, Mapping) else None
+        for entry in entries if isinstance(entries, tuple | list) else ():
+            name = entry.get("name") if isinstance(entry, Mapping) else None
+            prefix = device_name(uid, "")
+            if isinstance(name, str) and name.startswith(prefix):
+                names.append(name.removeprefix(prefix))
+    return tuple(names)

@@ -1,0 +1,425 @@
+"""The claims of this node: what each event means for them. `driver` answers what differs between kinds of device.
+
+What follows from the state by itself after each event, the answers included, is in `progress.py`; what a transition
+requests in `transitions.py`; the transitions themselves in `table.py`. Must not touch anything: the actors do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.claims import takeover
+from gpuactors.core.claims.answers import answered, declined
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.progress import act_over, not_prepared
+from gpuactors.core.claims.transitions import attempted, moved, read_over, refusal, with_read
+from gpuactors.core.events import (
+    ActDone,
+    ActFailed,
+    CheckpointRead,
+    CheckpointRefused,
+    CheckpointUnwritten,
+    CheckpointWritten,
+    ClaimMissing,
+    ClaimRead,
+    ClaimUnreadable,
+    PrepareAsked,
+    UnprepareAsked,
+)
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimCall, Claims, Entry, load_of, with_entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ActFault, Claim, ClaimName
+from gpuactors.core.values.claim_states import OWNING, ClaimState, On
+from gpuactors.core.values.effects import Effect, Elsewhere, Field, Level, Log, Refused
+from gpuactors.core.values.model import LedgerSource, Role, Token
+from gpuactors.core.values.names import is_subdomain, is_uid
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.slices import Publication
+from gpuactors.core.values.status import Obstacle
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+_COLLECTED: Final = OWNING - {ClaimState.RELEASING}
+"""The states in which a claim has its devices until an unprepare comes: also one that is never prepared, as a process
+has its GPU open, or the disk is full."""
+
+
+_TRIED_AGAIN: Final = (
+    ClaimState.RELEASING,
+    ClaimState.CLEARING,
+    ClaimState.PREPARED,
+    ClaimState.VERIFYING,
+)
+"""The states in which an act that failed is tried again, whatever failed."""
+
+
+_PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
+"""Why an act could not be done yet."""
+
+
+_FAULTS: Final[Mapping[ActFault | None, Cause]] = {
+    None: Cause.FILES_UNWRITTEN,
+    ActFault.BLOCKED: Cause.WRITE_HANGS,
+    ActFault.HANGS: Cause.WRITE_HANGS,
+    ActFault.IN_USE: Cause.IN_USE_ON_HOST,
+    ActFault.VIRTUAL_FUNCTIONS: Cause.VIRTUAL_FUNCTIONS,
+    ActFault.NO_DRIVER: Cause.DRIVER_NOT_LOADED,
+    ActFault.UNKNOWN_FUNCTION: Cause.GROUP_CHANGED,
+    ActFault.GONE: Cause.GONE,
+    ActFault.REFUSED: Cause.WRITE_REFUSED,
+}
+"""The cause of an act's failure; None: of the act on a claim's files, which has no fault of a device."""
+
+
+def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead) -> Stepped:
+    """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
+    known how far its act came: it is requested again, and goes on from what it finds."""
+    if driver.claims(state).settings is None or event.load < load_of(state.daemon.role):
+        return state, []
+    before, lines = state, list[Effect]()
+    claims = replace(driver.claims(state), loaded=True, unserved="", entries={}, reads={})
+    claims, entries = driver.restored(claims, event)
+    state = driver.with_claims(state, claims)
+    for stored in entries:
+        claims = replace(driver.claims(state), last=driver.claims(state).last + 1)
+        entry = Entry(
+            stored.name,
+            stored.state,
+            order=claims.last,
+            gpus=stored.gpus,
+            domain=stored.domain,
+            bound=stored.bound,
+        )
+        entry = replace(entry, given=stored.given, unplaced=stored.unplaced)
+        if stored.claim is not None:
+            entry = driver.with_claim(entry, stored.claim)
+        if stored.claim is None and stored.state is not ClaimState.RELEASING:
+            # The checkpoint is lost, and it was found out from its files.
+            stopped = replace(
+                entry,
+                state=ClaimState.STOPPED,
+                why=Obstacle(Cause.API_SERVER_FAILED, "the checkpoint is lost"),
+            )
+            state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
+        else:
+            state, broken = attempted(driver, driver.with_claims(state, claims), entry, On.RESTORED)
+            lines += broken
+    level = Level.WARNING if event.warning else Level.INFO
+    fields: dict[str, Field] = {"claims": len(event.entries)}
+    if event.warning:
+        fields["reason"] = event.warning
+    return driver.followed(before, state), [Log(level, "checkpoint.read", fields), *lines]
+
+
+def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointRefused) -> Stepped:
+    """No claim is served, and nothing is touched. What claims have is known from their files, and kubelet's ledger."""
+    claims = driver.claims(state)
+    level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
+    why = Obstacle(Cause.CLAIMS_UNSERVED, event.reason)
+    found = {
+        stored.name.uid: Entry(stored.name, ClaimState.STOPPED, claims.last, gpus=stored.gpus, why=why)
+        for stored in event.entries
+    }
+    # What was read from the checkpoint before is more than the files say.
+    claims = replace(claims, loaded=True, unserved=event.reason, entries={**found, **claims.entries})
+    after = driver.followed(state, driver.with_claims(state, claims))
+    return after, [Log(level, "claims.unserved", {"reason": event.reason})]
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at: float) -> Stepped:
+    """Kubelet wants a claim prepared. A repeated call joins what is under way."""
+    if (answer := _answered_at_once(driver, state, event.claim)) is not None:
+        return state, declined(event.token, event.claim.uid, str(event.claim), answer)
+    claims = _with_call(
+        driver.claims(state), event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
+    )
+    entry = _entry_of(claims, event.claim)
+    if entry.state is ClaimState.STOPPED and entry.claim is None:
+        return driver.with_claims(
+            state, claims if entry.name.uid in claims.reads else with_read(claims, entry.name.uid)
+        ), []
+    if entry.state is ClaimState.PREPARED:
+        state, entry = driver.looked_at(state, entry, at)
+    return driver.with_claims(state, moved(driver, claims, entry, On.PREPARE)), []
+
+
+def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
+    """Kubelet wants nothing to be left of a claim. It ends the prepares of this claim that came before it."""
+    if (answer := _answered_at_once(driver, state, event.claim)) is not None:
+        return state, declined(event.token, event.claim.uid, str(event.claim), answer)
+    over = refusal(Cause.UNPREPARED, "it was unprepared while it was being prepared")
+    claims = driver.claims(state)
+    waiting = {t: c for t, c in claims.calls.items() if c.uid == event.claim.uid and c.prepares}
+    claims = replace(claims, calls={t: c for t, c in claims.calls.items() if t not in waiting})
+    claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
+    claims = moved(driver, claims, _entry_of(claims, event.claim), On.UNPREPARE)
+    return driver.with_claims(state, claims), [
+        line for token in waiting for line in declined(token, event.claim.uid, str(event.claim), over)
+    ]
+
+
+def abandoned(driver: ClaimDriver, state: NodeState, token: Token) -> NodeState:
+    """No caller waits for this answer any more. What is under way goes on."""
+    if token not in driver.claims(state).calls:
+        return state
+    calls = {t: c for t, c in driver.claims(state).calls.items() if t != token}
+    return driver.with_claims(state, replace(driver.claims(state), calls=calls))
+
+
+def handed_over(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
+    """A successor has the claims from now on. Every call that still waits is passed on to it, and those that come until
+    kubelet knows it; or they are refused, where there can be no socket of its beside ours."""
+    claims = driver.claims(state)
+    over: Refused | Elsewhere = refusal(
+        Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"
+    )
+    if claims.settings is not None and claims.settings.side_by_side:
+        over, claims = Elsewhere(), replace(claims, relays_until=at + limits.RELAY_S)
+    claims, replies = answered(claims, dict.fromkeys(claims.calls, over))
+    return driver.with_claims(state, claims), replies
+
+
+def _answered_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) -> Refused | Elsewhere | None:
+    settings, role = driver.claims(state).settings, state.daemon.role
+    if settings is None:
+        return refusal(Cause.CLAIMS_UNSERVED, "this daemon serves no claims (--dra off)")
+    if settings.side_by_side and (role is not Role.SERVING or not driver.claims(state).loaded):
+        return Elsewhere()
+    if driver.claims(state).unserved:
+        return refusal(Cause.CLAIMS_UNSERVED, driver.claims(state).unserved)
+    if state.daemon.stopping or role is not Role.SERVING:
+        return refusal(Cause.NOT_SERVING, "gpuactors is stopping: ask again")
+    if not driver.claims(state).loaded:
+        return refusal(Cause.CHECKPOINT_LATE, "the checkpoint of the claims is being read: ask again")
+    if not (is_uid(claim.uid) and is_subdomain(claim.name) and is_subdomain(claim.namespace)):
+        return refusal(
+            Cause.INVALID_REQUEST,
+            f"no claim is named {quoted_id(claim.namespace)}/{quoted_id(claim.name)}, UID {quoted_id(claim.uid)}: "
+            "no path can be made of that",
+        )
+    return None
+
+
+def _entry_of(claims: Claims, name: ClaimName) -> Entry:
+    known = claims.entries.get(name.uid)
+    if known is not None and not known.name.is_known:
+        return replace(known, name=name)
+    return known if known is not None else Entry(name, ClaimState.ABSENT, order=claims.last + 1)
+
+
+def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
+    return replace(claims, calls={**claims.calls, token: call})
+
+
+# --- what the API server says -------------------------------------------------------------------------------
+
+
+def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> Stepped:
+    """The API server has the claim, by the UID that was asked for."""
+    if (entry := _of_read(driver.claims(state), event.number)) is None:
+        return state, []
+    claims = read_over(driver.claims(state), entry.name.uid)
+    if entry.claim is None and entry.state is ClaimState.STOPPED:
+        return driver.with_claims(state, _found_again(driver, state, entry, event.claim)), []
+    if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
+        again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
+        return driver.with_claims(state, with_entry(claims, again)), []
+    if (unfit := _refused_by_content(driver, state, event.claim)) is not None:
+        return not_prepared(driver, driver.with_claims(state, claims), entry, unfit)
+    state, entry = driver.looked_at(state, driver.with_claim(replace(entry, why=None), event.claim), at)
+    return driver.with_claims(state, moved(driver, claims, entry, On.FETCHED)), []
+
+
+def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
+    """A claim whose entry was found out from its files."""
+    claims = read_over(driver.claims(state), entry.name.uid)
+    if (unfit := _refused_by_content(driver, state, claim)) is not None:
+        return with_entry(claims, replace(entry, why=unfit))
+    return moved(driver, claims, driver.found_again(entry, claim), On.FETCHED)
+
+
+def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Obstacle | None:
+    """Why a claim cannot be prepared whatever else happens; None if it can."""
+    if claim.results is None:
+        return Obstacle(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
+    if not claim.results:
+        return Obstacle(Cause.CLAIM_NOT_ALLOCATED, "the claim has no device of this driver on this node")
+    return driver.unfit(state, claim)
+
+
+def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: float) -> Stepped:
+    """The API server has no such claim, or another one of that name."""
+    if (entry := _of_read(driver.claims(state), event.number)) is None:
+        return state, []
+    claims = read_over(driver.claims(state), entry.name.uid)
+    if entry.state is ClaimState.FETCHING:
+        why = Obstacle(Cause.CLAIM_NOT_FOUND, event.reason)
+        return not_prepared(driver, driver.with_claims(state, claims), entry, why)
+    if entry.state not in _COLLECTED:
+        return driver.with_claims(state, claims), []
+    if entry.missing == 0 or not _is_unlisted(driver, state, entry):
+        counted = int(_is_unlisted(driver, state, entry))
+        again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)
+        return driver.with_claims(state, with_entry(claims, again)), []
+    line = Log(
+        Level.WARNING,
+        "claim.collected",
+        {
+            "claim": str(entry.name),
+            "uid": entry.name.uid,
+            "reason": f"{event.reason}, twice, and kubelet lists it for no pod; its unprepare never came",
+        },
+    )
+    return driver.with_claims(state, moved(driver, claims, entry, On.UNPREPARE)), [line]
+
+
+def unreadable(driver: ClaimDriver, state: NodeState, event: ClaimUnreadable, at: float) -> NodeState:
+    """The API server did not answer, or not with the claim: nothing follows from that but another try."""
+    if (entry := _of_read(driver.claims(state), event.number)) is None:
+        return state
+    if entry.claim is None:
+        why = Obstacle(Cause.API_SERVER_FAILED, event.reason)
+        entry = replace(entry, why=why, retry_at=at + limits.CLAIM_READ_RETRY_S)
+    else:
+        entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
+    return driver.with_claims(state, with_entry(read_over(driver.claims(state), entry.name.uid), entry))
+
+
+def _of_read(claims: Claims, number: int) -> Entry | None:
+    uid = next((u for u, n in claims.reads.items() if n == number), None)
+    return claims.entries.get(uid) if uid is not None else None
+
+
+# --- the disk and the acts ----------------------------------------------------------------------------------
+
+
+def checkpoint_written(driver: ClaimDriver, state: NodeState, event: CheckpointWritten) -> Stepped:
+    """Every checkpoint up to this number is on disk."""
+    claims = driver.claims(state)
+    if event.number <= claims.durable:
+        return state, []
+    lines: list[Effect] = [Log(Level.INFO, "checkpoint.written", {})] if claims.unwritten else []
+    return driver.with_claims(state, replace(claims, durable=event.number, unwritten="")), lines
+
+
+def checkpoint_unwritten(driver: ClaimDriver, state: NodeState, event: CheckpointUnwritten) -> Stepped:
+    """It could not be written: nothing that follows from it happens, and the actor tries again."""
+    level = Level.DEBUG if event.reason == driver.claims(state).unwritten else Level.ERROR
+    line = Log(level, "checkpoint.unwritten", {"reason": event.reason})
+    return driver.with_claims(state, replace(driver.claims(state), unwritten=event.reason)), [line]
+
+
+def act_done(driver: ClaimDriver, state: NodeState, event: ActDone, at: float) -> Stepped:
+    """An act reached its goal."""
+    entry = _of_act(driver.claims(state), event.number)
+    if entry is None:  # another one has been requested since, or it is no claim's
+        return driver.other_act_over(state, event, at)
+    state, lines = driver.hindered(state, entry, event, at)
+    return act_over(driver, driver.acted(state, entry, event), entry, event.number, event.bound), lines
+
+
+def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: float) -> Stepped:
+    """An act did not reach its goal. The devices stay as they are."""
+    entry = _of_act(driver.claims(state), event.number)
+    if entry is None:
+        return driver.other_act_over(state, event, at)
+    if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
+        return act_over(driver, state, entry, event.number, ()), []  # nothing is left to be returned
+    if entry.state is ClaimState.RELEASING and (owes := driver.owes(state, entry, event, at)) is not None:
+        return act_over(driver, owes[0], entry, event.number, ()), owes[1]
+    state, lines = driver.hindered(state, entry, event, at)
+    delayed = entry.state is ClaimState.BINDING and event.fault in _PASSING
+    by_itself = delayed or entry.state in _TRIED_AGAIN
+    again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
+    level = Level.DEBUG if entry.problem == event.reason else Level.WARNING
+    line = Log(
+        level,
+        "claim.act_failed",
+        {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
+    )
+    why = Obstacle(_FAULTS[event.fault], event.reason)
+    stopped = replace(entry, acts={}, why=why, retry_at=again_at)
+    if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
+        stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})
+    on = On.DELAYED if delayed else On.FAILED
+    return driver.with_claims(state, moved(driver, driver.claims(state), stopped, on)), [*lines, line]
+
+
+def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
+    """The files of every prepared claim are looked at, and written where they are missing: a container that restarts is
+    started with what is there, without a call to us. What is right is left alone, and so touches nothing. One that is
+    under way may have looked before: then another one follows."""
+    effects: list[Effect] = []
+    for entry in driver.claims(state).entries.values():
+        if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
+            state, lines = attempted(driver, state, entry, On.RETRY)
+            effects += lines
+    return state, effects
+
+
+def published(driver: ClaimDriver, state: NodeState, publication: Publication) -> Stepped:
+    """What is published of our devices has changed, or cannot be published."""
+    before = driver.claims(state).publication
+    problem = before.problem if before is not None else ""
+    after = driver.with_claims(state, replace(driver.claims(state), publication=publication))
+    if publication.problem:
+        level = Level.DEBUG if publication.problem == problem else Level.WARNING
+        return after, [Log(level, "slices.unpublished", {"reason": publication.problem})]
+    if not publication.settled:
+        return after, []
+    fields: dict[str, Field] = {
+        "slices": publication.slices,
+        "tainted": publication.tainted,
+        "withdrawn": publication.withdrawn,
+        "keeps_taints": str(publication.keeps_taints),
+    }
+    return after, [Log(Level.INFO, "slices.published", fields)]
+
+
+def _of_act(claims: Claims, number: int) -> Entry | None:
+    return next((e for e in claims.entries.values() if number in e.acts.values()), None)
+
+
+def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> NodeState:
+    """After a read of kubelet's ledger: a prepared claim that kubelet lists for no pod may have lost its unprepare. The
+    API server is asked some time later (kubernetes issues 139845, 139876)."""
+    claims = driver.claims(state)
+    if claims.settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
+        return state
+    listed = _listed(driver, state)
+    for known in claims.entries.values():
+        if known.state not in _COLLECTED:
+            continue
+        entry = takeover.named(claims, state, known)
+        if entry is not known:
+            claims = with_entry(claims, entry)
+        is_listed = str(entry.name) in listed
+        if is_listed and (entry.missing or entry.collect_at < math.inf):
+            claims = with_entry(claims, replace(entry, missing=0, collect_at=math.inf))
+        elif not is_listed and entry.collect_at == math.inf and entry.name.uid not in claims.reads:
+            claims = with_entry(claims, replace(entry, collect_at=at + limits.CLAIM_COLLECT_S))
+    return driver.with_claims(state, claims)
+
+
+def _listed(driver: ClaimDriver, state: NodeState) -> set[str]:
+    """Our driver's claims in kubelet's list, by namespace and name."""
+    settings = driver.claims(state).settings
+    assert settings is not None
+    return {claim for name, claim in state.kubelet.ledger.claimed if name == settings.driver}
+
+
+def _is_unlisted(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
+    """Kubelet says that it has the claim for no pod. What it said last, or says before it knows its pods, does not
+    count; nor does its file, which names no claim."""
+    ledger, name = state.kubelet.ledger, str(entry.name)
+    is_its_list = ledger.problem is None and ledger.source is LedgerSource.LIST
+    return is_its_list and name not in _listed(driver, state)

@@ -1,0 +1,118 @@
+"""The metadata files of a claim (KEP-5304), from which KubeVirt learns the PCI address of each device.
+
+One file per request. It is a stream of JSON objects of the same fields, the newest version first; a reader takes the
+first version that it knows (KubeVirt 1.9: v1alpha1, pkg/dra/utils.go). Values only; `acts/files.py` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.values.claim import AllocatedDevice, Claim, Json
+from gpuactors.core.values.names import is_label, is_subdomain
+
+VERSIONS: Final = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")
+"""Kubernetes 1.37 and 1.36; the fields are the same."""
+
+PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
+
+_DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
+"""In the container."""
+
+Attribute = str | int | bool
+"""The value of an attribute, as it is in the ResourceSlice."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFile:
+    """The metadata file of one request."""
+
+    request: str
+    """Its base name: the file is mounted in a directory of this name."""
+    container_path: str
+    documents: tuple[Json, ...]
+
+
+def metadata_files(
+    driver: str, claim: Claim, attributes: Mapping[str, Mapping[str, Attribute]]
+) -> tuple[MetadataFile, ...]:
+    """The metadata files of an allocated claim, in the order of its requests. `attributes` are those of each device by
+    its name in the slice; each device of the claim has some.
+
+    Raises `ValueError` if a name from outside is no part of a path: the driver's, the claim's or a request's.
+    """
+    requests: dict[str, list[AllocatedDevice]] = {}
+    for result in claim.results or ():
+        requests.setdefault(result.base_request, []).append(result)
+    return tuple(
+        MetadataFile(
+            request,
+            container_path(driver, claim, request),
+            tuple(_document(version, driver, claim, results, attributes) for version in VERSIONS),
+        )
+        for request, results in requests.items()
+    )
+
+
+def container_path(driver: str, claim: Claim, request: str) -> str:
+    """Where the file of a request (base name) is in the container: by the claim's own name, or by the name that the pod
+    has for it if it was made from a template, as the pod does not know the other one then."""
+    if claim.pod_claim_name is None:
+        kind, name, valid = "resourceclaims", claim.name.name, is_subdomain(claim.name.name)
+    else:
+        kind, name, valid = "resourceclaimtemplates", claim.pod_claim_name, is_label(claim.pod_claim_name)
+    if not (valid and is_label(request) and is_subdomain(driver)):
+        raise ValueError(
+            f"no path can be made of the claim's name {name!r}, its request {request!r} and the driver's name "
+            f"{driver!r}: each must be a DNS name"
+        )
+    return f"{_DIRECTORY}/{kind}/{name}/{request}/{driver}-metadata.json"
+
+
+def _document(
+    version: str,
+    driver: str,
+    claim: Claim,
+    results: Sequence[AllocatedDevice],
+    attributes: Mapping[str, Mapping[str, Attribute]],
+) -> Json:
+    named: dict[str, list[Json]] = {}
+    for result in results:
+        named.setdefault(result.request, []).append(
+            {
+                "driver": driver,
+                "pool": result.pool,
+                "name": result.device,
+                "attributes": {
+                    name: _value(value) for name, value in sorted(attributes[result.device].items())
+                },
+            }
+        )
+    document: dict[str, Json] = {
+        "kind": "DeviceMetadata",
+        "apiVersion": version,
+        "metadata": {
+            "name": claim.name.name,
+            "namespace": claim.name.namespace,
+            "uid": claim.name.uid,
+            "generation": claim.generation,
+        },
+    }
+    if claim.pod_claim_name is not None:
+        document["podClaimName"] = claim.pod_claim_name
+    document["requests"] = tuple(
+        {"name": request, "devices": tuple(devices)} for request, devices in named.items()
+    )
+    return document
+
+
+def _value(value: Attribute) -> Json:
+    match value:
+        case bool():  # before int, which it is as well
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case str():
+            return {"string": value}

@@ -1,0 +1,188 @@
+"""What the claims' actors are to do, as it follows from the state. Derived each time, never kept.
+
+Standing orders with numbers: each actor does the newest number of each kind once, and a skipped one is never missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuactors import limits
+from gpuactors.core.claims.cdi import DeviceEdits
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.gpus.driver import GPUS
+from gpuactors.core.gpus.returns import as_returned, ours
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import (
+    FILES,
+    ClaimedGpu,
+    Claims,
+    Entry,
+    LookWanted,
+    OwedReturn,
+    StoredEntry,
+    load_of,
+)
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, Target
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.model import PciAddress, Role
+from gpuactors.core.values.slices import AnyOffer
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWanted:
+    """A claim to be read from the API server."""
+
+    number: int
+    claim: ClaimName
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAct:
+    """What a device and its companions are to be bound to."""
+
+    number: int
+    target: Target
+    functions: tuple[FirstDriver, ...]
+    """Those that are to be touched, sorted by address."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesAct:
+    """The CDI and metadata files of a claim."""
+
+    number: int
+    name: ClaimName
+    claim: Claim | None
+    """None: its files are to be removed."""
+    devices: tuple[DeviceEdits, ...] = ()
+    """One for each result of the claim, in their order."""
+    directories: tuple[str, ...] = ()
+    """Directories of the host that are to be there before the files, and to be removed after them."""
+    placed: tuple[PlacedFile, ...] = ()
+    """Files that are to be in those."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    """The contents of the checkpoint."""
+
+    number: int
+    entries: tuple[StoredEntry, ...]
+    """Those that own devices, in the order of their arrival."""
+    first_drivers: tuple[FirstDriver, ...]
+    """Of the functions whose present driver may be of our making."""
+    owed: tuple[OwedReturn, ...] = ()
+    """The returns that are owed, by address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsWanted:
+    """The input of the claims' actors."""
+
+    load: int = 0
+    """How often the checkpoint is to have been read by now: again when a predecessor has handed over. 0: not at all."""
+    is_serving: bool = False
+    """Kubelet may send claims to this daemon: it has the answers, or passes the calls on to its successor."""
+    drain_s: float = limits.DRAIN_S
+    """When that ends, calls in flight may take so long."""
+    reads: tuple[ReadWanted, ...] = ()
+    checkpoint: CheckpointWanted | None = None
+    devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
+    look: LookWanted | None = None
+    files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
+    offer: AnyOffer | None = None
+    """What the ResourceSlices are to say; None while it is not known."""
+    health: tuple[DeviceHealth, ...] = ()
+
+
+NO_CLAIMS_WANTED = ClaimsWanted()
+"""DRA is off."""
+
+
+def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
+    """The orders that stand for the claims of one driver. A daemon that has handed over gives none: its successor has
+    read the checkpoint."""
+    claims, role = driver.claims(state), state.daemon.role
+    if claims.settings is None:
+        return NO_CLAIMS_WANTED
+    relays = claims.relays_until > -math.inf
+    if role is Role.HANDED_OVER:
+        drain_s = limits.CLAIM_CALL_S if claims.settings.side_by_side else limits.DRAIN_S
+        # Kubelet reads the health of both, and takes the last list that came: they are to be the same.
+        health = driver.offered(state)[1] if relays else ()
+        return ClaimsWanted(is_serving=relays, drain_s=drain_s, health=health)
+    load = load_of(role)
+    if not claims.loaded or claims.unserved or role is not Role.SERVING:
+        return ClaimsWanted(load, is_serving=relays)
+    offer, health = driver.offered(state)
+    acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
+    return ClaimsWanted(
+        load=load,
+        is_serving=not state.daemon.stopping,
+        reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
+        checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
+        devices=_owed_acts(claims)
+        | {g.address: _device_act(claims, e, g) for e in acting for g in e.gpus if g.address in e.acts},
+        look=claims.look,
+        files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
+        offer=offer,
+        health=health,
+    )
+
+
+def _checkpoint(claims: Claims) -> CheckpointWanted:
+    return CheckpointWanted(
+        claims.checkpoint,
+        tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING),
+        tuple(f for a, f in sorted(claims.first_drivers.items()) if a in claims.acted),
+        tuple(o for _, o in sorted(claims.owed.items())),
+    )
+
+
+def _on_disk(entry: Entry) -> StoredEntry:
+    match entry.state:
+        case ClaimState.RELEASING:
+            state = ClaimState.RELEASING
+        case ClaimState.TAKEN_OVER:
+            state = ClaimState.TAKEN_OVER
+        case ClaimState.COMMITTING | ClaimState.PREPARED | ClaimState.VERIFYING:
+            state = ClaimState.PREPARED
+        case _:
+            state = ClaimState.RESERVED
+    return StoredEntry(
+        entry.name,
+        state,
+        entry.claim,
+        entry.gpus,
+        entry.bound,
+        entry.domain,
+        given=entry.given,
+        unplaced=entry.unplaced,
+    )
+
+
+def _owed_acts(claims: Claims) -> dict[PciAddress, DeviceAct]:
+    return {
+        a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in claims.owed.items() if o.act
+    }
+
+
+def _device_act(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
+    number = entry.acts[gpu.address]
+    if entry.state is ClaimState.RELEASING:
+        functions = ours(claims, gpu).functions
+        return DeviceAct(number, Target.FIRST_DRIVER, tuple(as_returned(entry, f) for f in functions))
+    return DeviceAct(number, Target.VFIO, gpu.functions)
+
+
+def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:
+    number, directories = entry.acts[FILES], driver.directories(state, entry)
+    if entry.state in (ClaimState.RELEASING, ClaimState.CLEARING):
+        return FilesAct(number, entry.name, None, (), directories)
+    assert entry.claim is not None, "files are written for an allocated claim"
+    devices, placed = driver.devices(state, entry, entry.claim), driver.placed(state, entry)
+    return FilesAct(number, entry.name, entry.claim, devices, directories, placed)

@@ -1,0 +1,269 @@
+"""How claims go on: after each event every transition that nothing stands in the way of any more; by the clock what is
+tried again, asked for, or forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core.claims import takeover
+from gpuactors.core.claims.answers import answer_of, answered
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.transitions import (
+    attempted,
+    blank,
+    moved,
+    read_over,
+    refusal,
+    set_aside,
+    with_acts,
+    with_read,
+)
+from gpuactors.core.ledger import schedule
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import AWAITED, Claims, Entry, with_entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.values.claim_states import ClaimState, NoTransitionError, On
+from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.status import Obstacle
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+def advanced(driver: ClaimDriver, before: NodeState, state: NodeState, at: float) -> Stepped:
+    """After each event: every transition that nothing stands in the way of any more, and the answers."""
+    if driver.claims(state).settings is None:
+        return state, []
+    state = driver.followed(before, state)
+    effects: list[Effect] = []
+    while (further := _one_further(driver, state, at) or _all_answered(driver, state, at)) is not None:
+        state, lines = further
+        state = driver.followed(before, state)
+        effects += lines
+    return driver.with_claims(state, _dated(driver.claims(before), driver.claims(state), at)), effects
+
+
+def _dated(before: Claims, claims: Claims, at: float) -> Claims:
+    """`claims` with the time at which each entry came to its state; the same object if no state changed."""
+    if claims.entries is before.entries:
+        return claims
+    dates = {
+        uid: known.changed_at if known is not None and known.state is entry.state else at
+        for uid, entry in claims.entries.items()
+        for known in (before.entries.get(uid),)
+    }
+    if all(entry.changed_at == dates[uid] for uid, entry in claims.entries.items()):
+        return claims
+    return replace(
+        claims, entries={uid: replace(entry, changed_at=dates[uid]) for uid, entry in claims.entries.items()}
+    )
+
+
+def _all_answered(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | None:
+    """Every call that can be answered now; None if there is none."""
+    claims = driver.claims(state)
+    answers = {t: a for t, c in claims.calls.items() if (a := answer_of(claims, c, at)) is not None}
+    if not answers:
+        return None
+    claims, replies = answered(claims, answers)
+    return driver.with_claims(state, claims), replies
+
+
+def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
+    """What is tried again, asked, or forgotten at this time."""
+    effects: list[Effect] = []
+    if driver.claims(state).relays_until <= at:
+        state = driver.with_claims(state, replace(driver.claims(state), relays_until=-math.inf))
+    for known in driver.claims(state).entries.values():
+        if known.collect_at <= at and not known.name.is_known:
+            state, lines = takeover.unlisted(driver, state, known, at)
+            effects += lines
+        elif known.collect_at <= at:
+            asked = with_entry(driver.claims(state), replace(known, collect_at=math.inf))
+            state = driver.with_claims(state, with_read(asked, known.name.uid))
+    for waiting in driver.claims(state).entries.values():
+        if waiting.retry_at > at:
+            continue
+        entry, lines = replace(waiting, retry_at=math.inf), list[Effect]()
+        match entry.state:
+            case ClaimState.TOMBSTONE:
+                state, lines = attempted(driver, state, entry, On.FORGOTTEN)
+            case ClaimState.FETCHING | ClaimState.STOPPED:
+                state = driver.with_claims(
+                    state, with_read(with_entry(driver.claims(state), entry), entry.name.uid)
+                )
+            case ClaimState.BINDING | ClaimState.CLEARING:
+                state, lines = attempted(driver, state, entry, On.RETRY)
+            case ClaimState.PREPARED if entry.why is not None:
+                state, lines = attempted(driver, state, replace(entry, why=None), On.RETRY)
+            case _:
+                state = driver.with_claims(state, with_entry(driver.claims(state), entry))
+        effects += lines
+    state, lines = driver.due(state, at)
+    return state, effects + lines
+
+
+def deadline(driver: ClaimDriver, state: NodeState) -> float:
+    """When `due` or an answer is next due; infinite if never."""
+    claims = driver.claims(state)
+    return min(
+        driver.deadline(state),
+        min((e.retry_at for e in claims.entries.values()), default=math.inf),
+        min((e.collect_at for e in claims.entries.values()), default=math.inf),
+        min((c.deadline for c in claims.calls.values()), default=math.inf),
+        claims.relays_until if claims.relays_until > -math.inf else math.inf,
+    )
+
+
+def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | None:
+    """The first transition that an entry can make by itself; None if there is none. One that the table lacks sets its
+    entry aside."""
+    steps = (
+        _further(driver, state, entry, at)
+        for entry in driver.claims(state).entries.values()
+        if not entry.broken
+    )
+    try:
+        return next((step for step in steps if step is not None), None)
+    except NoTransitionError as error:
+        return set_aside(driver, state, error)
+
+
+def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
+    claims, uid = driver.claims(state), entry.name.uid
+    calls = [c for c in claims.calls.values() if c.uid == uid]
+    match entry.state:
+        case ClaimState.FETCHING if not calls:
+            return driver.with_claims(state, moved(driver, read_over(claims, uid), entry, On.ABANDONED)), []
+        case ClaimState.WAITING if not calls:
+            return driver.with_claims(state, moved(driver, claims, entry, On.ABANDONED)), []
+        case ClaimState.WAITING:
+            return _waited(driver, state, entry)
+        case ClaimState.VERIFYING if not calls:
+            return driver.with_claims(state, moved(driver, claims, entry, On.ABANDONED)), []
+        case ClaimState.VERIFYING:
+            return _verified(driver, state, entry)
+        case ClaimState.RESERVED if claims.durable >= entry.intent:
+            return driver.with_claims(state, moved(driver, claims, entry, On.DURABLE)), []
+        case ClaimState.BINDING if AWAITED in entry.acts:
+            return _awaited(driver, state, entry)
+        case ClaimState.COMMITTING if claims.durable >= entry.intent:
+            return driver.with_claims(state, moved(driver, claims, entry, On.DURABLE)), _logged(
+                "claim.prepared", entry
+            )
+        case ClaimState.RELEASING if _is_to_be_undone(driver, state, entry):
+            claims = moved(driver, claims, entry, On.DURABLE)
+            acts = driver.undoing(state, claims.entries[uid])
+            return driver.with_claims(state, with_acts(claims, claims.entries[uid], acts)), []
+        case ClaimState.TOMBSTONE if entry.retry_at == math.inf:
+            remembered = replace(entry, retry_at=at + limits.CLAIM_TOMBSTONE_S)
+            after = driver.with_claims(state, with_entry(claims, remembered))
+            return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)
+        case ClaimState.TOMBSTONE if any(call.prepares for call in calls):
+            return driver.with_claims(state, moved(driver, claims, blank(entry), On.PREPARE)), []
+    return None
+
+
+def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
+    """The act that others carry out is done when nothing lacks any more; None if it waits on. What lacks is the error
+    if the wait lasts too long, and at once where waiting is of no use."""
+    lacking = driver.lacking(state, entry)
+    if lacking is None:
+        state, entry = driver.reserved(state, entry)
+        return act_over(driver, state, entry, entry.acts[AWAITED], ()), []
+    why = lacking.why
+    if lacking.is_final:
+        stopped = replace(entry, acts={}, why=why)
+        return driver.with_claims(state, moved(driver, driver.claims(state), stopped, On.FAILED)), []
+    if why == entry.why:
+        return None
+    after = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
+    return after, _logged("claim.waiting", entry, cause=why.cause, reason=why.message)
+
+
+def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
+    """Its intent is on disk, no act is under way or waits for its next try, and who else has its devices is known."""
+    return (
+        driver.claims(state).durable >= entry.intent
+        and not entry.acts
+        and entry.retry_at == math.inf
+        and state.host.scanned
+        and state.kubelet.ledger.tried
+    )
+
+
+def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
+    """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
+    nobody else has them. None if it waits on."""
+    if entry.acts or (reason := driver.astray(state, entry)) is None:
+        return None
+    if not reason:
+        entry = replace(entry, why=None)  # it may have waited until its devices were back
+        return driver.with_claims(state, moved(driver, driver.claims(state), entry, On.IN_PLACE)), []
+    if (further := _waited(driver, state, entry)) is None:
+        return None
+    if driver.claims(further[0]).entries[entry.name.uid].state is not ClaimState.RESERVED:
+        return further
+    return further[0], [*_logged("claim.astray", entry, reason=reason, level=Level.WARNING), *further[1]]
+
+
+def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
+    """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
+    is the error if the wait lasts too long."""
+    obstacle = driver.in_the_way(state, entry)
+    if obstacle is None:
+        state, owner = driver.reserved(state, replace(entry, why=None))
+        claims = moved(driver, driver.claims(state), owner, On.FREE)
+        return driver.with_claims(state, claims), _logged("claim.reserved", entry)
+    if obstacle.is_final:
+        return not_prepared(driver, state, entry, obstacle.why)
+    if obstacle.why != entry.why:
+        waits = replace(entry, why=obstacle.why)
+        return driver.with_claims(state, with_entry(driver.claims(state), waits)), _logged(
+            "claim.waiting",
+            entry,
+            cause=obstacle.why.cause,
+            reason=obstacle.why.message,
+            level=Level.INFO if obstacle.is_owner else Level.DEBUG,
+        )
+    return None
+
+
+def _logged(
+    name: str, entry: Entry, *, cause: Cause | None = None, reason: str = "", level: Level = Level.INFO
+) -> list[Effect]:
+    fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
+    if entry.gpus:
+        fields["devices"] = tuple(gpu.address for gpu in entry.gpus)
+    if cause is not None:
+        fields["cause"] = str(cause)
+    if reason:
+        fields["reason"] = reason
+    return [Log(level, name, {**fields})]
+
+
+def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Obstacle) -> Stepped:
+    """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
+    claims, uid = driver.claims(state), entry.name.uid
+    answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
+    claims, effects = answered(claims, answers)  # first: the entry may go, and with it the claim's name
+    return driver.with_claims(state, moved(driver, claims, entry, On.REFUSED)), effects
+
+
+def act_over(
+    driver: ClaimDriver, state: NodeState, entry: Entry, number: int, bound: Iterable[BoundFunction]
+) -> NodeState:
+    """`state` after one act of an entry reached its goal: the next transition follows the last one."""
+    left = {key: n for key, n in entry.acts.items() if n != number}
+    # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
+    had = {a for a, b in entry.bound.items() if b.persistence}
+    found = {b.address: replace(b, persistence=b.persistence or b.address in had) for b in bound}
+    known = {**entry.bound, **found}
+    entry = replace(entry, acts=left, bound=known)
+    claims = driver.claims(state)
+    return driver.with_claims(
+        state, with_entry(claims, entry) if left else moved(driver, claims, entry, On.DONE)
+    )

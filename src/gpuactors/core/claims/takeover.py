@@ -1,0 +1,52 @@
+"""Claims that NVIDIA's DRA driver has prepared, and that were taken over with its checkpoint (`theirs.py`): what is
+found out of them later.
+
+Its checkpoint has only the UID of a claim that is prepared. Kubelet lists the claim by its name, with the same device
+of the same pool; and says its name when it unprepares it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.strangers import strangers
+from gpuactors.core.claims.transitions import attempted
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims, Entry, with_entry
+from gpuactors.core.values.claim import ClaimName
+from gpuactors.core.values.claim_states import On
+from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.model import LedgerSource
+
+Stepped = tuple["NodeState", list[Effect]]
+
+
+def named(claims: Claims, state: NodeState, entry: Entry) -> Entry:
+    """The entry with the name by which kubelet lists its devices; itself where that is known, or not said."""
+    if entry.name.is_known:
+        return entry
+    own = {(device.pool, device.device) for device in entry.given}
+    names = {c.claim for c in strangers(claims, state) if (c.pool, c.device) in own}
+    if len(names) != 1:
+        return entry
+    namespace, _, name = names.pop().partition("/")
+    return replace(entry, name=ClaimName(namespace, name, entry.name.uid))
+
+
+def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped:
+    """A claim whose name is not known is due to be looked for: the API server cannot be asked, so that kubelet lists it
+    for no pod, twice, must do."""
+    ledger, claims = state.kubelet.ledger, driver.claims(state)
+    if ledger.problem is not None or ledger.source is not LedgerSource.LIST:
+        again = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
+        return driver.with_claims(state, with_entry(claims, again)), []
+    if entry.missing == 0:
+        again = replace(entry, missing=1, collect_at=at + limits.CLAIM_COLLECT_S)
+        return driver.with_claims(state, with_entry(claims, again)), []
+    state, lines = attempted(driver, state, replace(entry, collect_at=math.inf), On.UNPREPARE)
+    reason = "NVIDIA's driver has prepared it, and kubelet lists its devices for no pod, twice; its name is not known"
+    fields = {"claim": str(entry.name), "uid": entry.name.uid, "reason": reason}
+    return state, [Log(Level.WARNING, "claim.collected", {**fields}), *lines]

@@ -1,0 +1,198 @@
+"""The checkpoint of NVIDIA's DRA driver, which has our driver's name, directory and file name: whose a file is, and
+which claims it has prepared.
+
+    {"checksum": 123, "v1": {"preparedClaims": {…}}, "v2": {"checksum": 456, "nodeBootID": "…", "preparedClaims":
+     {"<uid>": {"checkpointState": "PrepareCompleted", "status": {"allocation": {…}}, "preparedDevices":
+      [{"devices": [{"vfio": {"info": {"uuid": …, "pciBusID": …}, "device": {"Requests": [], "PoolName": …, …}}}],
+        "configState": {…}}]}}}}
+
+Read from the sources of NVIDIA's driver: `v1` has the prepared claims of `v2` again, for a downgrade; releases before
+25.8 wrote `v1` alone. A claim that is prepared has no namespace and name (NVIDIA issue 1278). The checksums are of Go's
+values, not of the bytes, and are not checked: a field that is missing says more.
+
+Values only. What is read is never written: the file is theirs, and they go on with it when they come back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from gpuactors.core.claims.checkpoint import MalformedError
+from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, Json, PreparedDevice
+from gpuactors.core.values.domain import DomainUid
+from gpuactors.core.values.model import PciAddress, is_pci_address
+from gpuactors.core.values.names import is_domain_id, is_uid
+
+_OURS: Final = re.compile(rb'\s*\{"checksum":"sha256:')
+_THEIRS: Final = re.compile(rb'\s*\{\s*"checksum"\s*:\s*\d+\s*[,}]')
+
+_PREPARED: Final = "PrepareCompleted"
+
+
+class Whose(StrEnum):
+    """Who has written a file by the name `checkpoint.json`."""
+
+    OURS = "ours"
+    """This program, before its file had a name of its own."""
+    THEIRS = "theirs"
+    NOBODYS = "nobody's"
+    """It has neither form."""
+
+
+def whose(content: bytes) -> Whose:
+    """By its beginning: also one that is damaged behind it is somebody's."""
+    if _OURS.match(content):
+        return Whose.OURS
+    return Whose.THEIRS if _THEIRS.match(content) else Whose.NOBODYS
+
+
+@dataclass(frozen=True, slots=True)
+class TheirDevice:
+    """One device of a claim."""
+
+    prepared: PreparedDevice
+    admin_access: bool = False
+    address: PciAddress | None = None
+    """Of a GPU; None where the file does not say it: releases up to 25.12 do not, and of one on its host's driver none
+    does."""
+    uuid: str = ""
+    """`GPU-…`, of the GPU or of a MIG device's; empty where the file does not say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TheirClaim:
+    """One claim that is prepared."""
+
+    name: ClaimName
+    """Often only the UID is known."""
+    devices: tuple[TheirDevice, ...]
+    domain: DomainUid | None = None
+    """The compute domain that it is for; None of a claim of GPUs."""
+
+    @property
+    def results(self) -> tuple[AllocatedDevice, ...]:
+        """Its devices as the scheduler has allocated them."""
+        return tuple(
+            AllocatedDevice(request, d.prepared.pool, d.prepared.device, d.prepared.share_id, d.admin_access)
+            for d in self.devices
+            for request in d.prepared.requests[:1]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TheirCheckpoint:
+    """What the file says."""
+
+    boot_id: str
+    """Empty where it does not say it: releases before 25.12."""
+    claims: tuple[TheirClaim, ...]
+
+
+def decoded(content: Json, driver: str) -> TheirCheckpoint:
+    """What the file says of a driver's claims. Raises `MalformedError`."""
+    newest = _object(content, "the file")
+    newest = _object(newest.get("v2") or newest.get("v1") or {}, "v2")
+    claims = _object(newest.get("preparedClaims") or {}, "preparedClaims")
+    boot_id = newest.get("nodeBootID")
+    found = (_claim(uid, _object(claim, f"the claim {uid}"), driver) for uid, claim in claims.items())
+    return TheirCheckpoint(
+        boot_id if isinstance(boot_id, str) else "", tuple(claim for claim in found if claim is not None)
+    )
+
+
+def _claim(uid: str, content: Mapping[str, Json], driver: str) -> TheirClaim | None:
+    """None of one whose prepare has not ended: no pod has it, and kubelet asks for it again."""
+    if not is_uid(uid):
+        raise MalformedError(f"{uid!r} is no UID of a claim")
+    if content.get("checkpointState", _PREPARED) != _PREPARED:
+        return None
+    groups = [_object(g, f"a group of devices of the claim {uid}") for g in _list(content, "preparedDevices")]
+    admin = _with_admin_access(content, driver)
+    devices = tuple(
+        _device(uid, _object(device, f"a device of the claim {uid}"), admin)
+        for group in groups
+        for device in _list(group, "devices")
+    )
+    name, namespace = content.get("name"), content.get("namespace")
+    is_named = isinstance(name, str) and isinstance(namespace, str) and bool(name and namespace)
+    return TheirClaim(
+        ClaimName(str(namespace), str(name), ClaimUid(uid)) if is_named else ClaimName("", "", ClaimUid(uid)),
+        devices,
+        _domain(groups),
+    )
+
+
+def _device(uid: str, content: Mapping[str, Json], admin: frozenset[str]) -> TheirDevice:
+    """Of the kinds that it may be (`gpu`, `mig`, `vfio`, `channel`, `daemon`) exactly one is no null."""
+    kinds = [kind for kind in content.values() if isinstance(kind, Mapping)]
+    if len(kinds) != 1:
+        raise MalformedError(f"a device of the claim {uid} is of no kind, or of several")
+    said = kinds[0].get("info") or kinds[0].get("concrete")
+    info: Mapping[str, Json] = said if isinstance(said, Mapping) else {}
+    device = _object(kinds[0].get("device"), f"a device of the claim {uid}")
+    name = _text(device, "DeviceName")
+    address = next((a for key in ("pciBusID", "parentPCIBusID") if (a := info.get(key))), None)
+    uuid = next((u for key in ("parentUUID", "uuid") if (u := info.get(key))), None)
+    prepared = PreparedDevice(
+        _texts(device, "Requests"),
+        _text(device, "PoolName"),
+        name,
+        _texts(device, "CDIDeviceIDs"),
+        share if isinstance(share := device.get("ShareID"), str) else None,
+    )
+    return TheirDevice(prepared, name in admin, _address(address), uuid if isinstance(uuid, str) else "")
+
+
+def _with_admin_access(content: Mapping[str, Json], driver: str) -> frozenset[str]:
+    """The names of the devices that the claim has admin access to, by its status as it was."""
+    match content:
+        case {"status": {"allocation": {"devices": {"results": tuple(results)}}}}:
+            return frozenset(
+                str(r.get("device"))
+                for r in results
+                if isinstance(r, Mapping) and r.get("adminAccess") is True and r.get("driver") == driver
+            )
+        case _:
+            return frozenset()
+
+
+def _domain(groups: Iterable[Mapping[str, Json]]) -> DomainUid | None:
+    for group in groups:
+        state = group.get("configState")
+        domain = state.get("ComputeDomain") if isinstance(state, Mapping) else None
+        if isinstance(domain, str) and is_domain_id(domain):
+            return DomainUid(domain)
+    return None
+
+
+def _address(text: Json) -> PciAddress | None:
+    lower = text.lower() if isinstance(text, str) else ""
+    return PciAddress(lower) if is_pci_address(lower) else None
+
+
+def _object(content: Json, what: str) -> Mapping[str, Json]:
+    if not isinstance(content, Mapping):
+        raise MalformedError(f"{what} is no object")
+    return content
+
+
+def _list(content: Mapping[str, Json], name: str) -> tuple[Json, ...]:
+    found = content.get(name)
+    if found is not None and not isinstance(found, tuple):
+        raise MalformedError(f"{name} is no list")
+    return found or ()
+
+
+def _text(content: Mapping[str, Json], name: str) -> str:
+    found = content.get(name)
+    if not isinstance(found, str):
+        raise MalformedError(f"{name} is no text")
+    return found
+
+
+def _texts(content: Mapping[str, Json], name: str) -> tuple[str, ...]:
+    return tuple(str(text) for text in _list(content, name) if isinstance(text, str))

@@ -1,0 +1,104 @@
+"""What a transition of a claim requests: the number of a read, of a checkpoint, or of acts.
+
+Every change of an entry's state goes through `moved`, and so through the table. An act gets its number only in a
+transition that follows the checkpoint with its intent (ADR 0009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import count
+
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import FILES, Claims, Entry, with_entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.claim_states import ENDED, NoTransitionError, On, Request, follow
+from gpuactors.core.values.effects import Effect, Field, Level, Log, Refusal, Refused
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: On) -> Claims:
+    """`claims` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
+    try:
+        after, request = follow(entry.state, on)
+    except NoTransitionError as error:
+        error.uid = entry.name.uid
+        raise
+    if after in ENDED and after is not entry.state:
+        entry, claims = replace(blank(entry), retry_at=math.inf), read_over(claims, entry.name.uid)
+    entry = replace(entry, state=after, broken="")
+    match request:
+        case Request.NOTHING:
+            return with_entry(claims, entry)
+        case Request.FETCH:
+            entry = replace(blank(entry), retry_at=math.inf)
+            return with_read(with_entry(claims, entry), entry.name.uid)
+        case Request.CHECKPOINT | Request.FORGET:
+            number = claims.last + 1
+            entry = replace(entry, intent=number, acts={}, retry_at=math.inf, collect_at=math.inf, why=None)
+            claims = read_over(claims, entry.name.uid)
+            return with_entry(replace(claims, last=number, checkpoint=number), entry)
+        case Request.BIND:
+            acts = driver.binding(entry)
+            # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
+            entry = replace(entry, retry_at=math.inf)
+            return with_acts(claims, entry, acts) if acts else moved(driver, claims, entry, On.DONE)
+        case Request.WRITE:
+            return with_acts(claims, replace(entry, why=None, retry_at=math.inf), [FILES])
+        case Request.CLEAR:
+            return with_acts(claims, replace(entry, retry_at=math.inf), [FILES])
+        case Request.UNDO:  # which devices are returned follows from the whole state: `ClaimDriver.undoing`
+            return with_entry(claims, entry)
+
+
+def set_aside(driver: ClaimDriver, state: NodeState, error: NoTransitionError) -> Stepped:
+    """`state` with the claim set aside for which the table lacks a row: what it has stays its own, no act of it stands,
+    it goes on by itself no further, and a call about it is another try. The other claims are served. Under tests and
+    simulation raises `error`."""
+    if state.daemon.settings.strict:
+        raise error
+    sentence = f"{error}, which is a bug of gpuactors: report it with the journal. The claim is left as it is"
+    claims = driver.claims(state)
+    entry = claims.entries.get(ClaimUid(error.uid))
+    fields: dict[str, Field] = {"uid": error.uid, "reason": sentence}
+    if entry is not None:
+        fields["claim"] = str(entry.name)
+        claims = with_entry(claims, replace(entry, broken=sentence, acts={}, retry_at=math.inf))
+    return driver.with_claims(state, claims), [Log(Level.ERROR, "claim.broken", fields)]
+
+
+def attempted(driver: ClaimDriver, state: NodeState, entry: Entry, on: On) -> Stepped:
+    """`state` after a transition of one entry, or with that set aside. Raises as `set_aside`."""
+    try:
+        return driver.with_claims(state, moved(driver, driver.claims(state), entry, on)), []
+    except NoTransitionError as error:
+        return set_aside(driver, driver.with_claims(state, with_entry(driver.claims(state), entry)), error)
+
+
+def blank(entry: Entry) -> Entry:
+    """The entry of a claim that has nothing here (any more)."""
+    return Entry(entry.name, entry.state, entry.order)
+
+
+def with_read(claims: Claims, uid: ClaimUid) -> Claims:
+    number = claims.last + 1
+    return replace(claims, last=number, reads={**claims.reads, uid: number})
+
+
+def read_over(claims: Claims, uid: ClaimUid) -> Claims:
+    return replace(claims, reads={u: n for u, n in claims.reads.items() if u != uid})
+
+
+def with_acts(claims: Claims, entry: Entry, keys: Iterable[str]) -> Claims:
+    acts = dict(zip(keys, count(claims.last + 1), strict=False))
+    return with_entry(replace(claims, last=claims.last + len(acts)), replace(entry, acts=acts))
+
+
+def refusal(cause: Cause, reason: str) -> Refused:
+    """The error of a claim. Kubelet gets its sentence: the call itself succeeds, and has no gRPC status of its own."""
+    return Refused(Refusal.FAILED_PRECONDITION, reason, (cause,))

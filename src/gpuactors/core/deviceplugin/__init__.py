@@ -1,0 +1,1 @@
+"""The device plugin API: device lists, registration, and the answers to calls."""

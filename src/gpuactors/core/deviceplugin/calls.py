@@ -1,0 +1,597 @@
+"""The gate: whether these devices may be allocated now.
+
+Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: a
+call requests an inspection of each of its devices, a poll of the groups' use and a read of kubelet's ledger, and waits
+for their results. A read of the ledger that was requested just before the call counts as well, but no call is refused
+because of such a read: kubelet allocates what its ledger has free *now*, so an owner in the earlier read may have just
+left. If the ledger cannot be read, its last known contents count.
+
+A device that is unknown, has changed since it was listed, cannot be opened or is held by an external process is refused
+with its reason. It is never replaced by another: kubelet's ledger would disagree with reality for the pod's life.
+
+A device that is still held by a pod that is gone is allocated all the same where PreStartContainer will be called,
+because that is the one call that kubelet repeats: it waits until the old process has released the device, and is
+refused only if its time runs out.
+
+GetPreferredAllocation is answered at once and never refused: kubelet fails the pod on its error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.blockers import OF_A_PART
+from gpuactors.core.assessment.ownership import may_be_a_pods, observed_use, orphans_pod
+from gpuactors.core.deviceplugin.allocation import grant, prefer
+from gpuactors.core.deviceplugin.choice import Search
+from gpuactors.core.devices import inspections
+from gpuactors.core.devices.identity import address_of
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import changed, function_at, not_listed, not_offered
+from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.ledger import schedule
+from gpuactors.core.state import NodeState, with_inspections, with_waiting
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import (
+    Answer,
+    Effect,
+    Field,
+    Granted,
+    Level,
+    Log,
+    Preferred,
+    Ready,
+    Refusal,
+    Refused,
+    Reply,
+)
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
+    Call,
+    CallKind,
+    DeviceId,
+    Difference,
+    LastCall,
+    PciAddress,
+    PciFunction,
+    ResourceName,
+    Role,
+    Token,
+    differences,
+    is_pci_address,
+)
+from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
+from gpuactors.core.values.status import Assessment, Blocker, causes_of
+
+_NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
+
+Answered = list[Effect]
+"""The replies to calls, each with its one line in the log."""
+
+
+def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> tuple[NodeState, Answered]:
+    """A call came in: it is refused if it cannot be granted in any case, else it requests fresh inspections and
+    waits."""
+    match event:
+        case AllocateAsked():
+            kind, requests, wait_s = CallKind.ALLOCATE, event.requests, limits.CALL_DEADLINE_S
+        case PreStartAsked():
+            kind, requests, wait_s = CallKind.PRE_START, (event.devices,), limits.PRE_START_WAIT_S
+    known = devices_by_id(state, event.resource)
+    ids = [i for request in requests for i in request]
+    refused = _refused_at_once(state, event.resource, ids, known)
+    if refused is not None:
+        addresses = [known[i].function.address for i in ids if i in known]
+        state = _noted(state, addresses, kind, refused, at)
+        return state, _answered(event.token, kind, event.resource, requests, refused)
+    call = Call(
+        kind=kind,
+        resource=event.resource,
+        requests=requests,
+        seen={known[i].function.address: known[i].function for i in ids},
+        since=state.host.inspections.last,
+        deadline=at + wait_s,
+        came_at=at,
+    )
+    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(call.seen)))
+    state = _with_poll(with_waiting(state, {**state.calls.waiting, event.token: call}), call)
+    return _with_read(state, call, at), []
+
+
+def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
+    """Answers every waiting call that can be answered now."""
+    answered: Answered = []
+    for token, call in state.calls.waiting.items():
+        if _missing(state, call):
+            state = _with_read(state, call, at)
+            continue
+        answer = _decide(state, call)
+        if isinstance(answer, _Doubted):
+            doubting = replace(call, doubts=True)
+            state = with_waiting(state, {**state.calls.waiting, token: doubting})
+            state = _with_read(state, doubting, at)
+            continue
+        if answer is None:  # the previous holder has not released it yet
+            continue
+        answered += _answered(token, call.kind, call.resource, call.requests, answer)
+        state = _noted(state, call.seen, call.kind, answer, at)
+        if isinstance(answer, Granted):
+            state = _with_pending(state, call, at)
+    return _without(state, answered), answered
+
+
+def after_lists(
+    answered: Answered, waiting: Mapping[Token, Call], before: NodeState, after: NodeState
+) -> Answered:
+    """`answered` with each grant naming the lists that it has changed for others: those of `after` that are not the
+    ones of `before`. `waiting`: the calls that are answered."""
+    if not any(isinstance(e, Reply) and isinstance(e.answer, Granted) for e in answered):
+        return answered
+    lists, were = after.published.device_lists, before.published.device_lists
+    changed = {r: differences(were.get(r, ()), now) for r, now in lists.items() if now is not were.get(r)}
+
+    def ordered(effect: Effect) -> Effect:
+        if not (isinstance(effect, Reply) and isinstance(effect.answer, Granted)):
+            return effect
+        call = waiting[effect.token]
+        own = {(call.resource, i) for request in call.requests for i in request}
+        others = tuple(sorted(r for r, found in changed.items() if _is_others(r, found, own)))
+        return replace(effect, answer=replace(effect.answer, lists=others)) if others else effect
+
+    return [ordered(effect) for effect in answered]
+
+
+def _is_others(
+    resource: ResourceName, found: Iterable[Difference], own: Collection[tuple[ResourceName, DeviceId]]
+) -> bool:
+    """An entry that was there and is of none of these devices has another health."""
+    return any(
+        was is not None and now is not None and was.health is not now.health and (resource, was.id) not in own
+        for was, now in found
+    )
+
+
+def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
+    """Refuses the calls that cannot be answered in time."""
+    answered: Answered = []
+    for token, call in state.calls.waiting.items():
+        if call.deadline <= at:
+            late = _late(state, call)
+            answered += _answered(token, call.kind, call.resource, call.requests, late)
+            state = _noted(state, call.seen, call.kind, late, at)
+    return _without(state, answered), answered
+
+
+def handed_over(state: NodeState) -> tuple[NodeState, Answered]:
+    """Refuses every call that still waits: a successor will serve. Kubelet repeats a PreStartContainer there."""
+    refused = _refused(
+        Refusal.UNAVAILABLE,
+        Blocker(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
+    )
+    answered: Answered = []
+    for token, call in state.calls.waiting.items():
+        answered += _answered(token, call.kind, call.resource, call.requests, refused)
+    return _without(state, answered), answered
+
+
+def abandoned(state: NodeState, token: Token) -> NodeState:
+    """No caller waits for this answer any more."""
+    return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t != token})
+
+
+def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
+    """The answer to GetPreferredAllocation, from known facts: first the devices that could really be opened, last those
+    in a group with a device that has an owner and that kubelet does not offer (it has not received our last list
+    yet)."""
+    known = devices_by_id(state, event.resource)
+    owned = index_of(state).owners
+    busy = {
+        i
+        for i, d in known.items()
+        if d.function.address in owned or ((use := observed_use(state, d)) is not None and use.in_use)
+    }
+    search = Search()
+    chosen = []
+    for request in event.requests:
+        offered = {
+            known[i].function.address for i in (*request.available, *request.must_include) if i in known
+        }
+        functions = (function_at(state, a) for a in owned.keys() - offered)
+        groups = {function.iommu_group for function in functions if function is not None} - {None}
+        taken = {i for i, d in known.items() if d.function.iommu_group in groups}
+        chosen.append(prefer(request, known, busy, search, taken))
+    return Reply(event.token, Preferred(tuple(chosen)))
+
+
+def waits_for_poll(state: NodeState) -> bool:
+    """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
+    return any(
+        not _unseen(state, call) and (bool(_unpolled(state, call)) or not _is_unread(state, call))
+        for call in state.calls.waiting.values()
+    )
+
+
+def devices_by_id(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
+    """As `Index.by_id`; empty if there are none of that resource."""
+    return index_of(state).by_id.get(resource, _NONE)
+
+
+def _without(state: NodeState, answered: Answered) -> NodeState:
+    tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
+    if not tokens:
+        return state
+    return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t not in tokens})
+
+
+def _noted(
+    state: NodeState, addresses: Iterable[PciAddress], kind: CallKind, answer: Answer, at: float
+) -> NodeState:
+    """`state` with this as the last call of its kind about these functions; those that are gone for good are
+    forgotten."""
+    refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
+    found = LastCall(kind, at, *refused)
+    last = {a: calls for a, calls in state.calls.last.items() if a in state.host.facts}
+    for address in addresses:
+        last[address] = (*(c for c in last.get(address, ()) if c.kind is not kind), found)
+    return replace(state, calls=replace(state.calls, last=last))
+
+
+def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
+    """`state` with the call's devices as pending allocations: they count as allocated until kubelet's ledger lists
+    them. `schedule.due` requests the read for that."""
+    ids = [(call.resource, device) for request in call.requests for device in request]
+    until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
+    # The answer that kubelet kept of an earlier Allocate is another pod's, and its file may not be readable soon.
+    kubelet = state.kubelet
+    cached = {name: nodes for name, nodes in kubelet.ledger.cached.items() if name not in until}
+    ledger, pending = replace(kubelet.ledger, cached=cached), {**kubelet.pending_allocations, **until}
+    return replace(state, kubelet=replace(kubelet, pending_allocations=pending, ledger=ledger))
+
+
+def _answered(
+    token: Token,
+    kind: CallKind,
+    resource: ResourceName,
+    requests: tuple[tuple[DeviceId, ...], ...],
+    answer: Answer,
+) -> Answered:
+    fields: dict[str, Field] = {
+        "call": str(kind),
+        "resource": resource,
+        "devices": quoted_ids([i for ids in requests for i in ids]),
+    }
+    if isinstance(answer, Refused):
+        fields |= {
+            "status": str(answer.status),
+            "causes": tuple(map(str, answer.causes)),
+            "reason": answer.reason,
+        }
+        line = Log(Level.WARNING, "call.refused", fields)
+    else:
+        line = Log(Level.INFO, "call.granted", fields)
+    return [Reply(token, answer), line]
+
+
+def _refused(status: Refusal, *why: Blocker) -> Refused:
+    """The refusal for all of these blockers; its sentence has the first of them."""
+    owners = tuple(given for b in why if b.owner is not None for given in b.owner.entries)
+    return Refused(status, "; ".join(first_of([b.message for b in why])), causes_of(why), owners)
+
+
+def _refused_at_once(
+    state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
+) -> Refused | None:
+    if state.daemon.stopping or state.daemon.role is not Role.SERVING:
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.NOT_SERVING, "gpuactors is stopping"))
+    if not ids:
+        nothing = Blocker(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
+        return _refused(Refusal.INVALID_ARGUMENT, nothing)
+    if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
+        twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
+        message = f"requested twice in one call: {', '.join(quoted_ids(twice))}"
+        return _refused(Refusal.INVALID_ARGUMENT, Blocker(Cause.INVALID_REQUEST, message))
+    unknown = [i for i in ids if i not in known]
+    if not unknown:
+        return None
+    # The rest is only counted: each reason takes a search of the resource's whole list.
+    why = {i: _why_unknown(state, resource, i) for i in unknown[: limits.QUOTED_ITEMS_MAX]}
+    named = [f"{quoted_id(i)}: {blocker.message}" for i, blocker in why.items()]
+    reason = "; ".join(first_of([*named, *unknown[len(named) :]]))
+    return Refused(Refusal.NOT_FOUND, reason, causes_of(why.values()))
+
+
+def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Blocker:
+    address = address_of(state, resource, device)
+    function = function_at(state, address) if address is not None else None
+    if function is not None and function.fault is not None:
+        return Blocker(Cause.UNREADABLE, function.fault)
+    listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
+    if device not in listed:
+        return Blocker(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
+    if address is None or not is_pci_address(address):
+        return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
+    # Not the listed reason, which may name a pod: kubelet has allocated it to the pod of this call.
+    return not_listed(state, resource, address)
+
+
+def _missing(state: NodeState, call: Call) -> bool:
+    """A device of the call has not been inspected, its group not polled, or the ledger not read since the call came."""
+    unseen = _unseen(state, call) or _unpolled(state, call)
+    return bool(unseen) or _is_unread(state, call) or not state.claims.is_known
+
+
+def _is_unread(state: NodeState, call: Call) -> bool:
+    """No read of kubelet's ledger that counts for the call has come back: requested after it came, or just before."""
+    if state.kubelet.ledger.done > call.since:
+        return False
+    return call.doubts or not _is_fresh(state.kubelet.ledger.read_at, call)
+
+
+def _is_fresh(asked_at: float, call: Call) -> bool:
+    """A read of the ledger that was requested at `asked_at` is new enough for the call."""
+    return asked_at >= call.came_at - limits.LEDGER_FRESH_S
+
+
+def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
+    """`state` with a read of the ledger that counts for the call outstanding, or wanted next, if the call needs one."""
+    ledger = state.kubelet.ledger
+    if not _is_unread(state, call):
+        return state
+    if ledger.outstanding is not None:
+        enough = ledger.outstanding > call.since or (not call.doubts and _is_fresh(ledger.asked_at, call))
+        if enough or ledger.refresh.again:
+            return state
+    return schedule.ask_ledger(state, at)
+
+
+def _with_poll(state: NodeState, call: Call) -> NodeState:
+    """`state` with a poll of the groups of the call's devices outstanding, or wanted next, whether they were polled so
+    far or not."""
+    groups = {f.iommu_group for f in call.seen.values() if f.iommu_group is not None}
+    return schedule.ask_poll(state, frozenset(groups)) if groups else state
+
+
+def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
+    """Its devices that were not inspected since it came: the inspection is outstanding, or there was a shortage."""
+    return sorted(
+        a
+        for a in call.seen
+        if _shortage(state, a) or (a in state.host.inspections.functions and _number(state, a) <= call.since)
+    )
+
+
+def _shortage(state: NodeState, address: PciAddress) -> str:
+    fact = state.host.facts.get(address)
+    return fact.short if fact is not None else ""
+
+
+def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
+    """Its devices whose group has not been polled since it came: a poll may have to leave a group out, and an earlier
+    poll does not count. Of a group only the device itself counts: a call does not wait for a device that is gone, in no
+    group or on no vfio driver, whatever driver a companion of it is on."""
+    index, unpolled = index_of(state), []
+    for address in sorted(call.seen):
+        function = index.functions.get(address)
+        group = function.iommu_group if function is not None else None
+        if group is None or address not in index.polled.get(group, ()):
+            continue
+        use = state.host.polls.groups.get(group)
+        if use is None or use.poll <= call.since:
+            unpolled.append(address)
+    return unpolled
+
+
+def _number(state: NodeState, address: PciAddress) -> int:
+    fact = state.host.facts.get(address)
+    return 0 if fact is None else fact.inspection
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubted:
+    """The call would be refused because of a read of the ledger from before it came."""
+
+
+def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
+    """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
+    known = devices_by_id(state, call.resource)
+    blockers = [b for address, seen in call.seen.items() if (b := _blocker(known, state, address, seen))]
+    if call.kind is CallKind.PRE_START:
+        blockers = [b for b in blockers if b.cause not in OF_A_PART]
+    if blockers:
+        return _refused(Refusal.FAILED_PRECONDITION, *sorted(blockers, key=attrgetter("message")))
+    match call.kind:
+        case CallKind.PRE_START:
+            if stale := _stale(state, call, known):
+                if state.kubelet.ledger.done <= call.since:
+                    return _Doubted()
+                return _refused(Refusal.FAILED_PRECONDITION, Blocker(Cause.STALE_NODES, stale))
+            return None if _held(state, call) else Ready()
+        case CallKind.ALLOCATE:
+            if _is_undecided(state, known, call):
+                return None
+            if taken := _taken(state, call):
+                if state.kubelet.ledger.done <= call.since:
+                    return _Doubted()
+                if _may_be_back(state, known, call):
+                    return None
+                return _refused(Refusal.FAILED_PRECONDITION, *taken)
+            return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
+
+
+def _blocker(
+    known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
+) -> Blocker | None:
+    """What forbids to allocate it by its files, named by its address; None if nothing."""
+    now = function_at(state, address)
+    found = changed(seen, now)
+    if found is None and now is not None:
+        device = known.get(DeviceId(address))
+        found = not_offered(now) if device is None else _assessed(state, device).blocker
+    return _of(address, found) if found is not None else None
+
+
+def _assessed(state: NodeState, device: Device) -> Assessment:
+    return assessments_of(state).of[device.function.address]
+
+
+def _of(address: PciAddress, blocker: Blocker) -> Blocker:
+    return replace(blocker, message=f"{address}: {blocker.message}")
+
+
+def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
+    """A group is in use, and the result that shows whether the holder is external, or a pod that has just left, is
+    outstanding."""
+    for address in call.seen:
+        device = known[DeviceId(address)]
+        use = observed_use(state, device)
+        if use is None or not use.in_use:
+            continue
+        ledger, orphans = state.kubelet.ledger, state.kubelet.orphans
+        left = [orphans[m.address].read for m in device.group if m.address in orphans]
+        read_comes = use.since > ledger.read and ledger.outstanding is not None
+        group = device.function.iommu_group
+        poll_comes = any(use.poll <= read for read in left) and state.host.polls.is_to_see(group)
+        if read_comes or poll_comes:
+            return True
+    return False
+
+
+def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
+    """Another device of a group was allocated so recently that kubelet's ledger does not show yet whether it is still
+    allocated to a pod."""
+    if state.kubelet.ledger.problem is not None:
+        return False
+    late = {
+        address_of(state, *given)
+        for given, until in state.kubelet.pending_allocations.items()
+        if state.kubelet.ledger.read_at < schedule.listed_at(until)
+    }
+    others = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
+    return not others.isdisjoint(late)
+
+
+def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> str:
+    """Why the container would not get its devices but others, which are now behind the nodes of the answer that kubelet
+    keeps: groups may have other numbers after a restart of the node. Empty if it gets its devices, or if kubelet keeps
+    no answer with nodes for them."""
+    ids = [i for request in call.requests for i in request]
+    made = {n for i in ids for n in state.kubelet.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
+    if not made:
+        return ""
+    due = {i: {n for m in known[i].group for n in m.nodes if _is_of_one(n)} for i in ids}
+    wrong = sorted(made - set().union(*due.values()))
+    lacking = [i for i in ids if made.isdisjoint(due[i])]
+    if not wrong and not lacking:
+        return ""
+    whose = "; ".join(first_of([_whose_node(state, call, node) for node in wrong]))
+    needs = "; ".join(
+        first_of(
+            [
+                f"{known[i].function.address} is behind {' and '.join(sorted(due[i])) or 'no node'} now"
+                for i in lacking or ids
+            ]
+        )
+    )
+    return (
+        f"the container would get {', '.join(quoted_ids(sorted(made)))}: kubelet has kept that from an Allocate before "
+        f"the node's restart, or before the device was bound again; {whose + '; ' if whose else ''}{needs}: "
+        "delete the pod, so that its devices are allocated again"
+    )
+
+
+def _is_of_one(node: str) -> bool:
+    """A device node of one group or function, unlike the container's and iommufd's."""
+    return node.startswith("/dev/vfio/") and node != "/dev/vfio/vfio"
+
+
+def _whose_node(state: NodeState, call: Call, node: str) -> str:
+    """The function that a device node belongs to now, as a sentence."""
+    index = index_of(state)
+    for address, function in index.functions.items():
+        if node in function.nodes:
+            owner = index.owners.get(address)
+            allocated = f" ({owner.message(call.resource)})" if owner is not None else ""
+            return f"{node} belongs to {address} now{allocated}"
+    return f"{quoted_id(node)} belongs to no GPU any more"
+
+
+def _taken(state: NodeState, call: Call) -> list[Blocker]:
+    """Why Allocate must refuse although the files are in order: the devices' owners and holders."""
+    known = devices_by_id(state, call.resource)
+    asked = {known[i].function.address: i for request in call.requests for i in request}
+    found = ((a, _taken_by(state, call, known[DeviceId(a)], asked[a])) for a in sorted(call.seen))
+    return [_of(address, blocker) for address, blocker in found if blocker is not None]
+
+
+def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) -> Blocker | None:
+    owned, group = index_of(state).owners, f"IOMMU group {device.function.iommu_group}"
+    owner = owned.get(device.function.address)
+    if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:
+        return Blocker(others.cause(call.resource), others.message(), others)
+    members = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
+    if members:
+        owner = owned[members[0]]
+        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {members[0]} is {owner.message()}", owner)
+    use = observed_use(state, device)
+    if use is None or not use.in_use:
+        return None
+    # Kubelet allocates what its ledger has free, so the owner of the last read has just left.
+    left = orphans_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
+    if left and state.daemon.settings.pre_start_gate:
+        return None
+    return Blocker(_held_by(state, device, left=left), f"{group} is {use.evidence}")
+
+
+def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
+    """The cause for a group that is held by another than the pod of the call."""
+    if left:
+        return Cause.ORPHANED
+    cause = _assessed(state, device).ownership.cause
+    return cause if cause is Cause.HOLDER_UNKNOWN else Cause.HELD_BY_OTHER
+
+
+def _held(state: NodeState, call: Call) -> list[Blocker]:
+    """The call's devices whose group is held, each with the holder."""
+    known = devices_by_id(state, call.resource)
+    held = []
+    for address in sorted(call.seen):
+        device = known.get(DeviceId(address))
+        use = observed_use(state, device) if device is not None else None
+        if device is not None and use is not None and use.in_use:
+            pod = orphans_pod(state, device)
+            gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""
+            message = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
+            held.append(Blocker(_held_by(state, device, left=pod is not None), message))
+    return held
+
+
+def _late(state: NodeState, call: Call) -> Refused:
+    """Why a call could not be answered in time."""
+    if short := [
+        Blocker(Cause.SHORTAGE, f"{a}: {why}") for a in sorted(call.seen) if (why := _shortage(state, a))
+    ]:
+        return _refused(Refusal.UNAVAILABLE, *short)
+    if unseen := ", ".join(quoted_ids(_unseen(state, call))):
+        message = f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.INSPECTION_LATE, message))
+    if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
+        message = (
+            f"the users of {unpolled} could not be determined in time; can its `enable` be read in sysfs?"
+        )
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, message))
+    if not state.claims.is_known:
+        message = (
+            "the checkpoint of the claims, which may have a device of the call, could not be read in time"
+        )
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.CHECKPOINT_LATE, message))
+    if _is_unread(state, call):
+        message = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
+        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))
+    return _refused(Refusal.UNAVAILABLE, *(_held(state, call) or _taken(state, call)))

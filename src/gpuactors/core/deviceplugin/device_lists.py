@@ -1,0 +1,466 @@
+"""The device lists: the devices of each resource as kubelet gets them, derived from the facts after every event.
+
+Here a never-seen model becomes a resource with a plugin, and an emptied resource retires. A device that is gone or
+unbound while a pod has it stays listed, Unhealthy, until its pod is gone: a shrinking list makes capacity smaller than
+allocated. One whose unbind waits stays, Unhealthy, until the process that has it open releases it. And no list loses a
+device while kubelet may be using it in a call, as kubelet 1.36 panics if it does, nor before kubelet's ledger has been
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import attrgetter
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.ownership import allocated_ids, given
+from gpuactors.core.deviceplugin.entries import check_entries, entries_of
+from gpuactors.core.deviceplugin.registration import new_plugin
+from gpuactors.core.devices.identity import awaits_inspection
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import lost, not_listed
+from gpuactors.core.state import NodeState, with_plugins
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.model import (
+    AdvertisedDevice,
+    DeviceId,
+    DeviceList,
+    Difference,
+    Health,
+    PciAddress,
+    PluginState,
+    ResourceName,
+    Role,
+    Transition,
+    differences,
+    is_pci_address,
+)
+from gpuactors.core.values.owner import Named
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.status import Blocker
+
+
+def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
+    """`state` with the device lists and plugins that follow from the facts, and the changes as log lines."""
+    if state.daemon.stopping:
+        return with_plugins(state, {}), []
+    if not is_ready(state) or _nothing_changed(before, state, at):
+        return state, []
+    state = replace(state, entries=entries_of(state))
+    if state.daemon.settings.strict:
+        check_entries(state)
+    view = _view(state)
+    made = {
+        resource: _device_list(
+            state,
+            resource,
+            view.listed.setdefault(resource, {}),
+            state.published.device_lists.get(resource, ()),
+            at,
+        )
+        for resource in sorted({*state.published.plugins, *view.listed})
+    }
+    found = {
+        r: differences(state.published.device_lists.get(r, ()), device_list)
+        for r, device_list in made.items()
+    }
+    device_lists: dict[ResourceName, DeviceList] = {}
+    plugins: dict[ResourceName, PluginState] = {}
+    effects: list[Effect] = []
+    for resource, device_list in _with_rules_kept(state, view, made, found, effects).items():
+        plugin = _aged(state.published.plugins.get(resource), device_list, at)
+        if plugin is None:
+            effects.append(Log(Level.INFO, "resource.retired", {"resource": resource}))
+            continue
+        if resource not in state.published.device_lists:
+            effects.append(Log(Level.INFO, "resource.appeared", {"resource": resource}))
+        device_lists[resource], plugins[resource] = device_list, plugin
+        if device_list is not made[resource]:
+            found[resource] = differences(state.published.device_lists.get(resource, ()), device_list)
+        effects.extend(_changes(state, view, resource, found[resource]))
+    history = _recorded(state, view, device_lists, found, at)
+    serving = state.daemon.role is Role.SERVING and state.daemon.settings.device_plugin
+    served = _served(state, device_lists, retired=made.keys() - device_lists.keys())
+    plugins = plugins if serving else {}
+    return replace(
+        state,
+        published=replace(
+            state.published, served=served, device_lists=device_lists, plugins=plugins, history=history
+        ),
+    ), effects
+
+
+def _served(
+    state: NodeState, device_lists: Mapping[ResourceName, DeviceList], retired: Set[ResourceName]
+) -> Mapping[ResourceName, frozenset[str]]:
+    """The resources that are ours, with the models that had this name; the same object if nothing changed."""
+    models = index_of(state).models
+    served = {
+        resource: known for resource, known in state.published.served.items() if resource not in retired
+    }
+    for resource in device_lists:
+        served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
+    return served if served != state.published.served else state.published.served
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Values derived from the state that one publication needs in several places."""
+
+    ids: Mapping[PciAddress, DeviceId]
+    """As `identity.alias_ids`."""
+    given: Mapping[ResourceName, Set[DeviceId]]
+    """As `ownership.allocated_ids`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
+    listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
+    """The entries to list: offered devices, and those that are lost while a pod has them; an entry that a list keeps
+    for now is added later."""
+
+
+def _view(state: NodeState) -> _View:
+    given = allocated_ids(state, index_of(state).resources)
+    return _View(ids=state.entries.ids, given=given, listed=_listed(state, given))
+
+
+def is_ready(state: NodeState) -> bool:
+    """The host has been scanned, the groups polled and the ledger read once: a first device list made from less would
+    be a guess.
+
+    Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
+    external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint.
+    """
+    if not state.claims.is_known:
+        return False
+    if not (
+        state.host.scanned
+        and state.kubelet.ledger.tried
+        and (state.host.polls.done > 0 or state.host.polls.outstanding is None)
+    ):
+        return False
+    if not state.published.device_lists and awaits_inspection(state):
+        return False
+    if state.published.device_lists or state.kubelet.ledger.problem is not None:
+        return True
+    uses, read = state.host.polls.groups, state.kubelet.ledger.read
+    return not any(uses[group].since > read for group in index_of(state).in_use)
+
+
+def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
+    return (
+        is_ready(before)
+        and index_of(before).functions is index_of(state).functions
+        and assessments_of(before).of is assessments_of(state).of
+        and not _unbinding_may_differ(before, state)
+        and _held(before) <= _held(state)
+        and before.kubelet.ledger.entries is state.kubelet.ledger.entries
+        and (before.kubelet.ledger.read == 0) == (state.kubelet.ledger.read == 0)
+        and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()
+        and before.kubelet.resolved is state.kubelet.resolved
+        and before.daemon.role is state.daemon.role
+        and not any(_is_over(plugin, at) for plugin in state.published.plugins.values())
+    )
+
+
+def _held(state: NodeState) -> set[ResourceName]:
+    """The resources whose lists lose no entry for now. One resource more changes no list."""
+    return {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
+
+
+def _unbinding_may_differ(before: NodeState, state: NodeState) -> bool:
+    """Whether a new poll may show that an unbind waits, or has ended: only polls show that."""
+    return before.host.polls.groups is not state.host.polls.groups and bool(index_of(state).unbinding)
+
+
+def _listed(
+    state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
+) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
+    """The entries to list: offered devices, and those that are lost while a pod has them."""
+    listed = {resource: dict(entries) for resource, entries in state.entries.of.items()}
+    for resource, ids in given.items():
+        of_resource = listed.setdefault(resource, {})
+        if not (lost := frozenset(ids).difference(of_resource)):
+            continue
+        before = {a.id: a for a in state.published.device_lists.get(resource, ())}
+        for device_id in lost:
+            old = before.get(device_id)
+            made = _tombstone(state, (resource, device_id), old)
+            of_resource[device_id] = old if old is not None and old == made else made
+    return listed
+
+
+def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -> AdvertisedDevice:
+    """The entry of an ID that is allocated to a pod and that no other entry has: its device is not offered any more, or
+    is listed by another ID, or the ID means no device here. So capacity is not smaller than allocated. `listed` is the
+    entry that the published list has for it."""
+    resource, device_id = name
+    to, meant = given(state, name), state.kubelet.resolved.get(name)
+    address = meant.address if meant is not None else PciAddress(device_id)
+    numa_node = listed.numa_node if listed is not None and meant is not None else None
+    if (why := lost(state, resource, meant)) is not None:
+        reason = f"{to.message}, but {why.message}"
+        return AdvertisedDevice(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
+    reason = to.message
+    if address in index_of(state).devices:
+        reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
+    return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
+
+
+def _device_list(
+    state: NodeState,
+    resource: ResourceName,
+    entries: dict[DeviceId, AdvertisedDevice],
+    listed: DeviceList,
+    at: float,
+) -> DeviceList:
+    """The device list of a resource; the same object as `listed` if nothing changed. An entry that the list keeps for
+    now is added to the `entries`."""
+    in_call = any(call.resource == resource for call in state.calls.waiting.values())
+    # Before the first read a pod may have any device that is gone: a daemon before this one may have allocated it.
+    blind = state.kubelet.ledger.read == 0
+    if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
+        left = [a for a in listed if a.id not in entries and (blind or _may_be_in_a_call(a))]
+        listed_as = {a.address: a.id for a in entries.values()} if left else {}
+        for entry in left:
+            other = listed_as.get(entry.address)
+            why = (
+                Blocker(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
+                if other is not None
+                else not_listed(state, resource, entry.address)
+            )
+            kept = _unhealthy(entry, why)
+            entries[entry.id] = entry if kept == entry else kept
+    made = tuple(sorted(entries.values(), key=attrgetter("id")))
+    return listed if made == listed else made
+
+
+def _unhealthy(entry: AdvertisedDevice, why: Blocker) -> AdvertisedDevice:
+    return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)
+
+
+def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
+    """Kubelet may have chosen it, as it was Healthy when the call began. An ID that means no device here never is."""
+    return is_pci_address(entry.address)
+
+
+def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Blocker:
+    """Why a device that was listed is not any more: by the function that is at its address now."""
+    if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_pci_address(listed.id):
+        return Blocker(Cause.ID_RELEASED, "no pod has it by this ID any more")
+    return not_listed(state, resource, listed.address)
+
+
+def _aged(plugin: PluginState | None, device_list: DeviceList, at: float) -> PluginState | None:
+    """The plugin, a new one for a new resource; None once an emptied resource has been empty for long enough."""
+    plugin = plugin or new_plugin()
+    if device_list:
+        return plugin if plugin.empty_since is None else replace(plugin, empty_since=None)
+    if _is_over(plugin, at):
+        return None
+    return plugin if plugin.empty_since is not None else replace(plugin, empty_since=at)
+
+
+def _is_over(plugin: PluginState, at: float) -> bool:
+    return plugin.empty_since is not None and plugin.empty_since + limits.RETIRE_EMPTY_AFTER_S <= at
+
+
+def _changes(
+    state: NodeState,
+    view: _View,
+    resource: ResourceName,
+    found: Sequence[Difference],
+) -> list[Effect]:
+    """One log line per device whose status changed, with the cause and reason that every reader gets. Of IDs that mean
+    no function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
+    number of them."""
+    if not found:
+        return []
+    gone = [was for was, now in found if was is not None and now is None]
+    changed = [
+        now
+        for was, now in found
+        if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
+    ]
+    # A poll that names the process, or one more, tells nothing new: whose it is not was said before.
+    told = {
+        now.id
+        for was, now in found
+        if was is not None and now is not None and (was.health, was.cause) == (now.health, now.cause)
+    }
+    effects: list[Effect] = []
+    for entry in _worth_a_line(state, gone):
+        why = _why_unlisted(state, view, resource, entry)
+        fields = {
+            "resource": resource,
+            "device": quoted_id(entry.id),
+            "cause": str(why.cause),
+            "reason": why.message,
+        }
+        effects.append(Log(Level.INFO, "device.gone", dict(fields)))
+    for entry in (logged := _worth_a_line(state, changed)):
+        # That a claim of ours has it is what is meant, and no warning.
+        is_meant = entry.health is Health.HEALTHY or entry.address in state.claims.reserved
+        level = Level.INFO if is_meant or entry.id in told else Level.WARNING
+        fields = {
+            "resource": resource,
+            "device": quoted_id(entry.id),
+            "health": str(entry.health),
+            "cause": str(entry.cause),
+            "reason": entry.reason,
+        }
+        effects.append(Log(level, "device.changed", dict(fields)))
+    if len(logged) < len(changed):
+        count = len(changed) - len(logged)
+        effects.append(
+            Log(Level.WARNING, "devices.unknown", {"resource": resource, "count": count, "reason": _OTHERS})
+        )
+    return effects
+
+
+_OTHERS: Final = (
+    "so many more IDs of this resource in kubelet's ledger mean no function of this node; each is listed as Unhealthy "
+    "as long as a pod has it: find the pods, and the plugin that served this resource before"
+)
+
+
+def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
+    """All entries of functions of this node, and the first of the others."""
+    others = (a for a in entries if a.address not in state.host.facts)
+    first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
+    return [a for a in entries if a.id in first or a.address in state.host.facts]
+
+
+def _recorded(
+    state: NodeState,
+    view: _View,
+    device_lists: Mapping[ResourceName, DeviceList],
+    found: Mapping[ResourceName, Sequence[Difference]],
+    at: float,
+) -> Mapping[PciAddress, tuple[Transition, ...]]:
+    """The history with the changes of this publication."""
+    if device_lists.keys() == state.published.device_lists.keys() and all(
+        device_lists[r] is f for r, f in state.published.device_lists.items()
+    ):
+        return state.published.history
+    retired = (
+        a
+        for r in state.published.device_lists.keys() - device_lists.keys()
+        for a in state.published.device_lists[r]
+    )
+    listed = (a for of_resource in found.values() for pair in of_resource for a in pair if a is not None)
+    touched = {a.address for a in (*retired, *listed)}
+    if not touched:
+        return state.published.history
+    old = {
+        a.address: a
+        for device_list in state.published.device_lists.values()
+        for a in device_list
+        if a.address in touched
+    }
+    resource_of = {
+        a: resource
+        for resource, device_list in state.published.device_lists.items()
+        for a in _addresses(device_list, touched)
+    }
+    new = {a.address: a for device_list in device_lists.values() for a in device_list if a.address in touched}
+    history = dict(state.published.history)
+    for address in sorted(touched):
+        was, now = old.get(address), new.get(address)
+        if was is now:
+            continue
+        if now is None:
+            why = _why_unlisted(state, view, resource_of[address], old[address])
+            change = Transition(at, None, f"no longer listed: {why.message}", why.cause)
+        elif was is None or (was.health, was.reason) != (now.health, now.reason):
+            change = Transition(at, now.health, now.reason, now.cause)
+        else:
+            continue
+        history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
+    unknown = [address for address in history if address not in state.host.facts]
+    for address in unknown[: -limits.HISTORY_UNKNOWN_MAX]:  # the longest unchanged
+        del history[address]
+    return history
+
+
+def _addresses(device_list: DeviceList, among: Set[PciAddress]) -> Iterator[PciAddress]:
+    return (a.address for a in device_list if a.address in among)
+
+
+def _with_rules_kept(
+    state: NodeState,
+    view: _View,
+    device_lists: Mapping[ResourceName, DeviceList],
+    found: Mapping[ResourceName, Sequence[Difference]],
+    effects: list[Effect],
+) -> Mapping[ResourceName, DeviceList]:
+    """The device lists, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in
+    production the entry that breaks a rule is listed Unhealthy, so that it is not allocated, and logged once, and the
+    rest is served."""
+    broken = _broken(state, view, device_lists, found)
+    if not broken:
+        return device_lists
+    if state.daemon.settings.strict:
+        raise AssertionError("; ".join(f"{entry.id}: {rule}" for _, entry, rule in broken))
+    aside = {resource: {a.id: a for a in device_list} for resource, device_list in device_lists.items()}
+    for resource, entry, rule in broken:
+        reason = (
+            f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
+        )
+        aside[resource][entry.id] = _unhealthy(entry, Blocker(Cause.SET_ASIDE, reason))
+        if aside[resource][entry.id] not in state.published.device_lists.get(resource, ()):
+            fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
+            effects.append(Log(Level.ERROR, "rule.broken", fields))
+    return {r: tuple(sorted(entries.values(), key=lambda a: a.id)) for r, entries in aside.items()}
+
+
+def _broken(
+    state: NodeState,
+    view: _View,
+    device_lists: Mapping[ResourceName, DeviceList],
+    found: Mapping[ResourceName, Sequence[Difference]],
+) -> list[tuple[ResourceName, AdvertisedDevice, str]]:
+    """The broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the rule.
+
+    A device list describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy,
+    while a call holds the list (for a moment two device lists may describe it: a card swapped for another model). Every
+    device that kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is
+    the number of Healthy devices without an owner, less the allocated ones that are lost, and capacity is not smaller
+    than allocated."""
+    broken: list[tuple[ResourceName, AdvertisedDevice, str]] = []
+    aliases = {name[0] for name in index_of(state).listed_aliases}
+    aliases |= {r for r, of_r in found.items() if any(now is not None and now.is_alias for _, now in of_r)}
+    for resource, device_list in device_lists.items():
+        if resource not in aliases:
+            continue  # each is listed once, as an ID is
+        by_pods = view.given.get(resource, ())
+        healthy = [a for a in device_list if a.health is Health.HEALTHY]
+        described = {a.address for a in healthy if a.id in by_pods}
+        for entry in healthy:
+            if entry.id in by_pods:
+                continue
+            if entry.address in described:
+                broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
+            described.add(entry.address)
+    for resource, device_id in _not_healthy(view, device_lists):
+        name = resource, device_id
+        listed = view.listed[resource].get(device_id) if resource in device_lists else None
+        allocated = given(state, name).message
+        if listed is None:
+            missing = AdvertisedDevice(
+                device_id, PciAddress(device_id), Health.UNHEALTHY, None, allocated, Cause.SET_ASIDE
+            )
+            broken.append((resource, missing, f"it is {allocated} but not listed"))
+        elif lost(state, resource, state.kubelet.resolved.get(name)) is None:
+            broken.append((resource, listed, f"it is {allocated} but Unhealthy ({listed.reason})"))
+    return broken
+
+
+def _not_healthy(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
+    """The IDs that are allocated to pods and not listed, or not as Healthy."""
+    for resource, ids in view.given.items():
+        unhealthy = {a.id for a in device_lists.get(resource, ()) if a.health is not Health.HEALTHY}
+        unlisted = frozenset(ids).difference(view.listed.get(resource, ()))
+        yield from ((resource, device_id) for device_id in sorted(unlisted | (ids & unhealthy)))

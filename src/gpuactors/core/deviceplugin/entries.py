@@ -1,0 +1,83 @@
+"""The list entry of each device that is offered, or allocated to a pod: derived when something of it changes, and
+carried in the state with the objects that it is derived from, as an index is (`index.py`).
+
+Must not decide what else is listed (a device that is gone while a pod has it, an entry that a call holds): that is
+`device_lists.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.ownership import is_offered
+from gpuactors.core.devices.identity import alias_ids
+from gpuactors.core.devices.index import changed_keys, index_of
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.entries import NO_ENTRIES, Entries
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+from gpuactors.core.values.status import DeviceStatus
+
+
+def entries_of(state: NodeState) -> Entries:
+    """The entries of exactly this state. Whether an unbind waits does not follow from the assessments only, so devices
+    that may be being unbound are derived each time."""
+    carried, index, ids = state.entries, index_of(state), alias_ids(state)
+    assessments = assessments_of(state).of
+    if (
+        carried.devices is index.devices
+        and carried.assessments is assessments
+        and carried.ids == ids
+        and not index.unbinding
+    ):
+        return carried
+    touched = (
+        changed_keys(carried.devices, index.devices)
+        | changed_keys(carried.assessments, assessments)
+        | changed_keys(carried.ids, ids)
+        | index.unbinding
+    )
+    of = {resource: dict(entries) for resource, entries in carried.of.items()}
+    old = {a: _taken_out(carried, of, a) for a in touched}
+    for address in touched & index.devices.keys():
+        device, found = index.devices[address], assessments[address]
+        if not (is_offered(state, device) or found.ownership.is_allocated):
+            continue
+        device_id = ids.get(address, DeviceId(address))
+        made, was = _advertised(device_id, device, found.status), old[address]
+        of.setdefault(device.resource, {})[device_id] = made if was is None or made != was else was
+    return replace(
+        carried,
+        devices=index.devices,
+        assessments=assessments,
+        ids=ids,
+        of={resource: entries for resource, entries in of.items() if entries},
+    )
+
+
+def check_entries(state: NodeState) -> None:
+    """Raises AssertionError if the carried entries differ from those of a full derivation: a bug. Tests and simulation
+    check this at every publication."""
+    fresh = entries_of(replace(state, entries=NO_ENTRIES)).of
+    stale = sorted(
+        r for r in state.entries.of.keys() | fresh.keys() if state.entries.of.get(r) != fresh.get(r)
+    )
+    assert not stale, f"the entries of {', '.join(stale)} are stale"
+
+
+def _taken_out(
+    carried: Entries, of: Mapping[ResourceName, dict[DeviceId, AdvertisedDevice]], address: PciAddress
+) -> AdvertisedDevice | None:
+    device = carried.devices.get(address)
+    if device is None:
+        return None
+    return of.get(device.resource, {}).pop(carried.ids.get(address, DeviceId(address)), None)
+
+
+def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
+    function = device.function
+    return AdvertisedDevice(
+        device_id, function.address, status.health, function.numa_node, status.message, status.cause
+    )

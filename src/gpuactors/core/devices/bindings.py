@@ -1,0 +1,140 @@
+"""For which functions `enable` is evidence of an open descriptor, and the value that it is compared with.
+
+`enable` counts every enabling of a function (drivers/pci/pci.c, pci_enable_device): by vfio-pci while a process has it
+open, but also by an operator, by any other driver, and by the kernel, which enables the bridges above a device and
+never disables them again (pci_enable_bridge). So it is evidence only for functions on a vfio driver, and for those that
+are leaving one: their unbind waits for the process that has them open, and their driver's link is gone meanwhile. It is
+compared with its value while no process had the function open, the baseline. A baseline ends with the binding under
+which it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import Final
+
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.events import HostChanged
+from gpuactors.core.state import NodeState, with_polls
+from gpuactors.core.values.inventory import ids_of, is_selected
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls
+
+BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
+"""Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
+vfio_pci_core_register_device)."""
+
+_RELEASED: Final = frozenset({"unbind pci", "remove pci"})
+"""Uevents that come when the driver has released the function (drivers/base/dd.c, __device_release_driver)."""
+
+
+def _is_evidence(state: NodeState, address: PciAddress) -> bool:
+    """Whether `enable` of the function is evidence."""
+    function = index_of(state).functions.get(address)
+    return address in state.host.polls.leaving or (function is not None and function.vfio_bound)
+
+
+def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
+    """After inspections that found changed functions (`moved`): discards observations of a function under another
+    binding, or of another function at its address.
+
+    A daemon that starts while an unbind waits does not know which functions were on a vfio driver. So a selected
+    function that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it
+    closed. Its companions do not: a process that has them open has the GPU's group open as well, and any program may
+    have raised their count. A function that no selector chooses counts as leaving too, from the read of kubelet's
+    ledger on that shows it allocated to a pod.
+    """
+    left, ended = set(state.host.polls.leaving), set()
+    if state.kubelet.resolved is not before.kubelet.resolved:
+        for meant in (m for name, m in state.kubelet.resolved.items() if name not in before.kubelet.resolved):
+            given = function_at(state, meant.address)
+            if given is not None and given.has_node and _may_be_left(state, given):
+                left.add(meant.address)
+    for address in moved:
+        was, now = function_at(before, address), function_at(state, address)
+        if was is None or now is None or _is_rebound(was, now):
+            left.discard(address)
+            ended.add(address)
+        if now is not None and (_may_be_left(state, now) if was is None else _is_left(was, now)):
+            left.add(address)
+        if now is None or not now.has_node:
+            left.discard(address)
+    return _forgotten(state, frozenset(left), ended - left, ended)
+
+
+def released(state: NodeState, event: HostChanged) -> NodeState:
+    """After a uevent that a driver has released a function, which may be bound again before it is inspected."""
+    if event.address is None or event.cause not in _RELEASED:
+        return state
+    gone = {event.address}
+    return _forgotten(state, state.host.polls.leaving - gone, gone, gone)
+
+
+def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[PciAddress]) -> Polls:
+    """After a poll: a suspended function has no open descriptor, so its count is the baseline, whatever wrote it there.
+    A function that was leaving a vfio driver has left it when no process has it open any more.
+
+    If the binding of a function has changed since the poll was requested, its count may be that of the old binding.
+    """
+    sure = {a: n for a, n in enabled.items() if a not in polls.doubtful}
+    baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active}}
+    closed = {a for a in polls.leaving & sure.keys() if sure[a] <= baselines.get(a, 0)}
+    return replace(
+        polls,
+        baselines={a: n for a, n in baselines.items() if n and a not in closed},
+        leaving=polls.leaving - closed,
+        doubtful=frozenset(),
+    )
+
+
+def only(state: NodeState, use: GroupUse) -> GroupUse:
+    """`use` with only the counts that are evidence."""
+    enabled = {a: n for a, n in use.enabled.items() if _is_evidence(state, a)}
+    return use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled)
+
+
+def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
+    return was.driver != now.driver or _is_another(was, now)
+
+
+def _is_another(was: PciFunction, now: PciFunction) -> bool:
+    """Another model is there. A function whose ids could not be read counts as the same model."""
+    ids = ids_of(was), ids_of(now)
+    return "" not in ids and ids[0] != ids[1]
+
+
+def _is_left(was: PciFunction, now: PciFunction) -> bool:
+    """A vfio driver was asked to release it; the unbind may wait for the process that has it open."""
+    return was.vfio_bound and now.driver is None and not _is_another(was, now)
+
+
+def _may_be_left(state: NodeState, function: PciFunction) -> bool:
+    """It is on no driver when it is first seen, and was offered before: it is selected, or allocated to a pod under a
+    name of ours."""
+    bridge = function.class_code.startswith(BRIDGE_CLASSES)
+    ours = is_selected(state.daemon.settings.selectors, function) or any(
+        meant.address == function.address and resource in state.published.served
+        for (resource, _), meant in state.kubelet.resolved.items()
+    )
+    return function.driver is None and not bridge and ours
+
+
+def _forgotten(
+    state: NodeState,
+    leaving: frozenset[PciAddress],
+    baselines: set[PciAddress],
+    doubtful: set[PciAddress],
+) -> NodeState:
+    polls = state.host.polls
+    if not doubtful and leaving == polls.leaving:
+        return state
+    return with_polls(
+        state,
+        replace(
+            polls,
+            leaving=leaving,
+            baselines={a: n for a, n in polls.baselines.items() if a not in baselines},
+            doubtful=polls.doubtful | doubtful if polls.outstanding is not None else frozenset(),
+        ),
+    )

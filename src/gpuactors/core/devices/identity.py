@@ -1,0 +1,195 @@
+"""The ID of a device in kubelet's ledger, and the device of an ID.
+
+Kubelet's ledger is by ID string. Ours is the PCI address. NVIDIA's plugin up to 1.4 and KubeVirt's built-in one use the
+IOMMU group number: a device that the ledger lists by such an ID keeps it until its pod ends, so that an older plugin
+can be replaced on a busy node. An ID of NVIDIA's plugin for containers has the UUID of a GPU: that is another API's way
+to have the GPU, under a resource that is none of ours.
+
+An ID is an opaque string: every client, and every other plugin, may send any. It is compared, never computed with
+(`²`.isdigit() is true, and int() refuses it). Its device is resolved once, when kubelet's ledger or a grant of ours
+first names the ID, and kept as long as the ID is named: `51` goes on meaning the GPU that was allocated by it when that
+GPU comes back in another group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuactors.core.devices.index import index_of, indexed
+from gpuactors.core.devices.inspections import ask_inspections
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.inventory import ids_of
+from gpuactors.core.values.model import (
+    DeviceId,
+    PciAddress,
+    PciFunction,
+    Resolved,
+    ResourceName,
+    is_pci_address,
+)
+from gpuactors.core.values.owner import Named, gpu_uuid
+
+_CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
+
+
+def resolved(before: NodeState, state: NodeState) -> NodeState:
+    """`state` with the device of every ID that is named in it, if that can have changed since `before`.
+
+    The result does not depend on the order in which kubelet lists its pods.
+    """
+    was, now = before.kubelet, state.kubelet
+    if (
+        now.resolved is was.resolved
+        and now.ledger.entries is was.ledger.entries
+        and now.pending_allocations is was.pending_allocations
+        and state.host.facts is before.host.facts
+    ):
+        return state
+    return indexed(_with_models(indexed(_named(indexed(state)))))
+
+
+def _named(state: NodeState) -> NodeState:
+    """`state` with the devices of new names, and without the names that are in no ledger entry or grant any more."""
+    index, pending, before = index_of(state), state.kubelet.pending_allocations, state.kubelet.resolved
+    gone = [n for n in index.unlisted if n not in pending]
+    unknown = [*index.unresolved, *(n for n in pending if n not in before)]
+    if not (gone or unknown):
+        return state
+    known = dict(before)
+    for name in gone:
+        del known[name]
+    known |= {n: Resolved(PciAddress(n[1])) for n in unknown if is_pci_address(n[1])}
+    known |= {n: Resolved(a) for n in unknown if (a := index.uuids.get(gpu_uuid(n[1]) or "")) is not None}
+    if older := sorted(n for n in unknown if n not in known):
+        known |= _resolved_older(state, older, known)
+    return (
+        replace(state, kubelet=replace(state.kubelet, resolved=known))
+        if gone or any(n in known for n in unknown)
+        else state
+    )
+
+
+def _resolved_older(
+    state: NodeState, names: Iterable[Named], known: Mapping[Named, Resolved]
+) -> dict[Named, Resolved]:
+    """Of `names`, which are no PCI addresses, those that are listed, or the group's number of a device of ours.
+
+    NVIDIA's plugin lists a group of several GPUs once: the number means one of them that no other ID means.
+    """
+    listed = {
+        (resource, a.id): a.address
+        for resource, device_list in state.published.device_lists.items()
+        for a in device_list
+        if is_pci_address(a.address)
+    }
+    members: dict[tuple[ResourceName, str], list[PciAddress]] = {}
+    index = index_of(state)
+    for address, selected in index.names.items():
+        group = (selected, str(index.functions[address].iommu_group))
+        members.setdefault(group, []).append(address)
+    taken = {(resource, meant.address) for (resource, _), meant in known.items()}
+    found: dict[Named, Resolved] = {}
+    for name in names:
+        resource, device_id = name
+        if name in listed:
+            found[name] = Resolved(listed[name])
+        elif group_members := members.get((resource, device_id)):
+            free = [a for a in group_members if (resource, a) not in taken]
+            found[name] = Resolved((free or group_members)[0])
+    return found
+
+
+def _with_models(state: NodeState) -> NodeState:
+    """`state` with the model of every allocated device of ours, as first seen since it was allocated. A device that no
+    selector chooses is in no scan: an inspection of it is requested."""
+    index, ours = index_of(state), index_of(state).resources
+    host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
+    for name in sorted(n for n in index.unsettled if n[0] in ours):
+        meant = state.kubelet.resolved[name]
+        function = function_at(state, meant.address)
+        if function is not None:
+            seen[name] = replace(meant, ids=_allocated_model(state, name[0], function) or None)
+        elif host.scanned and not meant.inspection_requested:
+            seen[name] = replace(meant, inspection_requested=True)
+            wanted.append(meant.address)
+        elif host.scanned and meant.address not in {*host.inspections.functions, *host.inspections.retries}:
+            # A failed inspection does not show that no function is there.
+            seen[name] = replace(meant, ids="")
+    if not seen:
+        return state
+    return replace(
+        state,
+        kubelet=replace(state.kubelet, resolved={**state.kubelet.resolved, **seen}),
+        host=replace(state.host, inspections=ask_inspections(state.host.inspections, sorted({*wanted}))),
+    )
+
+
+def _allocated_model(state: NodeState, resource: ResourceName, function: PciFunction) -> str:
+    """The model that was allocated as `resource` at the function's address, where `function` is the first that this
+    daemon sees; empty if its ids cannot be read.
+
+    A function with another name now is the same device if its model ever had this name (pci.ids was renewed). Otherwise
+    another model has replaced it while no daemon ran.
+    """
+    ids = ids_of(function)
+    known = state.published.served.get(resource, frozenset()) | index_of(state).models.get(
+        resource, frozenset()
+    )
+    if not ids or not known or ids in known:
+        return ids
+    return min(known)  # any of them, as each differs from the model that is there now
+
+
+def awaits_inspection(state: NodeState) -> bool:
+    """Whether the inspection of an allocated device is outstanding, so that it is not known yet whether the device is
+    there."""
+    outstanding = state.host.inspections.functions
+    return any(
+        m.inspection_requested and m.ids is None and m.address in outstanding
+        for m in state.kubelet.resolved.values()
+    )
+
+
+def alias_ids(state: NodeState) -> Mapping[PciAddress, DeviceId]:
+    """The devices that are listed by another ID than their PCI address, with that ID: kubelet has allocated them only
+    by that ID, or has only that ID in the present list, which must not change during a call."""
+    index, ids = index_of(state), dict[PciAddress, DeviceId]()
+    if not (index.aliases or index.listed_aliases):
+        return ids
+    held = [r for r in state.published.device_lists if _is_held(state, r)]
+    listed: dict[Named, list[DeviceId]] = {}
+    for resource, entry in ((r, a) for r in held for a in state.published.device_lists[r]):
+        listed.setdefault((resource, DeviceId(entry.address)), []).append(entry.id)
+    for address in {*index.aliases.values(), *index.listed_aliases.values()}:
+        if (device := index.devices.get(address)) is None:
+            continue
+        by_address = DeviceId(address)
+        named = [name[1] for name in index.resolved_by.get(address, ()) if name[0] == device.resource]
+        known = named or listed.get((device.resource, by_address), [])
+        if known and by_address not in known:
+            ids[address] = min(known)
+    return ids
+
+
+def _is_held(state: NodeState, resource: ResourceName) -> bool:
+    return resource in state.calls.no_removal_until or any(
+        c.resource == resource for c in state.calls.waiting.values()
+    )
+
+
+def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
+    """The function of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
+    if (meant := state.kubelet.resolved.get((resource, device))) is not None:
+        return meant.address
+    if is_pci_address(device):
+        return PciAddress(device)
+    return next((a.address for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
+
+
+def claimed_address(name: str) -> PciAddress | None:
+    """The function of a device's name in a ResourceSlice: `gpu-0000-23-00-0`."""
+    match = _CLAIMED.fullmatch(name)
+    return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))

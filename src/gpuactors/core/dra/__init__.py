@@ -1,1 +1,0 @@
-"""Dynamic Resource Allocation: claims, what is done for them, and the slices that offer the devices."""

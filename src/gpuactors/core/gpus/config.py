@@ -1,0 +1,160 @@
+"""The opaque configuration of a claim: `VfioDeviceConfig` of `resource.nvidia.com/v1beta1`, as NVIDIA's driver has it.
+
+    apiVersion: resource.nvidia.com/v1beta1
+    kind: VfioDeviceConfig
+    iommu: {backendPolicy: LegacyOnly | PreferIommuFD, enableAPIDevice: true | false}
+
+Our defaults are `LegacyOnly` and `enableAPIDevice: true`, as KubeVirt needs /dev/vfio/vfio; NVIDIA's default for the
+latter is false, with which such a VM fails (NVIDIA issue 1415).
+
+A prepare decodes strictly: a field that is not known would be ignored, and the user would get another device than was
+asked for. What the checkpoint holds was accepted once, maybe by a newer daemon, and is decoded leniently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from gpuactors.core.values.claim import Claim, Json, OpaqueConfig
+from gpuactors.core.values.quote import quoted, quoted_id, quoted_name
+
+API_VERSION: Final = "resource.nvidia.com/v1beta1"
+KIND: Final = "VfioDeviceConfig"
+
+
+class BackendPolicy(StrEnum):
+    """Which interface of VFIO a device is given with."""
+
+    LEGACY_ONLY = "LegacyOnly"
+    """The node of the IOMMU group, `/dev/vfio/51`."""
+    PREFER_IOMMUFD = "PreferIommuFD"
+    """The device's own node, `/dev/vfio/devices/vfio3`, where the kernel makes one; else the group's."""
+
+
+@dataclass(frozen=True, slots=True)
+class VfioConfig:
+    """How one device is given to its container."""
+
+    backend_policy: BackendPolicy = BackendPolicy.LEGACY_ONLY
+    enable_api_device: bool = True
+    """With /dev/vfio/vfio or /dev/iommu, the node that belongs to the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFault:
+    """Why a configuration is refused, as a sentence for the claim's error."""
+
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
+    """The configuration of each request (by its full name) that was given devices of ours.
+
+    Every configuration is decoded, also one that no request of ours uses: it is for this driver, and a mistake in it is
+    the user's to know. The class's come first, then the claim's; of those for one request the last one counts, whole.
+    """
+    decoded_configs: list[tuple[OpaqueConfig, VfioConfig]] = []
+    for number, config in enumerate(_in_order(claim.configs), start=1):
+        decoded_config = undecodable(config) or decoded(config.parameters)
+        if isinstance(decoded_config, ConfigFault):
+            source = "the device class" if config.from_class else "the claim"
+            return ConfigFault(f"configuration {number} ({source}'s): {decoded_config}")
+        decoded_configs.append((config, decoded_config))
+    found: dict[str, VfioConfig] = {}
+    for result in claim.results or ():
+        found[result.request] = VfioConfig()
+        for config, value in decoded_configs:
+            if covers(config.requests, result.request):
+                found[result.request] = value
+    return found
+
+
+def undecodable(config: OpaqueConfig) -> ConfigFault | None:
+    """The fault of parameters that could not be decoded."""
+    return ConfigFault(f"the parameters cannot be read: {quoted(config.problem)}") if config.problem else None
+
+
+def _in_order(configs: Iterable[OpaqueConfig]) -> list[OpaqueConfig]:
+    # The scheduler writes them in this order (structured allocator); sorting is stable, so it costs nothing to be sure.
+    return sorted(configs, key=lambda config: not config.from_class)
+
+
+def covers(requests: tuple[str, ...], request: str) -> bool:
+    """Whether a configuration for `requests` (empty: for all) is for this one: `main` covers `main` and `main/sub`."""
+    return not requests or request in requests or request.partition("/")[0] in requests
+
+
+def decoded(parameters: Json, *, strict: bool = True) -> VfioConfig | ConfigFault:
+    """One `VfioDeviceConfig`. A null stands for an absent field, as in Go. Not `strict`: unknown fields are ignored."""
+    if not isinstance(parameters, Mapping):
+        return ConfigFault(f"the parameters are {_named(parameters)}; an object of kind {KIND} is expected")
+    api, kind = parameters.get("apiVersion"), parameters.get("kind")
+    if (api, kind) != (API_VERSION, KIND):
+        return ConfigFault(
+            f"apiVersion {_quoted(api)}, kind {_quoted(kind)} is not known to this driver, which takes {API_VERSION}, "
+            f"{KIND}"
+        )
+    if strict and (unknown := _unknown(parameters, ("apiVersion", "kind", "iommu"))):
+        return unknown
+    iommu = parameters.get("iommu")
+    if iommu is None:
+        return VfioConfig()
+    if not isinstance(iommu, Mapping):
+        return ConfigFault(f"iommu is {_named(iommu)}; an object is expected")
+    if strict and (unknown := _unknown(iommu, ("backendPolicy", "enableAPIDevice"), "iommu.")):
+        return unknown
+    return _iommu(iommu)
+
+
+def _iommu(iommu: Mapping[str, Json]) -> VfioConfig | ConfigFault:
+    config = VfioConfig()
+    policy = iommu.get("backendPolicy")
+    if policy is not None:
+        if not isinstance(policy, str) or policy not in tuple(BackendPolicy):
+            return ConfigFault(
+                f"iommu.backendPolicy is {_quoted(policy)}; LegacyOnly or PreferIommuFD is expected"
+            )
+        config = replace(config, backend_policy=BackendPolicy(policy))
+    api_device = iommu.get("enableAPIDevice")
+    if api_device is not None:
+        if not isinstance(api_device, bool):
+            return ConfigFault(f"iommu.enableAPIDevice is {_quoted(api_device)}; true or false is expected")
+        config = replace(config, enable_api_device=api_device)
+    return config
+
+
+def _unknown(found: Mapping[str, Json], known: tuple[str, ...], prefix: str = "") -> ConfigFault | None:
+    names = [name for name in found if name not in known]
+    if not names:
+        return None
+    fields = ", ".join(prefix + quoted_name(name) for name in sorted(names)[:4])
+    return ConfigFault(
+        f"unknown field {fields}; {prefix.rstrip('.') or KIND} has the fields {', '.join(known)}: correct the "
+        "configuration of the claim or of its device class"
+    )
+
+
+def _named(value: Json) -> str:
+    match value:
+        case None:
+            return "absent"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+        case _:
+            return "an array"
+
+
+def _quoted(value: Json) -> str:
+    return repr(quoted_id(value)) if isinstance(value, str) else _named(value)

@@ -1,0 +1,323 @@
+"""The claims of GPUs: their devices are PCI functions, which acts bind to a vfio driver and return.
+
+Answers the questions of `driver.py`, each from the module that decides it: `config.py`, `exclusion.py`, `placement.py`,
+`prebound.py`, `reservation.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+from gpuactors.core.claims.cdi import ClaimDevice
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.devices import inspections
+from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
+from gpuactors.core.gpus.config import VfioConfig
+from gpuactors.core.gpus.exclusion import (
+    allocated_devices,
+    exclusive_devices,
+    has_another_owner,
+    not_given,
+    with_companions,
+)
+from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
+from gpuactors.core.ledger import schedule
+from gpuactors.core.state import NodeState, with_inspections
+from gpuactors.core.state.claims import (
+    FILES,
+    ClaimedGpu,
+    Claims,
+    ClaimSettings,
+    Entry,
+    Returned,
+    StoredEntry,
+    one_of_each_group,
+)
+from gpuactors.core.values import prebound
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import (
+    ActFault,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    DeviceHealth,
+    LookFinding,
+)
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.slices import AnyOffer
+from gpuactors.core.values.status import InTheWay, Obstacle
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+@final
+class Gpus:
+    """The claims of GPUs."""
+
+    @property
+    def of(self) -> ClaimsOf:
+        return ClaimsOf.GPUS
+
+    def claims(self, state: NodeState) -> Claims:
+        return state.claims
+
+    def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
+        return replace(state, claims=claims) if claims is not state.claims else state
+
+    def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+        return state.offered.offer, state.offered.health
+
+    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
+        settings = claims.settings
+        assert settings is not None
+        known = {f.address: f for f in event.first_drivers}
+        owed = {o.gpu.address: o for o in event.owed}
+        having = [gpu for e in event.entries for gpu in e.gpus] + [o.gpu for o in event.owed]
+        # An older daemon, which noted no presence, kept those as well that it had returned.
+        acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
+        acted &= known.keys()
+        unseen = dict.fromkeys(acted, returns.UNSEEN)
+        claims = replace(claims, first_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
+        return claims, [
+            replace(stored, gpus=tuple(_with_operators_word(settings, gpu) for gpu in stored.gpus))
+            for stored in event.entries
+        ]
+
+    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+        if returns.UNSEEN in state.claims.settled.values():
+            state = _looked_at_once(state)
+        state = self.with_claims(state, returns.followed(before, state))
+        state = self.with_claims(state, with_reserved(_seen_again(state)))
+        return self.with_claims(state, fitness.followed(before, state))
+
+    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
+        found = config.chosen(claim)
+        if isinstance(found, config.ConfigFault):
+            return Obstacle(Cause.INVALID_CONFIGURATION, found.sentence)
+        return not_given(state, allocated_devices(claim)) if state.host.scanned else None
+
+    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+        return replace(entry, claim=claim)
+
+    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+        entry = replace(entry, since=state.host.inspections.last)
+        if entry.state in OWNING:  # also a function that was not there when it was last looked for
+            functions = frozenset(f.address for gpu in entry.gpus for f in gpu.functions)
+            return _looked(state, [gpu.address for gpu in entry.gpus], functions, at), entry
+        return _looked(state, _own_addresses(entry.claim), frozenset(), at), entry
+
+    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        return exclusion.in_the_way(state, entry)
+
+    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+        """Their first drivers are in the same checkpoint."""
+        gpus = with_whole_groups(claimed_gpu(state, address) for address in _own_addresses(entry.claim))
+        functions = {f.address for gpu in gpus for f in gpu.functions}
+        claims = returns.without_owed(state.claims, functions)
+        claims = replace(claims, acted=claims.acted | functions)
+        return self.with_claims(state, claims), replace(entry, gpus=gpus)
+
+    def binding(self, entry: Entry) -> Sequence[str]:
+        return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
+
+    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:  # their acts are all a worker's
+        return None
+
+    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
+        """The files are removed, and each device is returned that is to be, and that nobody else has."""
+        return [
+            FILES,
+            *(
+                str(g.address)
+                for g in one_of_each_group(entry.gpus)
+                if returns.is_to_be_returned(state.claims, g)
+                and not has_another_owner(state, entry, g.address)
+            ),
+        ]
+
+    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+        """What an act has bound is inspected. A device that was returned was last seen on vfio, or in the use of its
+        virtual machine, and belongs to nobody any more: it is not offered before both were looked at."""
+        is_over = entry.state is ClaimState.RELEASING
+        return _looked_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
+
+    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+        if entry.state is not ClaimState.BINDING:
+            return state, []
+        if isinstance(event, ActFailed) and event.moved:
+            state = self.with_claims(state, returns.half_done(state, event.moved))
+        fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
+        devices = (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number)
+        findings = [LookFinding(address, fault, reason) for address in devices]
+        claims, lines = fitness.with_findings(state.claims, findings, at)
+        return self.with_claims(state, claims), lines
+
+    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+        if event.fault is not ActFault.NO_DRIVER:
+            return None
+        claims = returns.owed_by(state.claims, entry, event.number, event.reason, at)
+        new = [owed for address, owed in claims.owed.items() if address not in state.claims.owed]
+        lines: list[Effect] = [returns.log_owed(owed, owed.reason) for owed in new]
+        return self.with_claims(state, claims), lines
+
+    def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
+        claims = state.claims
+        if (address := returns.of_act(claims, event.number)) is None:
+            return state, []
+        owed = claims.owed[address]
+        if isinstance(event, ActDone):
+            state = _looked_again(state, owed.claim, (owed.gpu,), event, returned=True)
+            return self.with_claims(state, returns.over(state.claims, address)), [returns.log_done(owed)]
+        if event.fault is ActFault.GONE:
+            return self.with_claims(state, returns.over(claims, address)), []
+        claims = returns.put_off(claims, address, at, event.reason)
+        return self.with_claims(state, claims), [
+            returns.log_owed(owed, event.reason, known=event.reason == owed.reason)
+        ]
+
+    def due(self, state: NodeState, at: float) -> Stepped:
+        """A return that is owed is tried when all is on disk and nobody has the device."""
+        for address, owed in state.claims.owed.items():
+            if owed.retry_at > at:
+                continue
+            claims = state.claims
+            stub = Entry(owed.claim, ClaimState.TOMBSTONE, 0)
+            if (
+                not (claims.loaded and state.host.scanned and state.kubelet.ledger.tried)
+                or claims.checkpoint > claims.durable
+                or has_another_owner(state, stub, address) is not None
+            ):
+                state = self.with_claims(state, returns.put_off(claims, address, at))
+            else:
+                state = self.with_claims(state, returns.begun(claims, address))
+        return self.with_claims(state, fitness.due(state.claims, at)), []
+
+    def deadline(self, state: NodeState) -> float:
+        returned_at = min((owed.retry_at for owed in state.claims.owed.values()), default=math.inf)
+        return min(returned_at, state.claims.look_at)
+
+    def astray(self, state: NodeState, entry: Entry) -> str | None:
+        return placement.astray(state, entry) if placement.is_seen(state, entry) else None
+
+    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+        """Its files name devices with admin access as well."""
+        own = _own_addresses(claim)
+        return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
+
+    def devices(
+        self, state: NodeState, entry: Entry, claim: Claim
+    ) -> tuple[ClaimDevice, ...]:  # all is in the entry
+        configs = config.chosen(claim)
+        gpus = {gpu.address: gpu for gpu in entry.gpus}
+        found = []
+        for result in claim.results or ():
+            chosen = VfioConfig() if isinstance(configs, config.ConfigFault) else configs[result.request]
+            gpu = gpus.get(claimed_address(result.device) or PciAddress(""))
+            # With admin access there is no node: an open would make the group busy for whoever has it.
+            functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
+            found.append(ClaimDevice(result, functions, chosen))
+        return tuple(found)
+
+    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:  # theirs are kubelet's
+        return ()
+
+    def placed(
+        self, state: NodeState, entry: Entry
+    ) -> tuple[PlacedFile, ...]:  # no container writes to theirs
+        return ()
+
+
+GPUS: Final[ClaimDriver] = Gpus()
+
+
+def _own_addresses(claim: Claim | None) -> list[PciAddress]:
+    """The devices that a claim is to have for itself."""
+    names = exclusive_devices(claim) if claim is not None else ()
+    return [address for name in names if (address := claimed_address(name)) is not None]
+
+
+def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu:
+    """What the operator names now stays on vfio, also where the claim was prepared before."""
+    functions = tuple(replace(f, vfio=f.vfio or f.address in settings.operator) for f in gpu.functions)
+    if gpu.stays or gpu.address not in settings.operator:
+        return replace(gpu, functions=functions)
+    decided = prebound.decide(gpu.address, None, operator=settings.operator)
+    return replace(gpu, functions=functions, stays=decided.sentence)
+
+
+def _looked_at_once(state: NodeState) -> NodeState:
+    """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
+    ones."""
+    claims, facts, since = state.claims, state.host.facts, state.host.inspections.last
+    settled = {a: since if n == returns.UNSEEN else n for a, n in claims.settled.items() if a in facts}
+    wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
+    return with_inspections(replace(state, claims=replace(claims, settled=settled)), wanted)
+
+
+def _looked_again(
+    state: NodeState, claim: ClaimName, gpus: Iterable[ClaimedGpu], event: ActDone, *, returned: bool
+) -> NodeState:
+    """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
+    groups are polled, if these were in use when they last were."""
+    used = {g.address: group for g in gpus if (group := _group_in_use(state, g.address)) is not None}
+    changed = sorted({*(b.address for b in event.bound), *used})
+    claims, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
+    given = {g.address: Returned(claim, since) for g in gpus if g.address in changed}
+    claims = replace(claims, returned={**claims.returned, **given}) if given else claims
+    state = schedule.ask_poll(state, frozenset(used.values())) if used else state
+    wanted = inspections.ask_inspections(state.host.inspections, changed)
+    return with_inspections(replace(state, claims=claims), wanted)
+
+
+def _seen_again(state: NodeState) -> Claims:
+    """The claims without the returned devices that an inspection has seen since, and a poll where they were in use."""
+    claims, facts, uses = state.claims, state.host.facts, state.host.polls.groups
+    unseen = {
+        a: r
+        for a, r in claims.returned.items()
+        if (fact := facts.get(a)) is not None
+        and (
+            fact.inspection <= r.since
+            or ((group := _group_in_use(state, a)) is not None and uses[group].poll <= r.since)
+        )
+    }
+    return replace(claims, returned=unseen) if len(unseen) < len(claims.returned) else claims
+
+
+def _group_in_use(state: NodeState, address: PciAddress) -> int | None:
+    """The IOMMU group of a function, if it was in use when it was last polled."""
+    function, index = index_of(state).functions.get(address), index_of(state)
+    group = function.iommu_group if function is not None else None
+    return group if group in index.in_use and group in index.polled else None
+
+
+def _looked(
+    state: NodeState, addresses: Iterable[PciAddress], others: frozenset[PciAddress], at: float
+) -> NodeState:
+    """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
+    and a read of the ledger."""
+    addresses = tuple(addresses)
+    if not addresses:
+        return state
+    functions = [f for a in addresses for f in with_companions(state, a)]
+    looked_for = {f.address for f in functions} | others
+    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
+    groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
+    return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at)
+
+
+def _bound(entry: Entry, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
+    """The device itself first, then its companions on vfio."""
+    order = sorted(gpu.functions, key=lambda f: (f.address != gpu.address, f.address))
+    known = (entry.bound.get(f.address) for f in order)
+    return tuple(b for b in known if b is not None and (b.vfio or b.address == gpu.address))

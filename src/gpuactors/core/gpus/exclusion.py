@@ -1,0 +1,285 @@
+"""Who stands in the way of a claim: another claim, a pod by the device plugin API, or a process.
+
+Every entry that owns a device counts, whatever it is doing, by PCI address and by IOMMU group, together with kubelet's
+ledger, the pending allocations and the use of the groups as last polled. The other direction is `Claims.reserved`,
+which `index.py` makes an owner for the device plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
+from gpuactors.core.assessment.ownership import observed_use
+from gpuactors.core.claims.strangers import strangers
+from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import Claim
+from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
+from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
+from gpuactors.core.values.owner import Given
+from gpuactors.core.values.quote import first_of, quoted, quoted_id, quoted_name
+from gpuactors.core.values.status import InTheWay, Obstacle
+
+_WAITS: Final = (
+    "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
+)
+"""What to do about another owner, who may run for weeks."""
+
+
+def allocated_devices(claim: Claim) -> tuple[str, ...]:
+    """The names of the claim's devices, those with admin access included, each once."""
+    return tuple(dict.fromkeys(r.device for r in claim.results or ()))
+
+
+def exclusive_devices(claim: Claim) -> tuple[str, ...]:
+    """The names of the devices that a claim is to have for itself, each once, in the order of its results."""
+    return tuple(dict.fromkeys(r.device for r in claim.results or () if not r.admin_access))
+
+
+def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction, ...]:
+    """The function and the others of its IOMMU group that a virtual machine gets with it: all but bridges, sorted by
+    address. Empty if it is not there."""
+    function = function_at(state, address)
+    if function is None:
+        return ()
+    group = function.iommu_group
+    members = index_of(state).groups[group] if group is not None else (function,)
+    return tuple(
+        m
+        for m in members
+        if m.address == address or not (is_bridge(m.class_code) or m.driver in HARMLESS_DRIVERS)
+    )
+
+
+def not_given(state: NodeState, names: Iterable[str]) -> Obstacle | None:
+    """Why this node cannot give one of these devices; None if it can give all."""
+    index = index_of(state)
+    for name in names:
+        address = claimed_address(name)
+        if address is None:
+            return Obstacle(Cause.UNKNOWN_ID, f"{quoted_id(name)} is no device of this driver")
+        if (function := function_at(state, address)) is None:
+            return Obstacle(Cause.GONE, f"{address} is gone from this node")
+        if address not in index.devices:
+            unselected = f"{address} is no device that is offered here: no selector matches it (--select)"
+            return Obstacle(Cause.NOT_SELECTED, unselected)
+        if function.iommu_group is None or function.without_iommu:
+            cause = Cause.NO_IOMMU_MODE if function.without_iommu else Cause.NO_IOMMU_GROUP
+            return Obstacle(cause, f"{address} is in no IOMMU group of the hardware: switch the IOMMU on")
+        if (part := not_whole(function)) is not None:
+            return Obstacle(part.cause, f"{address}: {part.message}")
+    return None
+
+
+def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Obstacle | None:
+    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches; None if it may be, is on
+    vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It runs one fabric
+    across such GPUs; after the bind it cannot name this one any more, and no other program divides the fabric for
+    it."""
+    settings, switches = state.claims.settings, index_of(state).switches
+    if (
+        not switches
+        or function.driver is None
+        or function.vfio_bound
+        or function.is_nvswitch
+        or function.vendor != index_of(state).functions[min(switches)].vendor
+        or settings is None
+        or settings.nvswitch_allowed
+    ):
+        return None
+    switch = min(switches)
+    driver = index_of(state).functions[switch].driver
+    return Obstacle(
+        Cause.FABRIC_OF_HOST,
+        f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch {switch} is on "
+        f"{quoted_id(driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow",
+    )
+
+
+def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
+    """The first reason why the claim cannot reserve its devices now; None if it can."""
+    assert entry.claim is not None
+    if not state.host.scanned or not state.kubelet.ledger.tried:
+        late = Cause.LEDGER_LATE if state.host.scanned else Cause.INSPECTION_LATE
+        return InTheWay(Obstacle(late, "the node has not been read yet"))
+    if missing := not_given(state, allocated_devices(entry.claim)):
+        return InTheWay(missing, is_final=True)
+    names = exclusive_devices(entry.claim)
+    if names and (nowhere := _by_unplaced(state, entry)):
+        return InTheWay(nowhere, is_owner=True)
+    addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
+    for address in addresses:
+        functions = with_companions(state, address)
+        if unseen := _unseen(state, entry, functions):
+            return InTheWay(_of(address, unseen))
+        if (function := function_at(state, address)) is not None and (
+            fabric := of_the_hosts_fabric(state, function)
+        ):
+            return InTheWay(fabric, is_final=True)
+        reason = (
+            _by_another_claim(state, entry, address, functions)
+            or _by_ledger(state, entry, address, functions)
+            or _by_use(state, address)
+        )
+        if reason is not None:
+            return InTheWay(_of(address, reason), is_owner=True)
+    return None
+
+
+def _by_unplaced(state: NodeState, entry: Entry) -> Obstacle | None:
+    """Somebody has a GPU by a name that says nothing of where it is: it may be each of them."""
+    for other in state.claims.entries.values():
+        if other.state in OWNING and other.unplaced:
+            return Obstacle(
+                Cause.CLAIMED_ELSEWHERE,
+                f"the claim {other.name} has {', '.join(other.unplaced)} by NVIDIA's driver, and nothing says which "
+                "GPU that is: delete its pod",
+            )
+    for stranger in strangers(state.claims, state):
+        if stranger.claim == str(entry.name):  # kubelet has one claim of a name
+            continue
+        return Obstacle(
+            Cause.CLAIMED_ELSEWHERE,
+            f"kubelet lists {quoted_id(stranger.device)} for the claim {quoted(stranger.claim)}, which gpuactors has "
+            "not prepared, and nothing says which GPU that is: delete its pod",
+        )
+    return None
+
+
+def _of(address: PciAddress, why: Obstacle) -> Obstacle:
+    return Obstacle(why.cause, f"{address}: {why.message}")
+
+
+def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Obstacle | None:
+    """Why a claim that ends must not touch a device; None if nobody else has it."""
+    functions = with_companions(state, address)
+    return _by_another_claim(state, entry, address, functions) or _by_ledger(
+        state, entry, address, functions, ends=True
+    )
+
+
+def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Obstacle | None:
+    """What has not been read since the claim came: an older view is no fact."""
+    index, ledger = index_of(state), state.kubelet.ledger
+    for function in functions:
+        fact = state.host.facts.get(function.address)
+        if function.address in state.host.inspections.functions and (
+            fact is None or fact.inspection <= entry.since
+        ):
+            return Obstacle(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
+        group = function.iommu_group
+        if group is None or function.address not in index.polled.get(group, ()):
+            continue
+        use = state.host.polls.groups.get(group)
+        if use is None or use.poll <= entry.since:
+            return Obstacle(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
+    if ledger.done <= entry.since:
+        return Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
+    return None
+
+
+def _by_another_claim(
+    state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
+) -> Obstacle | None:
+    wanted, index = {f.address: f.iommu_group for f in functions}, index_of(state)
+    groups = set(wanted.values()) - {None}
+    for other in state.claims.entries.values():
+        if other.name.uid == entry.name.uid or other.state not in OWNING:
+            continue
+        for gpu in other.gpus:
+            owned = {f.address for f in gpu.functions}
+            numbers = {f.iommu_group for a in owned if (f := index.functions.get(a)) is not None}
+            if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):
+                why = f" ({other.problem})" if other.problem else ""
+                if other.state is ClaimState.RELEASING:
+                    message = f"it {doing(other)} the claim {other.name}{why}"
+                else:
+                    pods = _pods(state, other, gpu.address)
+                    message = f"it {doing(other)} the claim {other.name}{pods}{why}; {_WAITS}"
+                return Obstacle(_taken(address, gpu.address), message)
+    return _by_owed_return(state, wanted, address)
+
+
+def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Obstacle | None:
+    for owed in state.claims.owed.values():
+        if owed.act and any(f.address in wanted for f in owed.gpu.functions):
+            doing = f"it is being returned from the claim {owed.claim}"
+            return Obstacle(_taken(address, owed.gpu.address), doing)
+    return None
+
+
+def doing(other: Entry) -> str:
+    """What a device has to do with a claim that has it."""
+    match other.state:
+        case ClaimState.RELEASING:
+            return "is being released from"
+        case ClaimState.TAKEN_OVER:
+            return "belongs, by NVIDIA's driver, to"
+        case _:
+            return "belongs to"
+
+
+def _pods(state: NodeState, entry: Entry, address: PciAddress) -> str:
+    """The pods for which kubelet lists a claim, as a part of a sentence; empty if it lists it for none yet."""
+    claims = state.kubelet.ledger.claims.get(address, ())
+    pods = sorted({str(c.pod) for c in claims if c.claim == str(entry.name) and c.pod is not None})
+    return f" of pod {', '.join(first_of(pods))}" if pods else ""
+
+
+def _taken(address: PciAddress, owned: PciAddress) -> Cause:
+    """The cause where somebody has been given `owned`, and a claim is to get `address`."""
+    return Cause.CLAIMED_ELSEWHERE if owned == address else Cause.GROUP_IN_USE
+
+
+def _by_ledger(
+    state: NodeState,
+    entry: Entry,
+    address: PciAddress,
+    functions: Iterable[PciFunction],
+    *,
+    ends: bool = False,
+) -> Obstacle | None:
+    """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
+    owners = index_of(state).owners
+    for function in functions:
+        owner = owners.get(function.address)
+        for given in owner.entries if owner is not None else ():
+            if not (_is_own(state, entry, given) or (ends and given.is_by_hosts_driver)):
+                of_companion = f"{function.address} is " if function.address != address else ""
+                resource = f" as {quoted_name(given.resource)}" if given.resource is not None else ""
+                message = f"{of_companion}{given.message}{resource}; {_WAITS}"
+                return Obstacle(_taken(address, function.address), message)
+    return None
+
+
+def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
+    """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
+    claim until its pod has ended, and was read some seconds ago. What such a claim owns is in its entry."""
+    claimed, settings = given.to, state.claims.settings
+    if not isinstance(claimed, ClaimedDevice) or settings is None or claimed.driver != settings.driver:
+        return False
+    return any(
+        str(e.name) == claimed.claim
+        for e in state.claims.entries.values()
+        if e.name.uid == entry.name.uid or e.state in ENDED or e.state in OWNING
+    )
+
+
+def _by_use(state: NodeState, address: PciAddress) -> Obstacle | None:
+    """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
+    still lists a claim that has ended: its process may not have."""
+    device = index_of(state).devices.get(address)
+    use = observed_use(state, device) if device is not None else None
+    if device is None or use is None or not use.in_use:
+        return None
+    ownership = assessments_of(state).of[address].ownership
+    if ownership.cause in (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN):
+        return Obstacle(ownership.cause, ownership.message)
+    return Obstacle(Cause.HELD_BY_OTHER, f"IOMMU group {device.function.iommu_group} is {use.evidence}")

@@ -1,0 +1,108 @@
+"""Whether a claim could bind a GPU that is on its host's driver, looked at before one is allocated.
+
+A driver that is not loaded, a process of the host that has the GPU, virtual functions: what is found is a reason not to
+offer it, and goes away when a later look does not find it any more. A look does nothing to the GPU. One that a claim
+has is not looked at: its acts say what is in their way.
+
+One look is under way at a time, at all GPUs that are due: each is a pass over all processes. Of a GPU that changes
+meanwhile the answer does not count, and it is looked at again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.events import GpusLooked
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims, Look, LookWanted
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ActFault, LookFinding
+from gpuactors.core.values.effects import Effect, Field, Level, Log
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.status import Obstacle
+
+_REASONS: Final[Mapping[ActFault | None, Cause]] = {
+    ActFault.IN_USE: Cause.IN_USE_ON_HOST,
+    ActFault.NO_DRIVER: Cause.DRIVER_NOT_LOADED,
+    ActFault.VIRTUAL_FUNCTIONS: Cause.VIRTUAL_FUNCTIONS,
+}
+"""What a later claim would meet as well. Other faults are of one act."""
+
+_NEW: Final = Look()
+
+
+def followed(before: NodeState, state: NodeState) -> Claims:
+    """The claims of `state` with the looks at what is there now; the same object if they are the same."""
+    claims, devices, was = state.claims, index_of(state).devices, index_of(before).devices
+    is_new = not before.claims.loaded  # a look of before may never come back
+    if not claims.loaded or (was is devices and not is_new and before.claims.reserved is claims.reserved):
+        return claims
+    same = {a for a, device in devices.items() if not is_new and was.get(a) is device}
+    looks = {
+        address: look if address in same else replace(look, due_at=0.0)
+        for address, device in devices.items()
+        if not device.function.vfio_bound or address in claims.reserved
+        if device.function.iommu_group is not None
+        for look in (claims.looks.get(address, _NEW),)
+    }
+    awaited = tuple(a for a in claims.look.devices if a in looks and a in same) if claims.look else ()
+    look = replace(claims.look, devices=awaited) if claims.look and awaited else None
+    return _planned(claims, looks if looks != claims.looks else claims.looks, look)
+
+
+def due(claims: Claims, at: float) -> Claims:
+    """The claims with the next look, if it is due. What is due soon comes along, so that GPUs which came at different
+    times are soon looked at together."""
+    if claims.look_at > at:
+        return claims
+    by = at + limits.UNFIT_LOOK_S
+    devices = tuple(a for a, look in claims.looks.items() if look.due_at <= by and a not in claims.reserved)
+    number = claims.last + 1
+    return _planned(replace(claims, last=number), claims.looks, LookWanted(number, devices))
+
+
+def looked(claims: Claims, event: GpusLooked, at: float) -> tuple[Claims, list[Effect]]:
+    """The claims after a look has come back, and what the log says."""
+    look = claims.look
+    if look is None or event.number != look.number:
+        return claims, []
+    awaited = frozenset(look.devices)
+    findings = [finding for finding in event.findings if finding.device in awaited]
+    return with_findings(replace(claims, look=None), findings, at)
+
+
+def with_findings(claims: Claims, findings: Iterable[LookFinding], at: float) -> tuple[Claims, list[Effect]]:
+    """The claims after a look, or an act of a claim, has found this of devices, and what the log says."""
+    looks, lines = {**claims.looks}, list[Effect]()
+    for finding in findings:
+        if (before := looks.get(finding.device)) is None:
+            continue
+        found = before.found
+        if not finding.reason:
+            found = None
+        elif (cause := _REASONS.get(finding.fault)) is not None:
+            found = Obstacle(cause, finding.reason)
+        again_s = limits.UNFIT_LOOK_S if found is not None else limits.FIT_LOOK_S
+        looks[finding.device] = Look(at + again_s, found)
+        lines += _logged(finding.device, before.found, found)
+    return _planned(claims, looks, claims.look), lines
+
+
+def _planned(claims: Claims, looks: Mapping[PciAddress, Look], look: LookWanted | None) -> Claims:
+    waiting = (k.due_at for a, k in looks.items() if a not in claims.reserved) if look is None else ()
+    return replace(claims, looks=looks, look=look, look_at=min(waiting, default=math.inf))
+
+
+def _logged(address: PciAddress, before: Obstacle | None, found: Obstacle | None) -> list[Effect]:
+    if before == found:
+        return []
+    if found is None:
+        return [Log(Level.INFO, "device.claimable", {"address": address})]
+    level = Level.DEBUG if before is not None and before.cause is found.cause else Level.WARNING
+    fields: dict[str, Field] = {"address": address, "cause": str(found.cause), "reason": found.message}
+    return [Log(level, "device.unclaimable", fields)]

@@ -1,0 +1,205 @@
+"""The devices that the node offers to claims, and why one must not be given away now.
+
+A GPU on its host's driver is offered: a claim binds it, and its companions, to vfio. One that a pod has by the device
+plugin, or a process holds, is not to be given away, nor is one that no virtual machine could open. Derived when
+something of a device changes, and carried in the state with what it is derived from (as an index is, `index.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.blockers import OF_A_PART, without_group
+from gpuactors.core.devices.index import changed_keys, index_of
+from gpuactors.core.gpus.exclusion import of_the_hosts_fabric
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Look
+from gpuactors.core.state.offered import Offered
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import DeviceHealth, DraHealth
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
+from gpuactors.core.values.slices import Blocked, BlockKind, Offer
+from gpuactors.core.values.status import Assessment, Blocker, Obstacle
+
+_HELD: Final = frozenset(
+    {
+        Cause.ALLOCATED,
+        Cause.JUST_ALLOCATED,
+        Cause.CLAIMED_ELSEWHERE,
+        Cause.GROUP_IN_USE,
+        Cause.ORPHANED,
+        Cause.HELD_BY_OTHER,
+        Cause.HOLDER_UNKNOWN,
+    }
+)
+"""A pod, a claim or a process has it."""
+
+_GONE: Final = Blocked(BlockKind.UNHEALTHY, str(Cause.GONE))
+
+_BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
+"""What a claim mends itself, while it is prepared: it binds the device and its companions to vfio."""
+
+_PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
+"""The states of a claim whose devices are on vfio, by its own acts."""
+
+
+def offered(state: NodeState) -> NodeState:
+    """`state` with what it offers, for the snapshot."""
+    settings = state.claims.settings
+    if (
+        settings is None
+        or not state.claims.loaded
+        or not state.host.scanned
+        or not state.kubelet.ledger.tried
+    ):
+        return state
+    carried, index, assessments = state.offered, index_of(state), assessments_of(state).of
+    reserved, placed = state.claims.reserved, _placed(state)
+    if (
+        carried.devices is index.devices
+        and carried.assessments is assessments
+        and carried.names is index.names
+        and carried.reserved is reserved
+        and carried.switches is index.switches
+        and carried.iommufd is index.iommufd
+        and carried.placed == placed
+        and carried.looks is state.claims.looks
+        and carried.offer is not None
+    ):
+        return state
+    touched = changed_keys(carried.devices, index.devices) | changed_keys(carried.assessments, assessments)
+    touched |= changed_keys(carried.names, index.names) | changed_keys(carried.reserved, reserved)
+    touched |= (carried.placed ^ placed) | _looked_anew(carried.looks, state.claims.looks)
+    if (carried.switches, carried.iommufd) != (index.switches, index.iommufd):
+        touched |= index.devices.keys()
+    known = {d.address: d for d in carried.offer.devices} if carried.offer is not None else {}
+    health = {h.device: h for h in carried.health}
+    for address in touched:
+        was = known.pop(address, None)
+        health.pop(device_name(address), None)
+        if address in index.names and address in index.devices:
+            known[address] = _offered(state, index.devices[address], assessments[address])
+        elif address in reserved and was is not None:
+            # A pool never has less than what is held: it stays until its claim ends.
+            known[address] = replace(was, claimed=True, blocked=_GONE)
+        if address in known or address in reserved:
+            of_device = _health(state, settings.pool, address, is_placed=address in placed)
+            health[of_device.device] = of_device
+    offer = Offer(settings.driver, settings.pool, tuple(known[a] for a in sorted(known)))
+    if carried.offer is not None and offer == carried.offer:
+        offer = carried.offer
+    after = Offered(
+        index.devices,
+        assessments,
+        index.names,
+        reserved,
+        index.switches,
+        index.iommufd,
+        placed,
+        state.claims.looks,
+        offer,
+        tuple(health[n] for n in sorted(health)),
+    )
+    return replace(state, offered=after)
+
+
+def _placed(state: NodeState) -> frozenset[PciAddress]:
+    """As `Offered.placed`. What an act has bound is inspected at once, and what was seen before that is no fact; one
+    that is inspected again later counts on."""
+    single, before = state.host.inspections.single, state.offered.placed
+    return frozenset(
+        gpu.address
+        for entry in state.claims.entries.values()
+        if entry.state in _PREPARED
+        for gpu in entry.gpus
+        if gpu.address in before or (r := single.get(gpu.address)) is None or r.outstanding is None
+    )
+
+
+def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedGpu:
+    function, owner = device.function, state.claims.reserved.get(device.function.address)
+    # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
+    claimed = owner is not None and owner.device == device_name(function.address)
+    return OfferedGpu(
+        address=function.address,
+        vendor=function.vendor,
+        device=function.device,
+        model=function.model,
+        numa_node=function.numa_node,
+        pcie_root=function.pcie_root,
+        iommu_group=function.iommu_group,
+        iommufd=index_of(state).iommufd,
+        memory_bytes=function.memory_bytes,
+        is_nvswitch=function.is_nvswitch,
+        part_of=function.physical,
+        blocked=None if claimed else _blocked(state, device, assessment),
+        claimed=claimed,
+    )
+
+
+def why_blocked(state: NodeState, address: PciAddress) -> str:
+    """Why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
+    device, assessment = index_of(state).devices.get(address), assessments_of(state).of.get(address)
+    if device is None or assessment is None:
+        return ""
+    if assessment.ownership.cause in _HELD:
+        return assessment.ownership.message
+    if (fault := _fault(state, device, assessment)) is not None:
+        return fault.message
+    look = state.claims.looks.get(address)
+    return look.found.message if look is not None and look.found is not None else ""
+
+
+def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocked | None:
+    if (cause := assessment.ownership.cause) in _HELD:
+        # A pod that kubelet lists half a second later has it as it had it before: that is one change of the slice.
+        return Blocked(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
+    if (fault := _fault(state, device, assessment)) is not None:
+        return Blocked(BlockKind.UNHEALTHY, str(fault.cause))
+    look = state.claims.looks.get(device.function.address)
+    if look is None or look.found is None:
+        return None
+    held = look.found.cause is Cause.IN_USE_ON_HOST
+    return Blocked(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(look.found.cause))
+
+
+def _looked_anew(before: Mapping[PciAddress, Look], looks: Mapping[PciAddress, Look]) -> set[PciAddress]:
+    """The devices of which the last looks say something else."""
+
+    def found(of: Mapping[PciAddress, Look]) -> dict[PciAddress, Obstacle]:
+        return {a: look.found for a, look in of.items() if look.found is not None}
+
+    return {address for address, _ in found(before).items() ^ found(looks).items()}
+
+
+def _fault(
+    state: NodeState, device: Device, assessment: Assessment, *, is_placed: bool = False
+) -> Blocker | None:
+    """Why no claim could use it, whoever has it now; None if one could. `is_placed`: a claim has bound it, and does
+    not bind it again while its virtual machine runs."""
+    blocker = without_group(device.function) or assessment.blocker
+    mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS
+    if blocker is not None and blocker.cause not in mended:
+        return blocker
+    fabric = of_the_hosts_fabric(state, device.function)
+    return Blocker(fabric.cause, fabric.message) if fabric is not None else None
+
+
+def _health(state: NodeState, pool: str, address: PciAddress, *, is_placed: bool) -> DeviceHealth:
+    """The health that kubelet shows in the status of the pod that has the device. That somebody has it is no fault."""
+    name, index = device_name(address), index_of(state)
+    if address not in index.functions:
+        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
+    device, assessment = index.devices.get(address), assessments_of(state).of.get(address)
+    fault = None
+    if device is not None and assessment is not None:
+        fault = _fault(state, device, assessment, is_placed=is_placed)
+    if fault is not None:
+        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, fault.message)
+    return DeviceHealth(pool, name, DraHealth.HEALTHY, "")

@@ -1,0 +1,158 @@
+"""What an operator sees of claims: each claim, and of each device what becomes of it when a claim ends.
+
+Derived each time, never kept. Must not decide anything again: what a claim does at its end was decided when it reserved
+its devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.gpus.exclusion import with_companions
+from gpuactors.core.gpus.offer import why_blocked
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry
+from gpuactors.core.values import prebound
+from gpuactors.core.values.claim import ClaimName, ClaimUid, FirstDriver
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.model import PciAddress
+
+OFFERED: Final = "offered"
+CLAIMED: Final = "claimed"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReport:
+    """One claim."""
+
+    name: ClaimName
+    state: ClaimState
+    changed_at: float
+    devices: tuple[str, ...]
+    """Those that it has for itself; before it is reserved, those that it waits for. GPUs by PCI address, devices of a
+    compute domain by their names in the slice."""
+    admin_devices: tuple[str, ...]
+    """Those to which it has admin access."""
+    problem: str
+    waiting_calls: int
+    """Calls of kubelet that wait for an answer about it."""
+    domain: str = ""
+    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
+
+
+def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
+    """Every claim of GPUs, in the order in which they came."""
+    claims = state.claims
+    return tuple(
+        claim_report(claims, entry, devices_of(entry), admin_devices=_named(entry, admin=True))
+        for entry in claims.entries.values()
+    )
+
+
+def claim_report(
+    claims: Claims,
+    entry: Entry,
+    devices: tuple[str, ...],
+    *,
+    admin_devices: tuple[str, ...] = (),
+    domain: str = "",
+) -> ClaimReport:
+    """One claim of any driver; the names of its devices are the driver's."""
+    return ClaimReport(
+        name=entry.name,
+        state=entry.state,
+        changed_at=entry.changed_at,
+        devices=devices,
+        admin_devices=admin_devices,
+        problem=entry.broken or entry.problem,
+        waiting_calls=sum(call.uid == entry.name.uid for call in claims.calls.values()),
+        domain=domain,
+    )
+
+
+def devices_of(entry: Entry) -> tuple[PciAddress, ...]:
+    """As `ClaimReport.devices`, of a claim of GPUs."""
+    if entry.gpus:
+        return tuple(gpu.address for gpu in entry.gpus)
+    return _named(entry, admin=False)
+
+
+def _named(entry: Entry, *, admin: bool) -> tuple[PciAddress, ...]:
+    results = entry.claim.results or () if entry.claim is not None else ()
+    named = (claimed_address(r.device) for r in results if r.admin_access is admin)
+    return tuple(dict.fromkeys(address for address in named if address is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOfClaims:
+    """What claims may do with one device."""
+
+    claim: ClaimUid | None
+    """The claim that has it."""
+    stays: bool
+    """It stays on its vfio driver when a claim ends; else it is returned to its first driver."""
+    rule: prebound.Rule | None
+    """Which rule decided; None if it decided for another daemon, and would decide otherwise now."""
+    why: str
+    """That rule, as a sentence."""
+    first_drivers: tuple[FirstDriver, ...]
+    """Of this boot, before any act of ours: the device's own, then its companions', as far as they are known."""
+    offer: str
+    """`offered`, `claimed`, or why it must not be given to a claim now (`BlockKind`); empty while it is not known."""
+    blocked: str
+    """Why it must not be given to a claim now, as a sentence; empty if it may, or a claim has it."""
+
+
+def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | None:
+    """What claims may do with this device; None while DRA is off."""
+    settings, known = state.claims.settings, state.claims.first_drivers
+    if settings is None:
+        return None
+    entry, gpu = _owner_of(state, address)
+    decided = prebound.decide(
+        address,
+        known.get(address),
+        operator=settings.operator,
+        hints=settings.hints,
+        function=function_at(state, address),
+    )
+    stays, why, rule = decided.is_prebound, decided.sentence, decided.rule
+    firsts = [known[f.address] for f in with_companions(state, address) if f.address in known]
+    if gpu is not None:
+        stays, firsts = bool(gpu.stays), [known.get(f.address, f) for f in gpu.functions]
+        if stays != decided.is_prebound:
+            first = next((f for f in gpu.functions if f.address == address), None)
+            why = gpu.stays or prebound.decide(address, first, operator=prebound.OperatorsList()).sentence
+        elif stays:
+            why = gpu.stays
+    return DeviceOfClaims(
+        claim=entry.name.uid if entry is not None else None,
+        stays=stays,
+        rule=rule if stays == decided.is_prebound else None,
+        why=why,
+        first_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
+        offer=_offer_of(state, address),
+        blocked=why_blocked(state, address) if entry is None else "",
+    )
+
+
+def _owner_of(state: NodeState, address: PciAddress) -> tuple[Entry, ClaimedGpu] | tuple[None, None]:
+    """The claim that has the device for itself."""
+    for entry in state.claims.entries.values():
+        for gpu in entry.gpus if entry.state in OWNING else ():
+            if gpu.address == address:
+                return entry, gpu
+    return None, None
+
+
+def _offer_of(state: NodeState, address: PciAddress) -> str:
+    offer = state.offered.offer
+    found = next((d for d in offer.devices if d.address == address), None) if offer is not None else None
+    if address in state.claims.reserved:
+        return CLAIMED
+    if found is None:
+        return ""
+    return OFFERED if found.blocked is None else str(found.blocked.kind)

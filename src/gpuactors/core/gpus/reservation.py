@@ -1,0 +1,104 @@
+"""What a claim of GPUs has for itself from the moment it is reserved: each device with its IOMMU group, and the driver
+that each function is returned to. And the other direction: whose a device is, for the device plugin and kubelet's list.
+
+Must not decide who may have a device: that is `exclusion.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.gpus.exclusion import with_companions
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry
+from gpuactors.core.values import prebound
+from gpuactors.core.values.claim import FirstDriver
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.values.offered_gpu import device_name
+
+
+def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+    """Devices of one IOMMU group have the same functions."""
+    found: list[ClaimedGpu] = []
+    for gpu in gpus:
+        functions = {f.address: f for f in gpu.functions}
+        same = [g for g in found if not functions.keys().isdisjoint(f.address for f in g.functions)]
+        functions |= {f.address: f for g in same for f in g.functions}
+        whole = tuple(functions[a] for a in sorted(functions))
+        found = [replace(g, functions=whole) if g in same else g for g in [*found, gpu]]
+        found[-1] = replace(gpu, functions=whole)
+    return tuple(found)
+
+
+def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
+    """The device as it is reserved now."""
+    settings, known = state.claims.settings, state.claims.first_drivers
+    assert settings is not None
+    functions = with_companions(state, address)
+    decided = {
+        f.address: prebound.decide(
+            f.address, known.get(f.address), operator=settings.operator, hints=settings.hints, function=f
+        )
+        for f in functions
+    }
+    return ClaimedGpu(
+        address,
+        tuple(_first_driver(known, f, stays=decided[f.address].is_prebound) for f in functions),
+        stays=decided[address].sentence if decided[address].is_prebound else "",
+    )
+
+
+def _first_driver(
+    known: Mapping[PciAddress, FirstDriver], function: PciFunction, *, stays: bool
+) -> FirstDriver:
+    """What an act is to return it to. One that is pre-bound by the operator's word counts as first seen on vfio."""
+    present = FirstDriver(function.address, function.driver, function.vfio_bound, function.presence)
+    return replace(known.get(function.address, present), vfio=stays)
+
+
+def with_reserved(claims: Claims) -> Claims:
+    """`claims` with the devices that belong to claims; the same object while these are the same."""
+    if (settings := claims.settings) is None:
+        return claims
+    owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
+    owners = {a: (device_name(a), r.claim) for a, r in claims.returned.items()}
+    owners |= {a: (device_name(a), o.claim) for a, o in claims.owed.items() if o.act}
+    owners |= {gpu.address: (_device_name(entry, gpu), entry.name) for entry in owning for gpu in entry.gpus}
+    reserved = {
+        a: ClaimedDevice(settings.driver, settings.pool, device, str(name), None)
+        for a, (device, name) in owners.items()
+    }
+    admin = frozenset(
+        ((settings.driver, str(entry.name)), address)
+        for entry in owning
+        for address in _with_admin_access(entry)
+    ) | _still_listed(claims)
+    ended = frozenset(
+        (settings.driver, str(e.name)) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE
+    ) - {(settings.driver, str(e.name)) for e in owning}
+    if reserved == claims.reserved and (admin, ended) == (claims.admin, claims.ended):
+        return claims
+    same = reserved == claims.reserved
+    return replace(claims, reserved=claims.reserved if same else reserved, admin=admin, ended=ended)
+
+
+def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
+    """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
+    own = device_name(gpu.address)
+    theirs = [device.device for device in entry.given]
+    return own if not theirs or own in theirs else theirs[0]
+
+
+def _still_listed(claims: Claims) -> frozenset[AdminAccess]:
+    """Admin access that has ended: kubelet lists it a little longer."""
+    ended = {str(e.name) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE}
+    return frozenset(access for access in claims.admin if access[0][1] in ended)
+
+
+def _with_admin_access(entry: Entry) -> set[PciAddress]:
+    results = entry.claim.results or () if entry.claim is not None else ()
+    named = {address for r in results if (address := claimed_address(r.device)) is not None}
+    return named - {gpu.address for gpu in entry.gpus}

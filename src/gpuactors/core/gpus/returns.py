@@ -1,0 +1,217 @@
+"""Which functions are on a driver by an act of ours, and the returns to their first drivers that are owed.
+
+A function is ours from its reservation until an act has returned it, or it is seen on a driver that no act of ours has
+bound it to: somebody else has decided about it then. A driver that is not loaded when a claim ends does not hold the
+claim: the device stays on vfio, may be claimed again, and its return is tried until the driver is there. It is not
+begun while somebody has the device, and given up when somebody else has bound it.
+
+Must not decide what a function is returned to: that is `prebound.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Set
+from dataclasses import replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry, OwedReturn, one_of_each_group
+from gpuactors.core.values import prebound
+from gpuactors.core.values.claim import BoundFunction, FirstDriver
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.effects import Field, Level, Log
+from gpuactors.core.values.model import PciAddress
+
+UNSEEN: Final = -1
+"""In `Claims.settled`: since the checkpoint was read the function has not been looked for."""
+
+_UNDER_WAY: Final = frozenset(
+    {ClaimState.RESERVED, ClaimState.BINDING, ClaimState.STOPPED, ClaimState.RELEASING}
+)
+"""The states of a claim whose functions may be anywhere by an act of ours."""
+
+
+# --- whose decision a function's driver is ----------------------------------------------------------------------------
+
+
+def followed(before: NodeState, state: NodeState) -> Claims:
+    """The claims of `state` with what its functions are found on; the same object if nothing follows."""
+    claims, functions, facts = state.claims, index_of(state).functions, state.host.facts
+    was = index_of(before).functions
+    if (
+        was is functions
+        and not claims.settled
+        and before.claims.first_drivers is claims.first_drivers
+        and before.claims.acted is claims.acted
+    ):
+        return claims
+    gone = was.keys() - functions.keys() if was is not functions else frozenset()
+    settled = {
+        a: n for a, n in claims.settled.items() if (fact := facts.get(a)) is not None and fact.inspection <= n
+    }
+    known = claims.first_drivers
+    if not gone.isdisjoint(known):
+        known = {a: first for a, first in known.items() if a not in gone}
+    acted = claims.acted - gone - _decided_by_others(state, claims.acted - settled.keys())
+    known = prebound.noted(known, (f for a, f in functions.items() if a not in settled), acted)
+    owed = {a: o for a, o in claims.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
+    if acted == claims.acted and settled == claims.settled and owed == claims.owed:
+        return claims if known is claims.first_drivers else replace(claims, first_drivers=known)
+    after = replace(claims, first_drivers=known, acted=acted, settled=settled, owed=owed)
+    # It would be taken for ours again by a daemon that starts now.
+    return after if acted == claims.acted else _to_disk(after)
+
+
+def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[PciAddress]:
+    """Those that are on another driver than a vfio driver, or are others than those that we have bound."""
+    claims, functions = state.claims, index_of(state).functions
+    under_way = {
+        f.address
+        for entry in claims.entries.values()
+        if entry.state in _UNDER_WAY
+        for gpu in entry.gpus
+        for f in gpu.functions
+    }
+    under_way |= {f.address for owed in claims.owed.values() if owed.act for f in owed.gpu.functions}
+    found: set[PciAddress] = set()
+    for address in acted:
+        now, first = functions.get(address), claims.first_drivers.get(address)
+        if now is None:
+            continue
+        is_elsewhere = now.driver is not None and not now.vfio_bound and address not in under_way
+        if is_elsewhere or (first is not None and prebound.is_another(first, now)):
+            found.add(address)
+    return frozenset(found)
+
+
+def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bool) -> Claims:
+    """The claims after an act: only later inspections say where its functions are. One that was `returned` is ours no
+    more; another one is, also if it was plugged in while the act was under way."""
+    claims, since = state.claims, state.host.inspections.last
+    met = {b.address: b for b in bound}
+    settled = {**claims.settled, **dict.fromkeys(met, since)}
+    if returned:
+        return replace(claims, settled=settled, acted=claims.acted - frozenset(met))
+    known = {
+        a: replace(f, presence=(a in met and met[a].presence) or f.presence)
+        for a, f in claims.first_drivers.items()
+    }
+    return replace(claims, settled=settled, acted=claims.acted | frozenset(met), first_drivers=known)
+
+
+def half_done(state: NodeState, moved: Iterable[BoundFunction]) -> Claims:
+    """The claims after an act that failed when it had moved these functions: they are ours, also where the kernel has
+    left them without a driver."""
+    return _to_disk(settled_by(state, moved, returned=False))
+
+
+def ours(claims: Claims, gpu: ClaimedGpu) -> ClaimedGpu:
+    """The device with those of its functions that are to be returned; with all if that is none."""
+    functions = tuple(f for f in gpu.functions if f.address in claims.acted)
+    return replace(gpu, functions=functions or gpu.functions)
+
+
+def is_to_be_returned(claims: Claims, gpu: ClaimedGpu) -> bool:
+    """Any of its functions is ours and was found on another driver than a vfio driver: also a companion of a pre-bound
+    GPU."""
+    return any(not f.vfio and f.address in claims.acted for f in gpu.functions)
+
+
+# --- returns that are owed --------------------------------------------------------------------------------------------
+
+
+def as_returned(entry: Entry, first: FirstDriver) -> FirstDriver:
+    """What an act that returns a function must know of those that have bound it for its claim."""
+    bound = entry.bound.get(first.address)
+    if bound is None:
+        return first
+    # The presence that our own act has met: it may have come after the reservation.
+    presence = bound.presence or first.presence
+    return replace(first, presence=presence, was_bound=bound.vfio, persistence=bound.persistence)
+
+
+def owed_by(claims: Claims, entry: Entry, number: int, reason: str, at: float) -> Claims:
+    """The claims after an act of a claim that ends found that the driver is not loaded."""
+    addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + limits.RETURN_RETRY_S
+    owed = {
+        gpu.address: OwedReturn(_owed(claims, entry, gpu), entry.name, reason, retry_at=again_at)
+        for gpu in one_of_each_group(entry.gpus)
+        if gpu.address in addresses
+    }
+    return replace(claims, owed={**claims.owed, **owed})
+
+
+def _owed(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> ClaimedGpu:
+    functions = ours(claims, gpu).functions
+    return replace(gpu, functions=tuple(as_returned(entry, f) for f in functions))
+
+
+def without_owed(claims: Claims, functions: Set[PciAddress]) -> Claims:
+    """The claims without the returns of these functions: a claim has them now, and is to return them itself."""
+    left = {a: o for a, o in claims.owed.items() if functions.isdisjoint(f.address for f in o.gpu.functions)}
+    return replace(claims, owed=left) if len(left) < len(claims.owed) else claims
+
+
+def begun(claims: Claims, address: PciAddress) -> Claims:
+    """The claims with the act that returns the device."""
+    number = claims.last + 1
+    owed = replace(claims.owed[address], act=number, retry_at=math.inf)
+    return replace(claims, last=number, owed={**claims.owed, address: owed})
+
+
+def put_off(claims: Claims, address: PciAddress, at: float, reason: str = "") -> Claims:
+    """The claims with the next try of the return later."""
+    owed = claims.owed[address]
+    owed = replace(owed, act=0, retry_at=at + limits.RETURN_RETRY_S, reason=reason or owed.reason)
+    return replace(claims, owed={**claims.owed, address: owed})
+
+
+def over(claims: Claims, address: PciAddress) -> Claims:
+    """The claims when the return is not owed any more."""
+    owned = {
+        f.address
+        for entry in claims.entries.values()
+        if entry.state in OWNING
+        for gpu in entry.gpus
+        for f in gpu.functions
+    }
+    gone = {f.address for f in claims.owed[address].gpu.functions} - owned
+    left = {a: o for a, o in claims.owed.items() if a != address}
+    return _to_disk(replace(claims, owed=left, acted=claims.acted - gone))
+
+
+def of_act(claims: Claims, number: int) -> PciAddress | None:
+    """The device whose return this act is; None if it is none's."""
+    return next((a for a, o in claims.owed.items() if o.act == number), None)
+
+
+def log_owed(owed: OwedReturn, reason: str, *, known: bool = False) -> Log:
+    """The line of the log for a return that cannot be made now. `known`: it was said before."""
+    level = Level.DEBUG if known else Level.WARNING
+    fields: dict[str, Field] = {
+        "claim": str(owed.claim),
+        "uid": owed.claim.uid,
+        "devices": (owed.gpu.address,),
+        "reason": reason,
+    }
+    return Log(level, "claim.return_owed", fields)
+
+
+def log_done(owed: OwedReturn) -> Log:
+    """The line of the log for a return that was made."""
+    fields: dict[str, Field] = {
+        "claim": str(owed.claim),
+        "uid": owed.claim.uid,
+        "devices": (owed.gpu.address,),
+    }
+    return Log(Level.INFO, "claim.return_done", fields)
+
+
+def _to_disk(claims: Claims) -> Claims:
+    """`claims`, wanted on disk as they are now."""
+    if not claims.loaded or claims.unserved:
+        return claims
+    return replace(claims, last=claims.last + 1, checkpoint=claims.last + 1)

@@ -1,0 +1,1 @@
+"""The use of the groups on the host."""

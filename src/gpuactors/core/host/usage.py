@@ -1,0 +1,190 @@
+"""The use of each group in the kernel, by the polls that came back.
+
+Theory of operation. A poll shows `enable` of a group's functions, their power state, and where that may be read the
+processes that have it open. A use begins when one of these shows it, and is over when none does: not while a function
+that was suspended before is still awake, as vfio resets the whole slot after the last close. A change leads to a read
+of kubelet's ledger before a use without a pod counts as external.
+
+Must not judge: what this means for a device is decided in `assessment/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core.devices import bindings
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.events import GroupsObserved, SomeGroupsObserved
+from gpuactors.core.ledger import schedule
+from gpuactors.core.requests import Refresh
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import (
+    GroupUse,
+    Holder,
+    Observed,
+    Orphan,
+    PciAddress,
+    PciFunction,
+    Pod,
+    Polls,
+)
+
+
+def first_polls() -> Polls:
+    """At start: no group to poll is known yet."""
+    return Polls(groups={}, baselines={}, done=0, refresh=Refresh())
+
+
+def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: float) -> NodeState:
+    """A poll came back. Changes lead to a read of the ledger: after a release, or for a holder that may be external.
+
+    A group that is not in its result stays as it was, whether the poll was of it or not.
+    """
+    before = state.host.polls
+    if event.poll != before.outstanding:
+        return state
+    index = index_of(state)
+    uses = [bindings.only(state, use) for use in event.uses if use.group in index.polled]
+    enabled = {a: n for use in uses for a, n in use.enabled.items()}
+    learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
+    groups = {g: o for g, o in before.groups.items() if g in index.polled}
+    for use in uses:
+        was = before.groups.get(use.group)
+        groups[use.group] = _observed(use, event.poll, at, learned.baselines, index.functions, was)
+    changed = any(
+        groups[g].since != was.since if (was := before.groups.get(g)) is not None else groups[g].in_use
+        for g in (use.group for use in uses)
+    )
+    due_at = at + limits.POLL_S if index.polled else math.inf
+    of_all = before.of is None
+    polls = replace(
+        learned,
+        groups=groups,
+        done=event.poll if of_all else before.done,
+        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),
+        of=None,
+        again_of=None,
+    )
+    state = replace(
+        state,
+        host=replace(state.host, polls=polls),
+        kubelet=replace(state.kubelet, orphans=_still_there(state, groups)),
+    )
+    if changed:
+        state = schedule.ask_ledger(state, at)
+    return schedule.ask_poll(state, before.again_of) if before.refresh.again else state
+
+
+def _observed(
+    use: GroupUse,
+    poll: int,
+    at: float,
+    baselines: Mapping[PciAddress, int],
+    functions: Mapping[PciAddress, PciFunction],
+    before: Observed | None,
+) -> Observed:
+    evidence, closing_at = _evidence(use, baselines), None
+    if evidence is None and before is not None and before.in_use:
+        closing_at = at if before.closing_at is None else before.closing_at
+        closes = at - closing_at < limits.CLOSING_S
+        evidence = _closing(use, _whole_slots(functions) & before.idle_functions) if closes else None
+    if evidence is None and use.unseen and before is not None and before.in_use:
+        evidence, closing_at = before.evidence, before.closing_at  # what cannot be read has not ended
+    in_use = evidence is not None
+    idle_functions = before.idle_functions if before is not None else frozenset()
+    holders = use.holders or ()
+    same = before is not None and before.in_use == in_use and not _others(before.holders, holders)
+    return Observed(
+        poll=poll,
+        in_use=in_use,
+        since=before.since if before is not None and same else poll,
+        evidence=evidence or "",
+        holders=holders,
+        open=_open(use, baselines, before),
+        idle_functions=idle_functions if in_use else frozenset(use.enabled) - use.active,
+        closing_at=closing_at if in_use else None,
+        unseen=use.unseen,
+        seen_at=at,
+    )
+
+
+def _open(
+    use: GroupUse, baselines: Mapping[PciAddress, int], before: Observed | None
+) -> frozenset[PciAddress]:
+    """The functions that are open; for those that cannot be read the last result counts."""
+    unseen = before.open - use.enabled.keys() if before is not None and use.unseen else frozenset()
+    return frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)) | unseen
+
+
+def _others(before: tuple[Holder, ...], now: tuple[Holder, ...]) -> bool:
+    """None of the present holders held it before, as far as both are known."""
+    return bool(before and now) and {h.pid for h in before}.isdisjoint(h.pid for h in now)
+
+
+def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
+    """How the group is in use, as a part of a sentence; None if nothing shows that it is."""
+    if use.holders:
+        return f"held by {', '.join(map(str, use.holders))}"
+    for address, count in sorted(use.enabled.items()):
+        if count > baselines.get(address, 0):
+            return f"in use (enable of {address} is {count})"
+    return "in use (opening it fails with EBUSY)" if use.open_refused else None
+
+
+def _whole_slots(functions: Mapping[PciAddress, PciFunction]) -> frozenset[PciAddress]:
+    """The functions of slots whose functions are all on a vfio driver: vfio resets only such a slot as a whole."""
+    split = {_slot(a) for a, f in functions.items() if not f.vfio_bound}
+    return frozenset(a for a in functions if _slot(a) not in split)
+
+
+def _slot(address: PciAddress) -> str:
+    return address.partition(".")[0]
+
+
+def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
+    """Why a use that nothing else shows any more is not over yet, as a part of a sentence.
+
+    A function is disabled first and suspended last. In between the kernel resets the whole slot if none of its
+    functions can be reset separately, which takes seconds, and until that is done no process can open the group
+    (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_disable). Only a use that was seen is extended by this: reading the
+    configuration space of a free function (lspci) wakes it for a moment as well. It is not extended by a function that
+    was not suspended before (vfio-pci with `disable_idle_d3`), nor by one that is kept awake by a neighbour on no or
+    another driver, as a GPU is by its audio function (drivers/pci/quirks.c, quirk_gpu_hda), nor for ever.
+    """
+    awake = sorted(waited_for & use.active)
+    return f"being closed ({awake[0]} is not suspended yet)" if awake else None
+
+
+def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[PciAddress, Orphan]:
+    """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
+    finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
+    cannot be open."""
+    rest, matter = {}, index_of(state).polled
+    for address, orphan in state.kubelet.orphans.items():
+        function = function_at(state, address)
+        group = function.iommu_group if function is not None else None
+        if group is None or group not in matter:
+            continue
+        now = groups.get(group)
+        if now is None or now.poll <= orphan.read or (now.in_use and _may_be(orphan, now)):
+            rest[address] = orphan
+    return rest if len(rest) != len(state.kubelet.orphans) else state.kubelet.orphans
+
+
+def _may_be(orphan: Orphan, use: Observed) -> bool:
+    """Whether a group's use may be that of the former pod.
+
+    Not if the use began later and its holders are in no pod. That a holder is in no pod is not enough: some runtimes
+    keep a pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
+    """
+    same = use.since == orphan.use
+    return same or not use.holders or any(_is_in(orphan.pod, h) for h in use.holders)
+
+
+def _is_in(pod: Pod, holder: Holder) -> bool:
+    """A process is in that pod, or in some pod where this one's UID is not known."""
+    return holder.pod_uid is not None and pod.uid in ("", holder.pod_uid)

@@ -1,0 +1,231 @@
+"""Kubelet's ledger: which pod has which device, by the reads of it that came back.
+
+Theory of operation. A device that leaves the ledger is an orphan until a later poll finds its group free, or in use by
+another process than its pod's: after a forced deletion the pod leaves the ledger within milliseconds while the process
+runs on. A device that Allocate granted is a pending allocation until the ledger lists it. Entries that did not change
+stay the same objects: derived values then need only a comparison by identity (see `index.py`).
+
+Must not judge: what this means for a device is decided in `assessment/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core.devices.identity import claimed_address, resolved
+from gpuactors.core.devices.index import changed_keys, index_of
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.events import LedgerRead, LedgerUnreadable
+from gpuactors.core.ledger import schedule, young_kubelet
+from gpuactors.core.requests import Refresh
+from gpuactors.core.state import NodeState, with_ledger
+from gpuactors.core.values.model import (
+    CachedAnswer,
+    ClaimedDevice,
+    DeviceId,
+    Ledger,
+    LedgerEntry,
+    Orphan,
+    PciAddress,
+    Pod,
+    ResourceName,
+    Role,
+)
+
+
+def first_ledger(number: int) -> Ledger:
+    """At start: one read is outstanding."""
+    return Ledger(
+        read=0,
+        entries={},
+        claims={},
+        problem=None,
+        tried=False,
+        refresh=Refresh().asked(number),
+    )
+
+
+def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
+    """The ledger was read. A pod that left it may still hold its device."""
+    before = state.kubelet.ledger
+    if event.read != before.outstanding:
+        return state
+    # The known objects, if they are equal: so derived values need only a comparison by identity.
+    counted = young_kubelet.counted(before.young, before.entries, event, at)
+    entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
+    is_settling = counted.source.is_settling
+    ledger = replace(
+        before,
+        read=event.read,
+        entries=entries,
+        claims=claims if claims != before.claims else before.claims,
+        claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
+        unplaced=frozenset(
+            replace(claim, pod=None) for claim in event.claims if claimed_address(claim.device) is None
+        ),
+        problem=None,
+        tried=True,
+        refresh=before.refresh.answered(),
+        read_at=before.asked_at,
+        done=event.read,
+        source=counted.source,
+        young=counted.young,
+    )
+    if event.file is not None:
+        ledger = _with_answers(ledger, event.file.cached, event.file.damaged)
+    after = with_ledger(state, ledger)
+    pending = _still_pending(after, is_settling, at)
+    after = resolved(state, replace(after, kubelet=replace(after.kubelet, pending_allocations=pending)))
+    left = _left(state, entries, event.read)
+    orphans = {**_still_orphans(after), **left}
+    state = replace(after, published=replace(after.published, served=_still_served(after, is_settling)))
+    if orphans != state.kubelet.orphans:
+        state = replace(state, kubelet=replace(state.kubelet, orphans=orphans))
+    period_s = limits.LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
+    due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
+    wished = before.due_at if before.due_at > at else math.inf
+    refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
+    state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
+    functions = index_of(state).functions
+    if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
+        state = schedule.ask_poll(state, frozenset(g for g in groups if g is not None))
+    return schedule.ask_ledger(state, at) if before.refresh.again else state
+
+
+def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
+    """A read failed: the last known entries stay; the file's answers to Allocate are new if it could be read."""
+    before = state.kubelet.ledger
+    if event.read != before.outstanding:
+        return state
+    ledger = replace(
+        before,
+        problem=event.reason,
+        tried=True,
+        refresh=before.refresh.answered(at + limits.LEDGER_RETRY_S),
+        done=event.read,
+    )
+    if event.cached is not None:
+        ledger = _with_answers(ledger, event.cached, event.damaged)
+    state = with_ledger(state, ledger)
+    return schedule.ask_ledger(state, at) if before.refresh.again else state
+
+
+def called(state: NodeState, at: float) -> NodeState:
+    """Kubelet asks for a claim: it knows its pods."""
+    young = young_kubelet.called(state.kubelet.ledger.young, at)
+    if young is state.kubelet.ledger.young:
+        return state
+    return with_ledger(state, replace(state.kubelet.ledger, young=young))
+
+
+def _entries(
+    before: Mapping[tuple[ResourceName, DeviceId], Pod], counted: Iterable[LedgerEntry]
+) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
+    """The entries that count; the known objects where they are equal."""
+    entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
+    same = True
+    for entry in counted:
+        name = entry.resource, entry.device
+        if (known := before.get(name)) == entry.pod and known is not None:
+            entries[name] = known
+        else:
+            entries[name], same = entry.pod, False
+    return before if same and len(entries) == len(before) else entries
+
+
+def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, tuple[ClaimedDevice, ...]]:
+    """By device, sorted: several claims may have one, by other drivers or with admin access."""
+    found: dict[PciAddress, list[ClaimedDevice]] = {}
+    for claim in sorted({*claimed}, key=lambda c: (c.driver, c.claim, str(c.pod))):
+        if (address := claimed_address(claim.device)) is not None:
+            found.setdefault(address, []).append(claim)
+    return {address: tuple(claims) for address, claims in found.items()}
+
+
+def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) -> Ledger:
+    """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents count."""
+    nodes = {(answer.resource, answer.device): answer.nodes for answer in cached}
+    return replace(ledger, cached=nodes, damaged=damaged)
+
+
+def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:
+    """The resources that are ours: those of the lists, and, of those that an earlier daemon served, those of which a
+    pod has a device. A kubelet that has just started may not know its pods yet, so then all of them stay."""
+    before, lists = state.published.served, state.published.device_lists
+    if is_settling or state.daemon.role is not Role.SERVING:
+        return before  # the daemon that serves may allocate more of them until this one takes over
+    if before.keys() <= lists.keys():
+        return before
+    had = {resource for resource, _ in state.kubelet.ledger.entries}
+    served = {r: models for r, models in before.items() if r in had or r in lists}
+    return served if served != before else before
+
+
+def _left(
+    state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
+) -> dict[PciAddress, Orphan]:
+    """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
+    had = state.kubelet.ledger.entries
+    # Most entries of a ledger are other plugins' and mean no device here.
+    names = sorted(
+        n
+        for n in changed_keys(had, entries)
+        if n in had and n in state.kubelet.resolved and _is_gone(had[n], entries.get(n))
+    )
+    return {
+        (address := state.kubelet.resolved[name].address): Orphan(
+            had[name], read, _use_of_pod(state, address)
+        )
+        for name in names
+    }
+
+
+def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
+    function = function_at(state, address)
+    group = function.iommu_group if function is not None else None
+    use = state.host.polls.groups.get(group) if group is not None else None
+    return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None
+
+
+def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
+    """The orphans whose pod has not come back to the ledger by any ID of the device."""
+    if not state.kubelet.orphans:
+        return {}
+    pods: dict[PciAddress, list[Pod]] = {}
+    for name, meant in state.kubelet.resolved.items():
+        if (pod := state.kubelet.ledger.entries.get(name)) is not None:
+            pods.setdefault(meant.address, []).append(pod)
+    return {
+        a: d for a, d in state.kubelet.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))
+    }
+
+
+def _still_pending(
+    state: NodeState, is_settling: bool, at: float
+) -> dict[tuple[ResourceName, DeviceId], float]:
+    """The devices that Allocate granted and that kubelet does not list yet.
+
+    Kubelet lists a device as soon as Allocate is answered: one that it does not list some time after that was released
+    again, or its pod has ended already. A kubelet that has just started may not know its pods yet.
+    """
+    return {
+        given: until
+        for given, until in state.kubelet.pending_allocations.items()
+        if given not in state.kubelet.ledger.entries
+        and until > at
+        and (is_settling or state.kubelet.ledger.read_at < schedule.listed_at(until))
+    }
+
+
+def _is_gone(before: Pod, now: Pod | None) -> bool:
+    """The device has no pod any more, or another one. PodResources gives names, the checkpoint file UIDs: where the
+    two cannot be compared it is the same pod."""
+    if now is None:
+        return True
+    if before.uid and now.uid:
+        return before.uid != now.uid
+    names = (before.namespace, before.name), (now.namespace, now.name)
+    return bool(before.name and now.name) and names[0] != names[1]

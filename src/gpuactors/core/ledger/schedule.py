@@ -1,0 +1,188 @@
+"""When kubelet's ledger is read and the groups' use is polled: on request, by the clock, and sooner than by the clock.
+
+Theory of operation. Both are requested by number, from the same counter as inspections (see `inspections.py`), so that
+the numbers show across all three which fact is newer. At most one of each is outstanding. By the clock every group is
+polled; for a call, or after a driver has come or gone, only the groups concerned are polled, and nothing new is known
+of the others.
+
+Must not read an answer: `ledger.py` and `usage.py` do that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuactors import limits
+from gpuactors.core.devices import bindings, inspections
+from gpuactors.core.devices.index import changed_keys, index_of, indexed, other_keys
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.requests import Refresh
+from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
+from gpuactors.core.values.inventory import may_be_unbinding
+from gpuactors.core.values.model import Observed, PciAddress
+
+
+def ask_ledger(state: NodeState, at: float) -> NodeState:
+    """Requests a read of kubelet's ledger; if one is outstanding, another one after it."""
+    ledger = state.kubelet.ledger
+    state, refresh = _asked(state, ledger.refresh)
+    asked_at = at if refresh.outstanding != ledger.outstanding else ledger.asked_at
+    return with_ledger(state, replace(ledger, refresh=refresh, asked_at=asked_at))
+
+
+def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
+    """Requests a poll of these groups, or of every group that matters; if one is outstanding, another one after it, of
+    all groups that are requested meanwhile."""
+    polls = state.host.polls
+    state, refresh = _asked(state, polls.refresh)
+    if groups is not None:  # all are due as before
+        refresh = refresh.due_by(polls.due_at)
+    if refresh.outstanding != polls.outstanding:
+        return with_polls(state, replace(polls, refresh=refresh, of=groups, again_of=None))
+    if polls.refresh.again:
+        groups = None if groups is None or polls.again_of is None else groups | polls.again_of
+    return with_polls(state, replace(polls, refresh=refresh, again_of=groups))
+
+
+def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
+    last, refresh = inspections.asked(state.host.inspections.last, refresh)
+    return with_inspections(state, replace(state.host.inspections, last=last)), refresh
+
+
+def listed_at(until: float) -> float:
+    """From when on a requested read of the ledger lists the pending allocation that ends at `until`, if a pod has the
+    device. Both in seconds of the core's clock."""
+    return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
+
+
+# --- sooner than by the clock -----------------------------------------------------------------------------
+
+
+def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> NodeState:
+    """After an event: a read of the ledger at once where an allocated function lost its driver, as its pod may have
+    ended just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
+    moved = changed_keys(index_of(before).functions, index_of(state).functions)
+    state = indexed(bindings.rebound(before, state, moved))
+    if _has_changed(before, state):
+        state = with_polls(state, replace(state.host.polls, fast_until=at + limits.POLL_FAST_FOR_S))
+    unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
+    if not unbound.isdisjoint(index_of(state).owners):
+        state = ask_ledger(state, at)
+    if over := _uses_that_are_over(state):
+        groups = {g: use for g, use in state.host.polls.groups.items() if g not in over}
+        state = indexed(with_polls(state, replace(state.host.polls, groups=groups)))
+    ledger, inspected = state.kubelet.ledger, state.host.facts is not before.host.facts
+    if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
+        # It was read before a device of ours was known, at the daemon's start for instance.
+        state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
+    if inspected and state.host.scanned:
+        polled, seen = index_of(state).polled, state.host.polls.groups
+        never = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
+        if unseen := never | _taken(state, unbound):
+            return ask_poll(state, frozenset(unseen) if unseen != polled.keys() else None)
+    return state
+
+
+def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
+    """After an event: a poll soon where a release is expected.
+
+    `waited_for`: a call waits for the result of a poll. Without such a call a release is expected only for
+    POLL_FAST_FOR_S after the last change: an external holder that stays costs no more polls than a free group.
+    """
+    polls = state.host.polls
+    fast = waited_for or (at < polls.fast_until and _is_wrongly_held(state))
+    if fast and polls.outstanding is None:
+        return with_polls(state, replace(polls, refresh=polls.refresh.due_by(at + limits.POLL_FAST_S)))
+    return state
+
+
+def _has_changed(before: NodeState, state: NodeState) -> bool:
+    """Holders or owners changed; the numbers of polls and reads do not count."""
+    was, now = before.kubelet, state.kubelet
+    if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
+        return True
+    if now.pending_allocations.keys() != was.pending_allocations.keys():
+        return True
+    if now.ledger.entries is not was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
+        return True
+    groups, known = state.host.polls.groups, before.host.polls.groups
+    return groups is not known and (
+        groups.keys() != known.keys()
+        or any(_use(groups[group]) != _use(known[group]) for group in other_keys(known, groups))
+    )
+
+
+def _use(use: Observed) -> tuple[object, ...]:
+    """The parts of a group's use that change when a process opens or closes it."""
+    return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
+
+
+def _uses_that_are_over(state: NodeState) -> set[int]:
+    """The groups of which no function is on a vfio driver any more, nor on the way from one: whatever was last seen of
+    their use is over."""
+    index, seen = index_of(state), state.host.polls.groups
+    if seen.keys() <= index.polled.keys():
+        return set()
+    gone = seen.keys() - index.polled.keys()
+    return {g for g in gone if not any(may_be_unbinding(f) for f in index.groups.get(g, ()))}
+
+
+def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
+    """The groups of which a function has just lost its driver: a new poll must show whether it is open."""
+    index = index_of(state)
+    functions = [f for a in unbound if (f := index.functions.get(a)) is not None and f.driver is None]
+    groups = {f.iommu_group for f in functions if f.address in index.polled.get(f.iommu_group or -1, ())}
+    return {group for group in groups if group is not None}
+
+
+def _is_bound(state: NodeState, address: PciAddress) -> bool:
+    function = function_at(state, address)
+    return function is not None and function.vfio_bound
+
+
+def _is_wrongly_held(state: NodeState) -> bool:
+    """A group is held by an external process, or by that of a pod that is gone."""
+    if state.kubelet.orphans:
+        return True
+    index = index_of(state)
+    if not index.in_use:
+        return False
+    owned = {f.iommu_group for a in index.owners if (f := index.functions.get(a)) is not None}
+    return not index.in_use <= owned
+
+
+def matters(state: NodeState) -> bool:
+    """A device of ours is allocated or in use, so that the ledger may change without a notice to us."""
+    index, kubelet, lists = index_of(state), state.kubelet, state.published.device_lists
+    if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
+        return True
+    lost = any(r in lists or r in index.by_id for r, _ in kubelet.ledger.entries)
+    return lost or bool(index.in_use)
+
+
+# --- by the clock -----------------------------------------------------------------------------------------
+
+
+def due(state: NodeState, at: float) -> NodeState:
+    """Requests the read and the poll that are due. Only the ledger shows that a granted device was not allocated."""
+    if _ledger_due_at(state) <= at:
+        state = ask_ledger(state, at)
+    if state.host.polls.due_at <= at:
+        state = ask_poll(state)
+    return state
+
+
+def deadline(state: NodeState) -> float:
+    """When `due` will next have something to do."""
+    return min(_ledger_due_at(state), state.host.polls.due_at)
+
+
+def _ledger_due_at(state: NodeState) -> float:
+    ledger = state.kubelet.ledger
+    if ledger.outstanding is not None:
+        return math.inf
+    grants: Iterable[float] = state.kubelet.pending_allocations.values() if ledger.problem is None else ()
+    listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)
+    return min([ledger.due_at, *listed])

@@ -1,0 +1,110 @@
+"""Which entries of kubelet's ledger count: those that List names, those of its ledger file, or those known before.
+
+Theory of operation. PodResources notices that a pod has ended; the ledger file is rewritten only by a device list or an
+allocation, and names ended pods until then. So the list counts where kubelet runs, and the file where it does not.
+
+But kubelet serves PodResources before its pods are known to it again: List is empty or partial then, for a moment or
+for as long as the API server is away (seen: 75 s and on, while their virtual machines run). The entries of its ledger
+file count beside it, except those that this kubelet has listed before: they have ended since, and only the file still
+names them. Where the file cannot be read, the entries that were known before count in its place, and some may be
+missing.
+
+That is over when this kubelet has known the API server's pods for LEDGER_SETTLE_S. It knows them if it lists any device
+of a pod, as it learns of all pods at once, or any pod that is not static. Static pods it has without the API server;
+their names all end in the node's, after a hyphen (pkg/kubelet/config/common.go, generatePodName), those of others do
+not. Nor has a static pod a claim: a kubelet that lists one for a pod, or asks for one to be prepared, knows the API
+server's pods. One that is old by then, on a node without other pods for instance, needs LEDGER_CALLED_S only. So the
+file's pods that ended while kubelet was down count for no longer than that either, for example on a node
+with any two pods of a DaemonSet.
+
+Must not judge what an entry means for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpuactors import limits
+from gpuactors.core.events import LedgerRead
+from gpuactors.core.values.model import (
+    DeviceId,
+    LedgerEntry,
+    LedgerSource,
+    Pod,
+    ResourceName,
+    RunningKubelet,
+    YoungKubelet,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What counts after a read."""
+
+    entries: tuple[LedgerEntry, ...]
+    source: LedgerSource
+    young: YoungKubelet
+    """To be given with the next read."""
+
+
+def counted(
+    young: YoungKubelet,
+    known: Mapping[tuple[ResourceName, DeviceId], Pod],
+    event: LedgerRead,
+    at: float,
+) -> Counted:
+    """Which entries count now that `event` came, at `at`, after `known` did."""
+    listed_before: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+    if event.kubelet is not None:
+        young = _after_answer(young, event.kubelet, event, at)
+        if at >= young.settled_at:
+            return Counted(event.listed, LedgerSource.LIST, young)
+        listed_before = young.listed
+    named = event.file.entries if event.file is not None else _entries(known)
+    more = tuple(e for e in named if (e.resource, e.device) not in listed_before)
+    return Counted(event.listed + more, _source(event, more), young)
+
+
+def called(young: YoungKubelet, at: float) -> YoungKubelet:
+    """After a kubelet asked for a claim; the same object if that says nothing new."""
+    is_news = young.socket is not None and young.settled_at == young.called_at == math.inf
+    return replace(young, called_at=at) if is_news else young
+
+
+def _entries(known: Mapping[tuple[ResourceName, DeviceId], Pod]) -> tuple[LedgerEntry, ...]:
+    return tuple(LedgerEntry(resource, device, pod) for (resource, device), pod in known.items())
+
+
+def _source(event: LedgerRead, more: tuple[LedgerEntry, ...]) -> LedgerSource:
+    if event.file is None:
+        return LedgerSource.LIST_AND_KNOWN
+    if event.kubelet is None:
+        return LedgerSource.FILE if event.file.exists else LedgerSource.NO_FILE
+    return LedgerSource.LIST_AND_FILE if more else LedgerSource.LIST
+
+
+def _after_answer(young: YoungKubelet, kubelet: RunningKubelet, event: LedgerRead, at: float) -> YoungKubelet:
+    """The state of `kubelet` after its list came."""
+    is_new = kubelet.socket != young.socket
+    if is_new:
+        young = YoungKubelet(kubelet.socket)
+    elif at >= young.settled_at:
+        # It is not needed any more, and would grow with every ID that was ever listed.
+        return replace(young, listed=frozenset()) if young.listed else young
+    young = replace(young, listed=young.listed.union((e.resource, e.device) for e in event.listed))
+    knows = young.listed or event.claims or young.called_at < math.inf or _are_from_api(event.names_end)
+    if young.settled_at < math.inf or not knows:
+        return young
+    if young.called_at < math.inf and kubelet.age_s >= limits.LEDGER_SETTLE_S:
+        return replace(young, settled_at=young.called_at + limits.LEDGER_CALLED_S)
+    if is_new and kubelet.age_s >= limits.LEDGER_SETTLE_S:
+        # One that is older than this daemon has known them for as long.
+        return YoungKubelet(kubelet.socket, settled_at=-math.inf)
+    return replace(young, settled_at=at + limits.LEDGER_SETTLE_S)
+
+
+def _are_from_api(names_end: str | None) -> bool:
+    """Not all pods are static."""
+    return names_end is not None and "-" not in names_end

@@ -1,0 +1,1 @@
+"""What readers outside the core get, read off the state."""

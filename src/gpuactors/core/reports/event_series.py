@@ -1,0 +1,115 @@
+"""When each fact is told as a Kubernetes Event: not before it has stood for a while, again while it lasts, and all
+together no more than the API server should get from one node.
+
+Theory of operation. `look` takes what is to be told now. A fact is due EVENT_SETTLE_S after it came, so what passes by
+itself is told to nobody; EVENT_REPEAT_S after it was last told, as the API server forgets an event after an hour; and
+if it went and came again, not before EVENT_AGAIN_S. What happened in a moment is due at once, and told once. Each
+telling takes a token of one bucket. Nothing queues: what went before its turn came is not told any more, so what waits
+is never more than what holds now. Times are given; must not read a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.reports.kube_events import KubeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One fact, and how often it was told."""
+
+    since: float
+    """When it came, the last time; infinite while it does not hold."""
+    lasts: bool = True
+    """It holds for a while; else it happened in a moment, which was `since`."""
+    told_at: float = -math.inf
+    """When it was last told; minus infinity if it never was."""
+    first_at: float = math.inf
+    """When it was first told."""
+    count: int = 0
+    """How often it was told: the `count` of the event."""
+    not_before: float = -math.inf
+    """It could not be told: when it is tried again, at the earliest."""
+
+    @property
+    def due_at(self) -> float:
+        """When it is told next; infinite while it does not hold."""
+        if self.since <= self.told_at:
+            return max(self.not_before, self.told_at + limits.EVENT_REPEAT_S) if self.lasts else math.inf
+        settled_at = self.since + limits.EVENT_SETTLE_S if self.lasts else self.since
+        return max(self.not_before, settled_at, self.told_at + limits.EVENT_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All that is told, or was not long ago. Frozen: each function returns the next one."""
+
+    series: Mapping[KubeEvent, Series] = field(default_factory=dict)
+    tokens: float = limits.EVENT_BURST
+    filled_at: float = -math.inf
+    """When the bucket was last filled."""
+
+
+NOTHING_TOLD: Final = Told()
+
+
+def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
+    """What holds at this time, EVENTS_MAX at most. What went is remembered as long as the API server has its event."""
+    holds = frozenset(wanted[: limits.EVENTS_MAX])
+    series = {
+        event: known if event in holds else replace(known, since=math.inf)
+        for event, known in told.series.items()
+        if event in holds or known.told_at + limits.EVENT_TTL_S > at
+    }
+    for event in wanted[: limits.EVENTS_MAX]:
+        known = series.get(event, Series(math.inf))
+        if event.happened_at is None:
+            series[event] = replace(known, since=min(known.since, at))
+        else:
+            series[event] = replace(known, since=event.happened_at, lasts=False)
+    gone = sorted((s.told_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
+    for _, _, event in gone[: max(0, len(series) - limits.EVENTS_MAX)]:
+        del series[event]
+    return replace(told, series=series)
+
+
+def due(told: Told, at: float) -> tuple[Told, KubeEvent | None]:
+    """The fact to be told now, the one that is due for longest first, and the bucket without its token; None if none is
+    due, or there is no token."""
+    filled = _filled(told, at)
+    event = min(told.series, key=lambda e: told.series[e].due_at, default=None)
+    if event is None or told.series[event].due_at > at or filled.tokens < 1.0:
+        return filled, None
+    return replace(filled, tokens=filled.tokens - 1.0), event
+
+
+def next_at(told: Told) -> float:
+    """When `due` may return one; infinite if never."""
+    first = min((series.due_at for series in told.series.values()), default=math.inf)
+    if first == math.inf or told.tokens >= 1.0:
+        return first
+    return max(first, told.filled_at + (1.0 - told.tokens) * limits.EVENT_REFILL_S)
+
+
+def posted(told: Told, event: KubeEvent, count: int, at: float) -> Told:
+    """The API server has the event, told `count` times."""
+    known = told.series[event]
+    after = replace(known, told_at=at, count=count, first_at=min(known.first_at, at))
+    return replace(told, series={**told.series, event: after})
+
+
+def failed(told: Told, event: KubeEvent, until: float) -> Told:
+    """It could not be told, and is tried again at that time if it holds then."""
+    after = replace(told.series[event], not_before=until)
+    return replace(told, series={**told.series, event: after})
+
+
+def _filled(told: Told, at: float) -> Told:
+    passed_s = at - told.filled_at if math.isfinite(told.filled_at) else 0.0
+    tokens = min(float(limits.EVENT_BURST), told.tokens + passed_s / limits.EVENT_REFILL_S)
+    return replace(told, tokens=tokens, filled_at=at)

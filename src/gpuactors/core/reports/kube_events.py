@@ -1,0 +1,104 @@
+"""What is to be told as Kubernetes Events now, read off the state: each fact once, about the object that it concerns.
+
+A reason is the machine-readable cause or state that log and CLI have, and a message holds their sentence. Nothing is
+kept, and nothing is decided about when: how long a fact must stand, and how often it is told again, is
+`event_series.py`'s.
+
+Why a pod was refused is told to the pod by kubelet itself, in our words (`UnexpectedAdmissionError` after Allocate,
+`FailedPrepareDynamicResources` after a prepare). Kubelet does not say for which pod it calls Allocate, so a refusal is
+told on the node. Of a claim that waits kubelet says nothing, so that is told to its pods here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuactors.core.deviceplugin import registration
+from gpuactors.core.drivers import DRIVERS
+from gpuactors.core.reports.snapshot import report
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimName
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import CallKind, Role
+from gpuactors.core.values.status import Obstacle
+
+CONTESTED: Final = "ResourceContested"
+"""The reason of a resource that another plugin has taken."""
+
+OF_A_DEVICE: Final = (Cause.HELD_BY_OTHER, Cause.ORPHANED, Cause.UNBINDING, Cause.GROUP_NOT_VIABLE)
+"""The causes that are told about a device: somebody must act, and no pod's own events say so."""
+
+_OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
+"""Causes of refused calls that nobody needs to be told: kubelet asks the next daemon, or the caller was not kubelet."""
+
+OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
+"""The states of a claim whose obstacle is told to its pods: kubelet's call is not answered yet, or is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OurNode:
+    """The event is about the node of this daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodsOf:
+    """The event is about every pod that a claim is reserved for (`status.reservedFor`)."""
+
+    claim: ClaimName
+
+
+About = OurNode | PodsOf
+
+
+@dataclass(frozen=True, slots=True)
+class KubeEvent:
+    """One fact that is to be told."""
+
+    about: About
+    reason: str
+    """One word for programs, as a condition's reason."""
+    message: str
+    """The sentence of log and CLI, after the device, resource or claim that it is about."""
+    happened_at: float | None = field(default=None, compare=False)
+    """When it happened, of what happens in a moment, by the clock of the state's events; None of what lasts."""
+
+
+def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:
+    """Everything that is to be told now, each fact once. A daemon that does not serve tells nothing: another one
+    does."""
+    if state.daemon.stopping or state.daemon.role is not Role.SERVING:
+        return ()
+    found = (*_of_devices(state), *_of_calls(state), *_of_resources(state), *_of_claims(state))
+    return tuple(dict.fromkeys(found))
+
+
+def _of_devices(state: NodeState) -> Iterator[KubeEvent]:
+    for device in report(state):
+        if device.cause in OF_A_DEVICE:
+            yield KubeEvent(OurNode(), str(device.cause), f"{device.function.address}: {device.reason}")
+
+
+def _of_calls(state: NodeState) -> Iterator[KubeEvent]:
+    """The last Allocate of each device, if it was refused. A call's sentence is the same for all of its devices."""
+    for calls in state.calls.last.values():
+        for call in calls:
+            if call.kind is CallKind.ALLOCATE and call.refused and not _OUR_OWN.issuperset(call.causes):
+                yield KubeEvent(OurNode(), str(call.causes[0]), f"Allocate refused: {call.refused}", call.at)
+
+
+def _of_resources(state: NodeState) -> Iterator[KubeEvent]:
+    for resource, plugin in sorted(state.published.plugins.items()):
+        if registration.is_contested(plugin) and plugin.problem:
+            yield KubeEvent(OurNode(), CONTESTED, f"{resource}: {plugin.problem}")
+
+
+def _of_claims(state: NodeState) -> Iterator[KubeEvent]:
+    for driver in DRIVERS.values():
+        for entry in driver.claims(state).entries.values():
+            why = Obstacle(Cause.SET_ASIDE, entry.broken) if entry.broken else entry.why
+            if entry.state in OF_A_CLAIM and why is not None:
+                message = f"claim {entry.name}: {why.message}"
+                yield KubeEvent(PodsOf(entry.name), str(why.cause), message)

@@ -1,0 +1,47 @@
+"""What Node Feature Discovery is to label our node with, read off the state: the models and drivers of the selected
+functions, and whether there is an IOMMU. Counts of what is there, and not of what is free: that changes with every pod,
+and is in the node's `allocatable`.
+
+The labels are in a subdomain of the namespace that NFD keeps for features, so nobody's domain is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Role
+
+PREFIX: Final = "gpuactors.feature.node.kubernetes.io"
+
+IOMMU: Final = "iommu"
+DRIVER: Final = "driver."
+NO_DRIVER: Final = "none"
+
+LABELS: Final[Mapping[str, str]] = {
+    "MODEL": "How many selected functions the node has of this model, by the name of its resource after the slash.",
+    f"{DRIVER}NAME": f"How many of them are bound to this driver; `{DRIVER}{NO_DRIVER}`: to none.",
+    IOMMU: "`true` if any of them is in an IOMMU group of the hardware, else `false`.",
+}
+"""Every label, after the prefix, and its meaning."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""Of a label, after its prefix (k8s.io/apimachinery util/validation, IsQualifiedName)."""
+
+
+def node_features(state: NodeState) -> Mapping[str, str] | None:
+    """The labels, sorted by name; None while they are not known, or another daemon writes them."""
+    if state.daemon.stopping or state.daemon.role is not Role.SERVING or not state.host.scanned:
+        return None
+    index = index_of(state)
+    functions = [index.functions[address] for address in index.names if address in index.functions]
+    found = Counter(resource.partition("/")[2] for resource in index.names.values())
+    found.update(f"{DRIVER}{function.driver or NO_DRIVER}" for function in functions)
+    has_iommu = any(f.iommu_group is not None and not f.without_iommu for f in functions)
+    labels = {name: str(count) for name, count in found.items() if _NAME.fullmatch(name)}
+    labels[IOMMU] = "true" if has_iommu else "false"
+    return {f"{PREFIX}/{name}": labels[name] for name in sorted(labels)}

@@ -1,0 +1,204 @@
+"""The outputs of the node's state for each reader outside the core. Derived each time, never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuactors.core.assessment.assessments import assessments_of
+from gpuactors.core.assessment.ownership import is_offered
+from gpuactors.core.claims.outputs import ClaimsWanted, claims_wanted
+from gpuactors.core.deviceplugin import listing
+from gpuactors.core.deviceplugin.device_lists import is_ready
+from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
+from gpuactors.core.devices.identity import alias_ids
+from gpuactors.core.devices.index import index_of
+from gpuactors.core.devices.presence import not_offered
+from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.model import (
+    DeviceId,
+    DeviceList,
+    Health,
+    Holder,
+    PciAddress,
+    PciFunction,
+    ResourceName,
+    Role,
+    Transition,
+    listed_by_address,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionsWanted:
+    """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
+
+    scan: int | None
+    functions: Mapping[PciAddress, int]
+    given: frozenset[PciAddress]
+    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollTarget:
+    """One IOMMU group whose use is wanted."""
+
+    group: int
+    functions: tuple[PciAddress, ...]
+    """Its functions on a vfio driver, or on none."""
+    may_open: bool
+    """An open as a probe would disturb no pod: not allocated, not claimed, no pending allocation."""
+    urgent: bool = False
+    """A call waits for this: no result of an earlier poll may replace an observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollWanted:
+    """The outstanding poll; None while none is. Each number is polled once."""
+
+    poll: int | None
+    targets: tuple[PollTarget, ...]
+    whole: bool = True
+    """These are all groups that matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerWanted:
+    """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
+
+    read: int | None
+    resources: tuple[ResourceName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PluginView:
+    """The input of one plugin actor."""
+
+    device_list: DeviceList
+    order: PluginOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Every output that lasts, for the registry to put into its cells."""
+
+    inspections: InspectionsWanted
+    poll: PollWanted
+    ledger: LedgerWanted
+    plugins: Mapping[ResourceName, PluginView]
+    claims: ClaimsWanted
+    domains: DomainsWanted
+    take_over: bool
+    """Ready to serve: the daemon that runs already is to hand over now."""
+    stopping: bool
+
+
+def project(state: NodeState) -> Outputs:
+    """The outputs that follow from the state."""
+    return Outputs(
+        inspections=InspectionsWanted(
+            state.host.inspections.scan, state.host.inspections.functions, index_of(state).inspected_always
+        ),
+        poll=_poll(state),
+        ledger=LedgerWanted(state.kubelet.ledger.outstanding, listing.asked(state)),
+        plugins={
+            r: PluginView(state.published.device_lists[r], order(p))
+            for r, p in state.published.plugins.items()
+        },
+        claims=claims_wanted(state),
+        domains=domains_wanted(state),
+        take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
+        stopping=state.daemon.stopping,
+    )
+
+
+def _poll(state: NodeState) -> PollWanted:
+    if state.host.polls.outstanding is None:
+        return PollWanted(None, ())
+    return PollWanted(state.host.polls.outstanding, _targets(state), whole=state.host.polls.of is None)
+
+
+def _targets(state: NodeState) -> tuple[PollTarget, ...]:
+    """The groups to poll. A group with an owner is never opened as a probe. A daemon that does not serve, or has not
+    read the whole of kubelet's ledger, or reads it now, does not know which groups have an owner, and opens none."""
+    ledger = state.kubelet.ledger
+    knows = (
+        ledger.source.is_whole
+        and state.daemon.role is Role.SERVING
+        and ledger.read > 0
+        and ledger.outstanding is None
+    )
+    asked = {a for call in state.calls.waiting.values() for a in call.seen}
+    index = index_of(state)
+    # By all members: an allocated function may have lost its driver and is not polled then, but its group is still the
+    # pod's.
+    given = asked | index.owners.keys()
+    return tuple(
+        PollTarget(
+            group,
+            functions,
+            may_open=knows and given.isdisjoint(m.address for m in index.groups[group]),
+            urgent=not asked.isdisjoint(functions),
+        )
+        for group in (index.polled if state.host.polls.of is None else sorted(state.host.polls.of))
+        if (functions := index.polled.get(group)) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One selected function as an operator sees it."""
+
+    id: DeviceId
+    function: PciFunction
+    group_members: tuple[PciAddress, ...]
+    resource: ResourceName
+    health: Health
+    cause: Cause
+    reason: str
+    owner: str | None
+    """The pod or claim that kubelet has given it to, as a sentence."""
+    holders: tuple[Holder, ...]
+    history: tuple[Transition, ...]
+    listed: bool
+    """It is in the device list that kubelet gets."""
+
+
+def report(state: NodeState) -> tuple[DeviceReport, ...]:
+    """Every selected function, offered or not, with the one reason, sorted by address."""
+    index, ids = index_of(state), alias_ids(state)
+    assessments, reports = assessments_of(state).of, []
+    entries = listed_by_address(state.published.device_lists)
+    for address, device in index.devices.items():
+        listed = entries.get((device.resource, address))
+        status = assessments[address].status
+        if listed is not None:
+            health, cause, reason = listed.health, listed.cause, listed.reason
+        elif is_offered(state, device):
+            health, cause, reason = status.health, status.cause, status.message
+        else:
+            why = not_offered(device.function)
+            health, cause, reason = Health.UNHEALTHY, why.cause, why.message
+        reports.append(
+            DeviceReport(
+                id=ids.get(address, DeviceId(address)),
+                function=device.function,
+                group_members=tuple(m.address for m in device.group),
+                resource=device.resource,
+                health=health,
+                cause=cause,
+                reason=reason,
+                owner=status.owner.message(device.resource) if status.owner is not None else None,
+                holders=status.holders,
+                history=state.published.history.get(address, ()),
+                listed=listed is not None,
+            )
+        )
+    return tuple(reports)
+
+
+def registered(state: NodeState) -> Mapping[ResourceName, bool]:
+    """Which resources are registered: accepted by kubelet, with an open stream."""
+    return {resource: is_registered(plugin) for resource, plugin in state.published.plugins.items()}

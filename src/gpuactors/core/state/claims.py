@@ -1,0 +1,257 @@
+"""The claims part of the node's state: an entry per claim, the calls that wait for one, and what is on disk of it.
+
+Frozen values. Changed by `claims.py` only, and an entry's state by `table.py` only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpuactors.core.values.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver, PreparedDevice
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
+from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, Role, Token
+from gpuactors.core.values.prebound import KernelId, OperatorsList
+from gpuactors.core.values.slices import Publication
+from gpuactors.core.values.status import Obstacle
+
+NOBODY: Final = OperatorsList()
+"""The operator names no address."""
+
+FILES: Final = "files"
+"""The key of the act on a claim's files, beside the addresses of its devices."""
+
+AWAITED: Final = "awaited"
+"""The key of an act that no worker carries out: others do, and it is done when the state says so (`lacking`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedGpu:
+    """One device that a claim has for itself, as it was when it was reserved."""
+
+    address: PciAddress
+    functions: tuple[FirstDriver, ...]
+    """It and its companions, sorted by address, each with the driver that it is returned to."""
+    stays: str = ""
+    """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
+
+
+def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+    """An act is on an IOMMU group as a whole, so one of a claim's devices in a group stands for the others."""
+    found: dict[tuple[FirstDriver, ...], ClaimedGpu] = {}
+    for gpu in gpus:
+        found.setdefault(gpu.functions, gpu)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A claim on this node."""
+
+    name: ClaimName
+    state: ClaimState
+    order: int
+    """Of two claims that wait for a device the smaller one came first."""
+    since: int = 0
+    """The last number that had been issued when the claim was read: only later inspections and polls count."""
+    claim: Claim | None = None
+    """As the API server had it when it was read; None before."""
+    gpus: tuple[ClaimedGpu, ...] = ()
+    """Those that it has for itself: none with admin access. Set when they are reserved."""
+    intent: int = 0
+    """Number of the checkpoint that has the present state."""
+    acts: Mapping[str, int] = field(default_factory=dict)
+    """The acts that are requested, with their numbers: by a device's address, or FILES."""
+    domain: ClaimedDomain | None = None
+    """The same of a compute domain's claim."""
+    config: DomainConfig | None = None
+    """What a compute domain's claim is for, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
+    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+    """What its devices are bound to, as last seen by an act."""
+    given: tuple[PreparedDevice, ...] = ()
+    """What NVIDIA's driver has answered to the prepare of a claim that was taken over from it."""
+    unplaced: tuple[str, ...] = ()
+    """The names of the devices that such a claim has, and of which nobody says where they are."""
+    why: Obstacle | None = None
+    """Why it is not further: the last act or read that failed, or whom it waits for."""
+    broken: str = ""
+    """Why it goes on by itself no further, as a sentence: the table lacks a transition, which is a bug; empty
+    otherwise. A call about it is another try."""
+    retry_at: float = math.inf
+    """When a failed act or read is tried again, or a tombstone is forgotten."""
+    collect_at: float = math.inf
+    """When the API server is asked whether the claim still exists, as kubelet lists it for no pod."""
+    missing: int = 0
+    """How many reads in a row found no claim of this UID at the API server any more."""
+    changed_at: float = 0.0
+    """When it came to its present state, in seconds of the clock of the state's events; of a claim that was read from
+    disk, when that was read."""
+
+    @property
+    def problem(self) -> str:
+        """Why it is not further, as a sentence; empty if nothing is known to be in its way."""
+        return self.why.message if self.why is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """The part of an entry that is on disk: how far an act came is not known to the daemon that reads it."""
+
+    name: ClaimName
+    state: ClaimState
+    """RESERVED, PREPARED, TAKEN_OVER or RELEASING."""
+    claim: Claim | None
+    gpus: tuple[ClaimedGpu, ...]
+    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+    domain: ClaimedDomain | None = None
+    given: tuple[PreparedDevice, ...] = ()
+    """As `Entry.given`."""
+    unplaced: tuple[str, ...] = ()
+    """As `Entry.unplaced`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwedReturn:
+    """A device of a claim that has ended, which is on vfio by an act of ours: its first driver was not loaded."""
+
+    gpu: ClaimedGpu
+    claim: ClaimName
+    reason: str = ""
+    """Why it has not been returned yet, as a sentence; empty if that is not known."""
+    act: int = 0
+    """The number of the act that returns it; 0 while none is under way."""
+    retry_at: float = 0.0
+    """When that is tried next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whether a claim could bind a device that is on its host's driver."""
+
+    due_at: float = 0.0
+    """When it is looked at next. Past while the look is outstanding."""
+    found: Obstacle | None = None
+    """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookWanted:
+    """One look at several devices: one pass over all processes."""
+
+    number: int
+    devices: tuple[PciAddress, ...]
+    """Those of which the answer counts: not one that has changed since."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCall:
+    """A prepare or unprepare of one claim that waits for its answer."""
+
+    uid: ClaimUid
+    prepares: bool
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSettings:
+    """What the claims' part of the core needs of the settings and of this boot."""
+
+    driver: str
+    """The name of the DRA driver: `gpu.nvidia.com`."""
+    pool: str
+    """The pool of its devices: the node's name."""
+    operator: OperatorsList = NOBODY
+    hints: tuple[KernelId, ...] = ()
+    """The ids that the kernel command line gives to vfio-pci."""
+    nvswitch_allowed: bool = False
+    """A GPU may be taken from its host's driver although the host runs NVSwitches."""
+    side_by_side: bool = False
+    """The driver's sockets have names of this instance alone, so that its successor's are there beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A device that an act has returned to its first driver. It was last seen on vfio, as a device that can be
+    allocated."""
+
+    claim: ClaimName
+    since: int
+    """The last number that had been issued then: only later inspections count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims of this node. Numbers of reads, acts and checkpoints come from one counter and only grow."""
+
+    settings: ClaimSettings | None = None
+    """None: DRA is off."""
+    loaded: bool = False
+    """The checkpoint has been read: until then it is not known which devices belong to claims."""
+    unserved: str = ""
+    """Why no claim is served, as a sentence; empty if they are."""
+    entries: Mapping[ClaimUid, Entry] = field(default_factory=dict)
+    """In the order in which they came."""
+    calls: Mapping[Token, ClaimCall] = field(default_factory=dict)
+    last: int = 0
+    """The last issued number."""
+    checkpoint: int = 0
+    """Number of the wanted contents of the checkpoint; 0 before the first."""
+    durable: int = 0
+    """Every checkpoint up to this number is on disk."""
+    unwritten: str = ""
+    """Why the checkpoint cannot be written, as a sentence; empty while it can."""
+    reads: Mapping[ClaimUid, int] = field(default_factory=dict)
+    """The outstanding reads from the API server, by number."""
+    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
+    """As `prebound.noted`, of the functions that are there."""
+    acted: frozenset[PciAddress] = frozenset()
+    """The functions whose present driver may be of our making (`returns.py`)."""
+    settled: Mapping[PciAddress, int] = field(default_factory=dict)
+    """Functions that an act has brought to a driver, with the last number that had been issued then: only later
+    inspections say where they are."""
+    owed: Mapping[PciAddress, OwedReturn] = field(default_factory=dict)
+    """The returns that are owed, by the device's address."""
+    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
+    """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
+    look: LookWanted | None = None
+    """The look that is outstanding."""
+    look_at: float = math.inf
+    """When the next one is due; infinite while one is outstanding. The earliest of `looks`, kept as each step asks."""
+    publication: Publication | None = None
+    """What is published of our devices; None before the first word of it."""
+    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
+    changes."""
+    returned: Mapping[PciAddress, Returned] = field(default_factory=dict)
+    """Devices that claims gave back, until an inspection has seen them on their driver."""
+    admin: frozenset[AdminAccess] = frozenset()
+    """Claims with admin access to a device: kubelet lists them like its owner."""
+    relays_until: float = -math.inf
+    """They have been handed over, and until then the sockets stay, though a successor has the answers."""
+    ended: frozenset[tuple[str, str]] = frozenset()
+    """As `ClaimedDevice.name`, the claims that were unprepared: kubelet lists them until it has heard the answer."""
+
+    @property
+    def is_known(self) -> bool:
+        """Which devices belong to claims is known."""
+        return self.settings is None or self.loaded
+
+
+def load_of(role: Role) -> int:
+    """How often a daemon in this role must have read the checkpoint: again when its predecessor has handed over."""
+    return 1 if role is Role.TAKING_OVER else 2
+
+
+NO_CLAIMS: Final = Claims()
+"""Of a node without claims."""
+
+
+def with_entry(claims: Claims, entry: Entry) -> Claims:
+    """`claims` with this entry in place of the one of its UID; without it where it is absent."""
+    uid = entry.name.uid
+    if entry.state is ClaimState.ABSENT:
+        return replace(claims, entries={u: e for u, e in claims.entries.items() if u != uid})
+    return replace(claims, entries={**claims.entries, uid: entry})

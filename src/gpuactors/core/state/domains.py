@@ -1,0 +1,143 @@
+"""The part of the node's state that is about compute domains: their claims, the node's label, and what the API server
+and the host say of them.
+
+Frozen values. Numbers of the reads and patches in here come from one counter and only grow; claims have their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuactors.core.requests import Refresh
+from gpuactors.core.state.claims import NO_CLAIMS, Claims
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.domain import (
+    Clique,
+    ComputeDomain,
+    DomainSettings,
+    DomainUid,
+    ImexFacts,
+    LabelChange,
+    LabelPatch,
+)
+from gpuactors.core.values.model import ClaimedDevice
+from gpuactors.core.values.offered_domains import NOTHING_OFFERED, OfferedDomains
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The node's label as last known, and what is under way about it. A read and a patch are never outstanding at the
+    same time: a read that was begun before a patch would say what was."""
+
+    value: str | None = None
+    known: bool = False
+    """It has been read since this daemon serves."""
+    ours: tuple[str, ...] = ()
+    """Its values that may be removed, the last LABELS_KEPT: those of our claims' domains, and what was found at the
+    start while no claim had a channel. Any other one is foreign."""
+    found: str | None = None
+    """What was found at the start, as long as claims that may have a channel have not been read."""
+    foreign: str | None = None
+    """Its value, if that is foreign: it has been named in the log."""
+    read: int = 0
+    """The number of the outstanding read; 0: none."""
+    patch: LabelPatch | None = None
+    """The outstanding patch."""
+    patch_number: int = 0
+    added: int = 0
+    """The last number that had been issued when it was seen to be there, or added: what was read of a domain before is
+    no fact of its daemon."""
+    added_at: float = -math.inf
+    """When that was."""
+    absent: int = 0
+    """The last number that had been issued when it was last known to be absent: a domain that was read before may have
+    been deleted since."""
+    before: frozenset[ClaimUid] = frozenset()
+    """The claims of daemons that were here then, and still are: these daemons are not of the label that came after."""
+    lingers_until: float = math.inf
+    """No claim of its domain is left: when it goes. Infinite while it has a reason to stay, or is to go at once."""
+    unsure: bool = False
+    """A patch has failed or met another label since it was read: what it is now is not known."""
+    again: bool = False
+    """It is read once more after what is outstanding: somebody has touched the Node."""
+    problem: str = ""
+    """Why the last read or patch failed, as a sentence; empty if it did not."""
+    conflicts: int = 0
+    """Patches in a row that did not find the label as it was read."""
+    retry_at: float = math.inf
+    """When it is read again after a failure: until then nothing is decided."""
+    look_at: float = math.inf
+    """When it is read again by itself."""
+
+    @property
+    def is_going(self) -> bool:
+        """It is being removed: until that has an answer it may be there or not."""
+        return self.patch is not None and self.patch.change is LabelChange.REMOVE
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way, so it can be decided on."""
+        return self.known and not self.read and self.patch is None and self.retry_at == math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class DomainView:
+    """One compute domain, as the API server said last."""
+
+    number: int = 0
+    """Of the read that this is from; 0: not read yet."""
+    domain: ComputeDomain | None = None
+    """None: there is none by this UID."""
+    clique: Clique | None = None
+    """None: there is none of this domain on this node's fabric."""
+    problem: str = ""
+    """Why the last read failed, as a sentence; the rest is from the one before."""
+    refresh: Refresh = field(default_factory=Refresh)
+    read_at: float = -math.inf
+    """When that read came back; infinitely long ago if it is not known."""
+
+    def is_ready(self, node: str) -> bool:
+        """The daemon of this node is Ready: by the clique, which the daemons write themselves; where there is none, by
+        the status of the ComputeDomain, which is made of the cliques some time later."""
+        if self.clique is not None:
+            return node in self.clique.ready_nodes
+        return self.domain is not None and node in self.domain.ready_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class ImexView:
+    """What the host said last of IMEX."""
+
+    number: int = 0
+    facts: ImexFacts | None = None
+    problem: str = ""
+    refresh: Refresh = field(default_factory=Refresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """Compute domains on this node."""
+
+    settings: DomainSettings | None = None
+    """None: they are off."""
+    claims: Claims = NO_CLAIMS
+    last: int = 0
+    """The last issued number."""
+    label: Label = Label()
+    known: Mapping[DomainUid, DomainView] = field(default_factory=dict)
+    """The domains of the claims that are here."""
+    imex: ImexView = ImexView()
+    strangers: tuple[ClaimedDevice, ...] | None = ()
+    """What kubelet lists of our driver for claims that are not here: another program has prepared them. None: kubelet
+    has not been asked yet."""
+    since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
+    """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
+    offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)
+    """What is offered to claims, derived from the rest; see `offer.py`."""
+
+
+NO_DOMAINS: Final = Domains()
+"""Of a node without compute domains."""

@@ -1,0 +1,378 @@
+"""The reason for a device's health, or for a refused call, as a word for programs: labels of metrics, taints, alerts.
+
+One cause for each remedy. `MEANINGS` has the meaning and the remedy of each; `just causes` makes docs/causes.md from
+it. A cause is never parsed from a sentence, and no sentence is ever compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Cause(StrEnum):
+    """The causes, written as Kubernetes writes the reason of a condition."""
+
+    # --- owners and holders
+    FREE = "Free"
+    ALLOCATED = "Allocated"
+    JUST_ALLOCATED = "JustAllocated"
+    CLAIMED_ELSEWHERE = "ClaimedElsewhere"
+    GROUP_IN_USE = "GroupInUse"
+    ORPHANED = "Orphaned"
+    HELD_BY_OTHER = "HeldByOther"
+    HOLDER_UNKNOWN = "HolderUnknown"
+    # --- what of its files forbids it
+    UNREADABLE = "Unreadable"
+    UNBINDING = "Unbinding"
+    NOT_BOUND = "NotBound"
+    NOT_SELECTED = "NotSelected"
+    NO_IOMMU_MODE = "NoIommuMode"
+    NO_IOMMU_GROUP = "NoIommuGroup"
+    BEHIND_VMD = "BehindVmd"
+    GROUP_NOT_VIABLE = "GroupNotViable"
+    NODE_MISSING = "NodeMissing"
+    USE_UNREADABLE = "UseUnreadable"
+    FABRIC_OF_HOST = "FabricOfHost"
+    VIRTUAL_FUNCTION = "VirtualFunction"
+    VIRTUAL_FUNCTIONS = "VirtualFunctions"
+    # --- that it is not what it was
+    GONE = "Gone"
+    REPLACED_BY_ANOTHER = "ReplacedByAnother"
+    UNKNOWN_ID = "UnknownId"
+    LISTED_AS_OTHER = "ListedAsOther"
+    ID_RELEASED = "IdReleased"
+    SET_ASIDE = "SetAside"
+    # --- of calls only
+    GROUP_CHANGED = "GroupChanged"
+    STALE_NODES = "StaleNodes"
+    SHORTAGE = "Shortage"
+    INSPECTION_LATE = "InspectionLate"
+    USE_LATE = "UseLate"
+    LEDGER_LATE = "LedgerLate"
+    CHECKPOINT_LATE = "CheckpointLate"
+    INVALID_REQUEST = "InvalidRequest"
+    NOT_SERVING = "NotServing"
+    # --- of calls about claims only
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
+    INVALID_CONFIGURATION = "InvalidConfiguration"
+    NOT_OFFERED = "NotOffered"
+    UNPREPARED = "Unprepared"
+    API_SERVER_FAILED = "ApiServerFailed"
+    CLAIMS_UNSERVED = "ClaimsUnserved"
+    CHECKPOINT_UNWRITTEN = "CheckpointUnwritten"
+    FILES_UNWRITTEN = "FilesUnwritten"
+    IN_USE_ON_HOST = "InUseOnHost"
+    WRITE_HANGS = "WriteHangs"
+    WRITE_REFUSED = "WriteRefused"
+    DRIVER_NOT_LOADED = "DriverNotLoaded"
+    # --- of compute domains only
+    DOMAIN_NOT_FOUND = "DomainNotFound"
+    DOMAIN_NOT_READY = "DomainNotReady"
+    OTHER_DOMAIN = "OtherDomain"
+    FOREIGN_LABEL = "ForeignLabel"
+    IMEX_MISSING = "ImexMissing"
+
+
+HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
+"""The health that a device with a cause is advertised with; CALL: the cause of a refused call only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One row of the table of causes."""
+
+    health: str
+    """HEALTHY, UNHEALTHY, AS_BEFORE or CALL."""
+    means: str
+    remedy: str
+
+
+MEANINGS: Final[Mapping[Cause, Meaning]] = {
+    Cause.FREE: Meaning(
+        HEALTHY, "It is neither allocated nor in use, and a virtual machine could open it.", "Nothing."
+    ),
+    Cause.ALLOCATED: Meaning(
+        HEALTHY,
+        "Kubelet's ledger gives it to a pod under this resource. It stays Healthy, as kubelet subtracts it already.",
+        "Nothing.",
+    ),
+    Cause.JUST_ALLOCATED: Meaning(
+        HEALTHY,
+        "Allocate has given it to a pod that kubelet's ledger does not name yet.",
+        "Nothing: it lasts seconds.",
+    ),
+    Cause.CLAIMED_ELSEWHERE: Meaning(
+        UNHEALTHY,
+        "A pod has it by a DRA claim, or as a device of another resource. Kubelet counts it there.",
+        "Nothing, if that is meant. Otherwise let only one plugin or driver offer this GPU, and end that pod.",
+    ),
+    Cause.GROUP_IN_USE: Meaning(
+        UNHEALTHY,
+        "Another function of its IOMMU group is allocated. A group is given to one virtual machine as a whole.",
+        "Nothing: it is free when that pod has ended.",
+    ),
+    Cause.ORPHANED: Meaning(
+        UNHEALTHY,
+        "Its pod has left kubelet's ledger, and its IOMMU group is still open: a forced deletion, or a slow end.",
+        "Wait until the process has ended, or end it. `gpuactors explain` names it where --holders allows.",
+    ),
+    Cause.HELD_BY_OTHER: Meaning(
+        UNHEALTHY,
+        "Its IOMMU group is open, and kubelet has given it to no pod.",
+        "End the process if it should not have the GPU. `gpuactors explain` names it where --holders allows.",
+    ),
+    Cause.HOLDER_UNKNOWN: Meaning(
+        AS_BEFORE,
+        "Its IOMMU group is open, and kubelet's ledger has not been read since, so its owner is not known.",
+        "Nothing at first. If it persists, make kubelet's ledger readable.",
+    ),
+    Cause.UNREADABLE: Meaning(
+        UNHEALTHY,
+        "A file of it in sysfs cannot be read.",
+        "See the message: it names the file. For a driver that hangs see dmesg.",
+    ),
+    Cause.UNBINDING: Meaning(
+        UNHEALTHY,
+        "An unbind or unplug waits in the kernel until no process has it open.",
+        "End the process that has its IOMMU group open. Nothing can be bound to it before.",
+    ),
+    Cause.NOT_BOUND: Meaning(
+        UNHEALTHY, "It is bound to no driver, or to one that is no vfio driver.", "Bind it to vfio-pci."
+    ),
+    Cause.NOT_SELECTED: Meaning(
+        UNHEALTHY,
+        "No selector matches it, or none under this name, and a pod still has it or a pending call names it.",
+        "Nothing, if that is meant. Otherwise see --select, and whether pci.ids was renewed.",
+    ),
+    Cause.NO_IOMMU_MODE: Meaning(
+        UNHEALTHY,
+        "vfio drives it without an IOMMU: the GPU of a VM could access all of the node's memory.",
+        "Switch the IOMMU on, and remove enable_unsafe_noiommu_mode.",
+    ),
+    Cause.NO_IOMMU_GROUP: Meaning(
+        UNHEALTHY,
+        "It is in no IOMMU group.",
+        "Switch the IOMMU on in the firmware and on the kernel command line.",
+    ),
+    Cause.BEHIND_VMD: Meaning(
+        UNHEALTHY,
+        "It is behind an Intel VMD controller, whose devices are in no IOMMU group of their own.",
+        "Switch VMD off for its slot in the firmware.",
+    ),
+    Cause.GROUP_NOT_VIABLE: Meaning(
+        UNHEALTHY,
+        "Another function of its IOMMU group is bound to a host driver, so the kernel refuses to open the group.",
+        "Bind that function to vfio-pci or to no driver. The message names both.",
+    ),
+    Cause.NODE_MISSING: Meaning(
+        UNHEALTHY,
+        "Its device node below /dev/vfio does not exist.",
+        "Mount the host's /dev into the container, and load the modules vfio and vfio_pci.",
+    ),
+    Cause.USE_UNREADABLE: Meaning(
+        UNHEALTHY,
+        "Whether its IOMMU group is open cannot be determined.",
+        "See the message: it names what cannot be read.",
+    ),
+    Cause.FABRIC_OF_HOST: Meaning(
+        UNHEALTHY,
+        "It is on its host's driver, in an NVLink fabric whose NVSwitches the host runs. It is given to no claim.",
+        "Bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow.",
+    ),
+    Cause.VIRTUAL_FUNCTION: Meaning(
+        UNHEALTHY,
+        "It is an SR-IOV virtual function: a part of a GPU, which is not given away as a whole one.",
+        "Nothing, if that is meant. To give the whole GPU away, write 0 to sriov_numvfs of its physical function.",
+    ),
+    Cause.VIRTUAL_FUNCTIONS: Meaning(
+        UNHEALTHY,
+        "SR-IOV virtual functions of it are active: it is not whole, and they would go with its driver.",
+        "Write 0 to its sriov_numvfs when nobody uses them.",
+    ),
+    Cause.GONE: Meaning(
+        UNHEALTHY,
+        "No PCI function is at its address any more. It is listed as long as a pod has it or a pending call names it.",
+        "Delete the pod: its GPU will not come back to it.",
+    ),
+    Cause.REPLACED_BY_ANOTHER: Meaning(
+        UNHEALTHY,
+        "Another model is at its address now.",
+        "Delete the pod that has it. The new device is listed under its own resource.",
+    ),
+    Cause.UNKNOWN_ID: Meaning(
+        UNHEALTHY,
+        "Kubelet's ledger or a call names an ID that means no device of this node.",
+        "Find the pod, and the plugin that served this resource before.",
+    ),
+    Cause.LISTED_AS_OTHER: Meaning(
+        UNHEALTHY,
+        "The device is listed by another ID now. This one stays while kubelet may be using it in a call.",
+        "Nothing: it lasts seconds.",
+    ),
+    Cause.ID_RELEASED: Meaning(
+        UNHEALTHY, "No pod has the device by this ID any more, and the ID left the list.", "Nothing."
+    ),
+    Cause.SET_ASIDE: Meaning(
+        UNHEALTHY,
+        "A rule of the device list, or of claims, did not hold for it. It is not allocated, and the rest is served.",
+        "This is a bug in gpuactors: report it with the journal.",
+    ),
+    Cause.GROUP_CHANGED: Meaning(
+        CALL,
+        "The device's IOMMU group has another number than when the call came, or a function more than its claim knows.",
+        "Ask again; of a claim delete the pod, so that it is prepared anew.",
+    ),
+    Cause.STALE_NODES: Meaning(
+        CALL,
+        "The container would get device nodes of an Allocate from before a restart of the node, or a new binding.",
+        "Delete the pod, so that its devices are allocated again.",
+    ),
+    Cause.SHORTAGE: Meaning(
+        CALL,
+        "The daemon could not inspect the device in time, as it lacks descriptors, memory or threads.",
+        "See the message, and raise that limit of the daemon's container.",
+    ),
+    Cause.INSPECTION_LATE: Meaning(
+        CALL, "sysfs did not answer in time for the device.", "A driver may be stuck: see dmesg."
+    ),
+    Cause.USE_LATE: Meaning(
+        CALL,
+        "The device's users could not be determined in time.",
+        "Check that its `enable` can be read in sysfs.",
+    ),
+    Cause.LEDGER_LATE: Meaning(
+        CALL,
+        "Kubelet did not return its ledger in time (PodResources List).",
+        "Check whether kubelet hangs.",
+    ),
+    Cause.CHECKPOINT_LATE: Meaning(
+        CALL,
+        "The daemon's own checkpoint of the claims, which may have the device, could not be read in time.",
+        "Check the disk of kubelet's `plugins` directory; `gpuactors inspect` has the reason.",
+    ),
+    Cause.INVALID_REQUEST: Meaning(
+        CALL,
+        "The call names no device, one twice, or a claim by what can be no name.",
+        "Nothing on this node: find the client that called.",
+    ),
+    Cause.NOT_SERVING: Meaning(CALL, "The daemon is stopping, or hands over to its successor.", "Ask again."),
+    Cause.CLAIM_NOT_FOUND: Meaning(
+        CALL, "The API server has no such claim, or another one by this name.", "Nothing: its pod is ending."
+    ),
+    Cause.CLAIM_NOT_ALLOCATED: Meaning(
+        CALL,
+        "The claim has no allocation, or no device of this driver on this node.",
+        "Nothing on this node: see the claim's status, and who changed it.",
+    ),
+    Cause.INVALID_CONFIGURATION: Meaning(
+        CALL,
+        "The claim, or the configuration of it or of its DeviceClass, asks for what this driver does not do.",
+        "Correct it: the message names the field.",
+    ),
+    Cause.NOT_OFFERED: Meaning(
+        CALL,
+        "The claim has a channel or daemon that this node is not set up to give.",
+        "See --imex-channels and --compute-domains.",
+    ),
+    Cause.UNPREPARED: Meaning(
+        CALL, "The claim was unprepared while it was being prepared.", "Nothing: its pod is ending."
+    ),
+    Cause.API_SERVER_FAILED: Meaning(
+        CALL,
+        "The API server did not return what the call needs: the claim, its ComputeDomain, or the Node.",
+        "See the message: the server's address, the token, and the rights of the daemon's account.",
+    ),
+    Cause.CLAIMS_UNSERVED: Meaning(
+        CALL,
+        "Claims are switched off, or their checkpoint is one that this version cannot read.",
+        "See --dra, or install the version that wrote it.",
+    ),
+    Cause.CHECKPOINT_UNWRITTEN: Meaning(
+        CALL,
+        "The checkpoint of the claims could not be written, so nothing was done for the claim.",
+        "Check the disk of kubelet's `plugins` directory.",
+    ),
+    Cause.FILES_UNWRITTEN: Meaning(
+        CALL,
+        "The claim's CDI or metadata file could not be written.",
+        "Check the disk and the mounts of /var/run/cdi and of kubelet's `plugins` directory.",
+    ),
+    Cause.IN_USE_ON_HOST: Meaning(
+        CALL,
+        "A process has the GPU open by its host's driver, or whether one has cannot be known. Nothing was written.",
+        "End the process that the message names, or give the daemon what it lacks to see it.",
+    ),
+    Cause.WRITE_HANGS: Meaning(
+        CALL,
+        "The kernel has not carried out a bind or unbind yet: mostly it waits until a process closes the device.",
+        "End that process: `gpuactors explain` or lsof finds it. It goes on by itself.",
+    ),
+    Cause.WRITE_REFUSED: Meaning(
+        CALL,
+        "The kernel refused to bind or unbind the GPU, or did not do it.",
+        "See the message, and dmesg. Then delete the pod.",
+    ),
+    Cause.DRIVER_NOT_LOADED: Meaning(
+        CALL,
+        "The driver that the GPU is to be bound to is not loaded.",
+        "Load it with modprobe, and at boot by /etc/modules-load.d.",
+    ),
+    Cause.DOMAIN_NOT_FOUND: Meaning(
+        CALL,
+        "There is no ComputeDomain with the UID that the claim names.",
+        "Nothing if it was deleted; else correct domainID in the claim.",
+    ),
+    Cause.DOMAIN_NOT_READY: Meaning(
+        CALL,
+        "The domain's daemon does not run on this node yet, or is not Ready.",
+        "See that daemon's pod and NVIDIA's controller, or the host's nvidia-imex.",
+    ),
+    Cause.OTHER_DOMAIN: Meaning(
+        CALL,
+        "The node takes part in another ComputeDomain. It can be in one at a time.",
+        "Nothing: it is free when the pods of that one have ended.",
+    ),
+    Cause.FOREIGN_LABEL: Meaning(
+        CALL,
+        "The node's label of compute domains has a value that no claim here has set.",
+        "Whoever set it must remove it.",
+    ),
+    Cause.IMEX_MISSING: Meaning(
+        CALL,
+        "The host's driver has no IMEX, is too old for it, or has not said.",
+        "Load or update NVIDIA's driver on the host; see the message.",
+    ),
+}
+"""Every cause, in the order of the table."""
+
+
+_HEAD: Final = """\
+# Causes
+
+Made by `just causes` from `src/gpuactors/core/values/cause.py`: change it there.
+
+The cause of a device's health is in the log (`cause` of `device.changed` and `device.gone`) and in the output of
+`gpuactors inspect` and `gpuactors explain` as JSON. The causes of a refused call are in the log (`causes` of
+`call.refused` and `claim.refused`) and in the metric `gpuactors_refusals_total`. A cause is stable across versions. The
+sentence beside it is for people, and may change.
+
+Health is what a device with this cause is advertised as: `as before` leaves it unchanged, and `-` is a cause of calls
+only. A device that kubelet has given to a pod is Healthy as long as it is bound to a vfio driver, whatever else is
+wrong with it: kubelet subtracts it already.
+"""
+
+
+def document() -> str:
+    """docs/causes.md: every cause with its meaning."""
+    rows = (f"| `{cause}` | {row.health} | {row.means} | {row.remedy} |" for cause, row in MEANINGS.items())
+    return "\n".join(
+        [_HEAD, "| Cause | Health | What it means | What to do |", "|---|---|---|---|", *rows, ""]
+    )
+
+
+if __name__ == "__main__":
+    print(document(), end="")

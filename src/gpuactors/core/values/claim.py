@@ -1,0 +1,231 @@
+"""The values of a claim: its name, what the scheduler allocated to it, and what is known of the devices it was given.
+
+Frozen values, as in `core/values/model.py`. What a claim may do and when is decided in `table.py` (ADR 0009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NewType
+
+from gpuactors.core.values.model import PciAddress
+
+ClaimUid = NewType("ClaimUid", str)
+"""The UID of a ResourceClaim object. Two claims of one name in succession have two UIDs."""
+
+if TYPE_CHECKING:
+    Json = None | bool | int | float | str | tuple["Json", ...] | Mapping[str, "Json"]
+else:
+    Json = Any  # the journal's reader takes no type that contains itself
+"""A decoded JSON value. Arrays are tuples."""
+
+
+class ClaimsOf(StrEnum):
+    """Which claims: those of one DRA driver, with a checkpoint and sockets of their own."""
+
+    GPUS = "gpus"
+    DOMAINS = "domains"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimName:
+    """A ResourceClaim, as kubelet names it in a prepare or unprepare (dra v1 `Claim`)."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    @property
+    def is_known(self) -> bool:
+        """Its namespace and name are known: NVIDIA's driver keeps only the UID of a claim that it has prepared."""
+        return bool(self.name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.is_known else f"(UID {self.uid})"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedDevice:
+    """One entry of `status.allocation.devices.results` that names our driver."""
+
+    request: str
+    """The full name of the request: `gpu`, or `gpu/any` for a subrequest of a prioritized list."""
+    pool: str
+    device: str
+    """The name of the device in the ResourceSlice: `gpu-0000-23-00-0`."""
+    share_id: str | None = None
+    """Echoed in the answer (consumable capacity)."""
+    admin_access: bool = False
+    """The device is not exclusive to this claim; nothing is done to it."""
+
+    @property
+    def base_request(self) -> str:
+        """The request without its subrequest; kubelet knows these only."""
+        return self.request.split("/", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueConfig:
+    """One entry of `status.allocation.devices.config` for our driver, in the order of the list."""
+
+    from_class: bool
+    """`source: FromClass`; else FromClaim. The class's come first, the claim's override them."""
+    requests: tuple[str, ...]
+    """The requests it is for; empty: all. `main` covers `main/sub`."""
+    parameters: Json
+    problem: str = ""
+    """How the parameters are no JSON that can be decoded, as a part of a sentence; they are None then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ResourceClaim as the API server has it, reduced to what one node's driver needs."""
+
+    name: ClaimName
+    pod_claim_name: str | None
+    """The annotation `resource.kubernetes.io/pod-claim-name`: made from a template, under this name of the pod."""
+    generation: int
+    results: tuple[AllocatedDevice, ...] | None
+    """None: the claim is not allocated. Results of other drivers and other nodes' pools are left out."""
+    configs: tuple[OpaqueConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAbsent:
+    """The API server has no claim of this name. (That it does not serve claims at all is another error.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReplaced:
+    """The claim of this name is another one."""
+
+    uid: ClaimUid
+    """The UID of the one that is there."""
+
+
+ClaimAnswer = Claim | ClaimAbsent | ClaimReplaced
+"""The API server's answer about one claim. Of an unallocated one `results` is None."""
+
+
+class Target(StrEnum):
+    """What a device is to be bound to."""
+
+    VFIO = "vfio"
+    """Any vfio driver. A function that is on one stays as it is."""
+    FIRST_DRIVER = "first-driver"
+    """The driver that it was found on, before any act of ours on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDriver:
+    """The driver that a function was found on before any act of ours on it; None: without a driver. It belongs to the
+    function's presence: one that was unplugged and plugged in again is found anew."""
+
+    address: PciAddress
+    driver: str | None
+    vfio: bool = False
+    """It is a vfio driver (`PciFunction.vfio_bound`): the function is pre-bound."""
+    presence: int = 0
+    """As `PciFunction.presence`."""
+    was_bound: bool = False
+    """An act of ours has brought it to vfio and has come to its end: a `driver_override` is somebody else's now."""
+    persistence: bool = False
+    """As `BoundFunction.persistence`: nvidia-persistenced is to have it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFunction:
+    """What a function is bound to after an act; group and cdev are read anew after each bind."""
+
+    address: PciAddress
+    driver: str | None
+    iommu_group: int | None
+    cdev: str | None
+    """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none, or no `/dev/iommu`."""
+    vfio: bool = False
+    """The driver is a vfio driver, by name or because the kernel made `vfio-dev/` below the function."""
+    presence: int = 0
+    """As `PciFunction.presence`."""
+    persistence: bool = False
+    """nvidia-persistenced had it open, and has let it go for the act."""
+
+
+class ActFault(StrEnum):
+    """Why an act on a device did not reach its goal."""
+
+    BLOCKED = "blocked"
+    """An earlier act on this group still waits in the kernel; nothing was written."""
+    HANGS = "hangs"
+    """A write has not returned in time. Its process waits in the kernel, and nothing else is written meanwhile."""
+    IN_USE = "in-use"
+    """A process has the device, or a companion, open; or it cannot be known. Nothing was written."""
+    VIRTUAL_FUNCTIONS = "virtual-functions"
+    """Its virtual functions are active. Nothing was written."""
+    NO_DRIVER = "no-driver"
+    """The driver that it is to be bound to is not loaded. Nothing was written."""
+    UNKNOWN_FUNCTION = "unknown-function"
+    """A function of its group was not there when the intent was written. Nothing was written."""
+    GONE = "gone"
+    """It is not there, or has no IOMMU group."""
+    REFUSED = "refused"
+    """The kernel refused a write, or did not do it. The device stays where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookFinding:
+    """Whether a claim could bind a GPU that is on its host's driver."""
+
+    device: PciAddress
+    fault: ActFault | None = None
+    """What an act on it would meet; None if it could be bound."""
+    reason: str = ""
+    """The same as a sentence; empty if it could be bound."""
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of the answer to a prepare (dra v1 `Device`). A repeated one gets the same, in the same order:
+    kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
+
+    requests: tuple[str, ...]
+    """Base names: a subrequest is not known to kubelet."""
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The claim's devices are ready: its containers may start."""
+
+    devices: tuple[PreparedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepared:
+    """Nothing of the claim is left that its next owner could meet."""
+
+
+class DraHealth(StrEnum):
+    """A device's health in kubelet's stream (dra-health v1 `HealthStatus`)."""
+
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """The health of one offered device, as kubelet writes it into the status of the pod that has it."""
+
+    pool: str
+    device: str
+    health: DraHealth
+    message: str
+    """Why, as a sentence; empty when healthy. Cut by the adaptor to kubelet's bound."""

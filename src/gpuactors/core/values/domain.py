@@ -1,0 +1,207 @@
+"""The vocabulary of compute domains: what the API server, the driver and the operator say of them, as frozen values.
+
+A compute domain is a group of nodes whose GPUs share memory by IMEX. A workload's claim has a *channel* of it, and the
+claim of NVIDIA's daemon pod the *daemon* device; by default a node has one of each. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NewType
+
+DomainUid = NewType("DomainUid", str)
+"""The UID of a ComputeDomain object; a UUID (`values/names.py`, `is_domain_id`) before any path is made of it."""
+
+LABEL: Final = "resource.nvidia.com/computeDomain"
+"""The label of our Node whose value is the UID of the domain that the node takes part in. NVIDIA's controller starts
+the domain's daemon where it is."""
+
+DRIVER: Final = "compute-domain.nvidia.com"
+"""The DRA driver's usual name."""
+
+NAMESPACES: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver-gpu")
+"""Where NVIDIA's documents install its driver: today, and before."""
+
+CHANNELS_MAX: Final = 2048
+"""Channels that NVIDIA's driver makes unless it is told otherwise (NVreg_ImexChannelCount)."""
+
+_DEVICE: Final = re.compile(r"(channel|daemon)-(0|[1-9][0-9]{0,3})")
+
+
+class DomainMode(StrEnum):
+    """Who runs the IMEX daemon; the setting `compute_domains`."""
+
+    OFF = "off"
+    ON = "on"
+    """A pod for each domain on each of its nodes, which NVIDIA's controller starts by the label."""
+    HOST_MANAGED = "host-managed"
+    """The operator, on the host: no label, no daemon device; the host's IMEX control tool says whether it is ready."""
+
+
+class DeviceKind(StrEnum):
+    """The kinds of device that compute domains have; the attribute `type` in the ResourceSlice."""
+
+    CHANNEL = "channel"
+    DAEMON = "daemon"
+
+
+@dataclass(frozen=True, slots=True)
+class DomainDevice:
+    """A device of a compute domain: `channel-0`, `daemon-0`."""
+
+    kind: DeviceKind
+    id: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.id}"
+
+
+def device_of(name: str) -> DomainDevice | None:
+    """The device by its name in the ResourceSlice; None if it is no name of one."""
+    found = _DEVICE.fullmatch(name)
+    return DomainDevice(DeviceKind(found[1]), int(found[2])) if found is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class DomainSettings:
+    """What compute domains need of the settings."""
+
+    mode: DomainMode
+    node: str
+    """Our node's name."""
+    namespaces: tuple[str, ...]
+    """Where the driver's own objects may be: the claims of its daemons, and the ComputeDomainCliques. A domain's are
+    where its daemon has its claim."""
+    driver: str = DRIVER
+    """The name of the DRA driver."""
+    channels: int = 1
+    """How many channels are offered, from `channel-0` on."""
+    directory: str = ""
+    """The directory of the domains' directories, as the host has it: each is mounted into its daemon as /imexd."""
+    side_by_side: bool = False
+    """As `ClaimSettings.side_by_side`."""
+
+
+class AllocationMode(StrEnum):
+    """Which channels the container of a channel claim gets."""
+
+    SINGLE = "Single"
+    """The allocated one."""
+    ALL = "All"
+    """Every channel of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainConfig:
+    """What a claim is for."""
+
+    kind: DeviceKind
+    domain: DomainUid
+    mode: AllocationMode = AllocationMode.SINGLE
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeDomain:
+    """A ComputeDomain object, reduced to what one node's driver needs."""
+
+    uid: DomainUid
+    name: str
+    namespace: str
+    ready_nodes: frozenset[str] = frozenset()
+    """The names in `status.nodes[]` whose `status` is Ready."""
+    is_deleted: bool = False
+    """It has a deletionTimestamp: NVIDIA's controller takes everything of it away, the node's label included."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Clique:
+    """A ComputeDomainClique object: the daemons of one domain on one NVLink fabric."""
+
+    ready_nodes: frozenset[str] = frozenset()
+    """The names in `daemons[].nodeName` whose `status` is Ready."""
+
+
+def clique_name(uid: DomainUid, clique_id: str) -> str:
+    """The name of the ComputeDomainClique object, in the driver's namespace."""
+    return f"{uid}.{clique_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLabel:
+    """LABEL as our Node has it."""
+
+    value: str | None
+    """None: the Node has no such label."""
+
+
+class LabelChange(StrEnum):
+    """What a patch of the label does."""
+
+    ADD = "add"
+    """JSON patch `test null`, `add`: it must be absent."""
+    REMOVE = "remove"
+    """JSON patch `test <value>`, `remove`: it must have the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPatch:
+    """A change of the label that is to be made."""
+
+    change: LabelChange
+    value: DomainUid
+    """What is added, or what must be there to be removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImexFacts:
+    """What the host's driver says of IMEX."""
+
+    absent: str = ""
+    """Why this node has no IMEX, as a sentence; empty if it has. The rest counts only then."""
+    channel_major: int | None = None
+    """The major number of `nvidia-caps-imex-channels` in /proc/devices; a channel's minor is its number."""
+    caps_major: int | None = None
+    """The major number of `nvidia-caps` in /proc/devices."""
+    mgmt_minor: int | None = None
+    """DeviceFileMinor of the capability `fabric-imex-mgmt`; None where the driver has none."""
+    clique_id: str = ""
+    """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric, or unless it is known."""
+    clique_source: str = ""
+    """Who says so, in words."""
+    unknown: str = ""
+    """Why the clique is not known, as a sentence with what to do; empty if it is. Unknown is not empty: a container
+    without the node of its channel would fail far from the cause."""
+    channels: int = CHANNELS_MAX
+    """How many channels NVIDIA's driver has (NVreg_ImexChannelCount)."""
+    management: str = ""
+    """The CDI id of the device that gives a domain's daemon the host's nvidia-imex, the driver's libraries and all
+    GPUs for management; empty: its image brings them."""
+    unmanaged: str = ""
+    """Why there is no such device, as a sentence with what to do; empty if there is one, or none is to be."""
+    host_problem: str = ""
+    """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDomain:
+    """What a claim has for itself from the moment it is reserved: its domain and its devices, as they were then."""
+
+    uid: DomainUid
+    name: str
+    namespace: str
+    devices: tuple[DomainDevice, ...]
+    imex: ImexFacts | None
+    """Of this boot: the checkpoint of another one counts as empty. None: not read yet; the checkpoint was lost."""
+    every: bool = False
+    """Its container gets the node of every channel that the host's driver has (`allocationMode: All`)."""
+
+    @property
+    def cdi_ids(self) -> tuple[str, ...]:
+        """The CDI ids, of somebody else's CDI file, that its container gets beside its own."""
+        is_daemon = self.devices[0].kind is DeviceKind.DAEMON
+        return (self.imex.management,) if is_daemon and self.imex is not None and self.imex.management else ()

@@ -1,0 +1,109 @@
+"""Things to do once, as values. Imperative.
+
+An output that lasts (device lists, orders to plugins, outstanding inspections) is not an effect: `snapshot.project`
+derives it from the state, and it is put into latest-value cells, where only the newest value counts. Effects are the
+two things that must happen exactly once: answering a call, and writing a log line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.model import DeviceId, ResourceName, Token
+from gpuactors.core.values.owner import Given
+
+
+class Refusal(StrEnum):
+    """Why a call is refused, in the words of gRPC's status codes (the kubelet adaptor maps them by name)."""
+
+    NOT_FOUND = "NOT_FOUND"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    UNAVAILABLE = "UNAVAILABLE"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The grant of one container."""
+
+    envs: tuple[tuple[str, str], ...]
+    nodes: tuple[str, ...]
+    """Device nodes, host path = container path, permissions mrw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Allocate's answer, one grant per container."""
+
+    containers: tuple[Grant, ...]
+    lists: tuple[ResourceName, ...] = ()
+    """The resources of which other devices have another health because of this grant, as they share a group with it.
+    Kubelet must have handled these lists before it admits the next pod, so the answer waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """GetPreferredAllocation's answer, one choice per container."""
+
+    containers: tuple[tuple[DeviceId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """PreStartContainer may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call is refused; `reason` is the sentence that the operator reads."""
+
+    status: Refusal
+    reason: str
+    causes: tuple[Cause, ...]
+    """The causes, each once, sorted. For the log and the metrics."""
+    owners: tuple[Given, ...] = ()
+    """The owners of the devices in the way, as far as the call is refused for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A call about a claim that this daemon has handed over: its successor has the answer (ADR 0015)."""
+
+
+Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the call `token`. If no caller waits any more it is dropped."""
+
+    token: Token
+    answer: Answer
+
+
+class Level(StrEnum):
+    """Levels of the log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Field = str | int | float | bool | tuple[str, ...] | None
+"""The type of a field of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line in the log: an event name `noun.verb` and fields."""
+
+    level: Level
+    name: str
+    fields: Mapping[str, Field]
+
+
+Effect = Reply | Log

@@ -1,0 +1,74 @@
+"""From facts to devices: which functions are advertised to kubelet, under which resource, and the members of their
+groups.
+
+Must not judge a device's health (`assessment/`) and must not keep anything: everything here is derived from the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.values.model import PciFunction, ResourceName
+from gpuactors.core.values.naming import resource_name
+from gpuactors.core.values.selector import Selector, matches
+
+COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
+"""Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and are allocated with it, but are
+no GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a device or an address chooses one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A function that is (or would be) advertised to kubelet, with the members of its IOMMU group."""
+
+    function: PciFunction
+    resource: ResourceName
+    group: tuple[PciFunction, ...]
+    """All known functions of its IOMMU group, itself included, sorted by address."""
+
+
+def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
+    """Whether an operator's selectors choose this function as a device of its own.
+
+    A function whose ids could never be read is not chosen: its resource is not known.
+    """
+    if not (function.vendor and function.device):
+        return False
+    companion = function.class_code.startswith(COMPANION_CLASSES)
+    met = [
+        selector
+        for selector in selectors
+        if matches(
+            selector,
+            vendor=function.vendor,
+            device=function.device,
+            class_code=function.class_code,
+            address=function.address,
+        )
+    ]
+    return not any(selector.exclude for selector in met) and any(
+        not (companion and selector.class_prefix is selector.device is selector.address is None)
+        for selector in met
+    )
+
+
+def ids_of(function: PciFunction) -> str:
+    """Vendor and device id, which identify the model: `10de:2330`; empty if they could not be read."""
+    return f"{function.vendor}:{function.device}" if function.vendor and function.device else ""
+
+
+def may_be_unbinding(function: PciFunction) -> bool:
+    """It has no driver, and its group's node is still there: it may be open, which only a poll can show.
+
+    The driver's link goes first in an unbind or unplug; then the kernel waits until no process has the function open,
+    and the node goes when the last function of the group has been released (drivers/base/dd.c, __device_release_driver;
+    drivers/vfio/vfio_main.c, vfio_unregister_group_dev).
+    """
+    return function.driver is None and function.has_node
+
+
+def named(function: PciFunction) -> ResourceName:
+    """The resource of its model: the operator's own, else of its name in pci.ids."""
+    return function.own_name or resource_name(function.vendor, function.device, function.model)

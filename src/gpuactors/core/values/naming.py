@@ -1,0 +1,102 @@
+"""The names of a GPU: its resource for kubelet, and its variable for a virtual machine's launcher.
+
+The names are those of NVIDIA's kubevirt-gpu-device-plugin (pkg/device_plugin/device_plugin.go, getDeviceName), so that
+existing virtual machines find their GPUs; where one of its names would be refused by kubelet it is repaired. Or the
+operator names a model's resource. Must not read anything: the model's name in pci.ids comes in as a fact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.values.model import ResourceName
+from gpuactors.core.values.names import is_subdomain
+
+DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8086": "intel.com"}
+"""Domain of the resource by PCI vendor; any other vendor's is `pci-<vendor>`."""
+
+ENV_PREFIX: Final = "PCI_RESOURCE_"
+"""KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
+
+_ID = re.compile(r"[0-9a-f]{4}")
+_QUALIFIED = re.compile(
+    rf"(?=.{{1,{limits.RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+)
+_KUBERNETES: Final = "kubernetes.io"
+_QUOTA: Final = "requests."
+"""How a resource begins in a ResourceQuota."""
+
+# Go's \s, which is ASCII and leaves out the vertical tab.
+_SPACES = re.compile(r"[\t\n\f\r ]+")
+_DROPPED = re.compile(r"[^A-Z0-9_]+")
+
+
+@lru_cache(maxsize=4096)
+def resource_name(vendor: str, device: str, model: str | None) -> ResourceName:
+    """The extended resource that a GPU belongs to: `nvidia.com/GH100_H100_SXM5_80GB`.
+
+    `vendor` and `device` are four hex digits as sysfs spells them, `model` is the device's name in pci.ids, if it has
+    one. Always a name that kubelet accepts. Ids whose names come out the same are **one** resource on purpose: pci.ids
+    gives many ids of one product the same name, and NVIDIA's plugin offers them under it.
+    """
+    domain = DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
+    return ResourceName(f"{domain}/{_product(model or '') or _hex_digits(device)}")
+
+
+def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
+    """Read `VENDOR:DEVICE=DOMAIN/NAME`, an operator's own resource of one model: the PCI ids, and the resource.
+
+    The ids are four hex digits each; `0x` and upper case are accepted. The resource is one that kubelet accepts of a
+    plugin (pkg/apis/core/v1/helper, IsExtendedResourceName): no name of Kubernetes' own. Raises ValueError with a
+    sentence that says what is wrong and how to write it.
+    """
+    ids, equals, resource = (part.strip() for part in text.partition("="))
+    vendor, _, device = ids.lower().partition(":")
+    vendor, device = vendor.removeprefix("0x"), device.removeprefix("0x")
+    if not equals or not (_ID.fullmatch(vendor) and _ID.fullmatch(device)):
+        raise ValueError(
+            f"{text!r} is not VENDOR:DEVICE=DOMAIN/NAME; write for example 10de:2330=example.com/h100"
+        )
+    domain, slash, name = resource.partition("/")
+    if not slash or not is_subdomain(_QUOTA + domain) or not _QUALIFIED.fullmatch(name):
+        raise ValueError(
+            f"{resource!r} is no resource: write a DNS name, a slash, and at most {limits.RESOURCE_NAME_MAX_CHARS} "
+            "letters, digits, -, _ and ., with a letter or digit at both ends, for example example.com/h100"
+        )
+    if domain.endswith(_KUBERNETES) or resource.startswith(_QUOTA):
+        raise ValueError(f"{resource!r} is one of Kubernetes' own names: take a domain of yours")
+    return (vendor, device), ResourceName(resource)
+
+
+def env_name(resource: str) -> str:
+    """The variable that carries the PCI addresses: `PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB`.
+
+    KubeVirt computes it from the resource name of the virtual machine's specification, so the rule is exactly its own
+    (pkg/util, ResourceNameToEnvVar): upper case, `/` and `.` become `_`, and `-` stays.
+    """
+    return ENV_PREFIX + resource.upper().replace("/", "_").replace(".", "_")
+
+
+def _product(model: str) -> str:
+    """The name of a model as NVIDIA's plugin makes it, then repaired; empty if nothing of it is left."""
+    name = "".join(map(_upper, model.strip())).replace("/", "_").replace(".", "_")
+    name = _DROPPED.sub("", _SPACES.sub("_", name))
+    # Kubelet wants a letter or digit at both ends (k8s.io/apimachinery util/validation, IsQualifiedName); of
+    # "GK110BGL [Tesla K40s] *" an underscore would be left at the end. Cut first: the cut may leave one as well.
+    return name.lstrip("_")[: limits.RESOURCE_NAME_MAX_CHARS].rstrip("_")
+
+
+def _upper(character: str) -> str:
+    # Go's ToUpper maps character to character; Python's makes "SS" of "ß", which would then survive.
+    upper = character.upper()
+    return upper if len(upper) == 1 else character
+
+
+def _hex_digits(text: str) -> str:
+    # An id that could not be read names nothing; the result is still a valid name, so that the core does not fail.
+    digits = re.sub(r"[^0-9a-f]", "", text.lower())
+    return digits[:4] or "unknown"

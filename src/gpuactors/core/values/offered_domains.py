@@ -1,0 +1,59 @@
+"""What is offered to claims of compute domains, as the state carries it: data only. `offer.py` derives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.values.claim import DeviceHealth
+from gpuactors.core.values.domain import ClaimedDomain, DomainDevice
+from gpuactors.core.values.slices import Attribute, Blocked, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedImexDevice:
+    """As `slices.OfferedDevice`."""
+
+    device: DomainDevice
+    blocked: Blocked | None = None
+    claimed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in its slice."""
+        return str(self.device)
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """DeviceClasses select by `type`."""
+        return {
+            "type": Attribute("string", str(self.device.kind)),
+            "id": Attribute("int", self.device.id),
+        }
+
+    @property
+    def capacity(self) -> Mapping[str, str]:
+        """A channel has none."""
+        return {}
+
+    @property
+    def unfit(self) -> str:
+        """A slice can have each of them."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDomains:
+    """What is offered, preceded by what it is derived from."""
+
+    absent: str | None = None
+    """As the host's facts have it; None while it has not said whether it has IMEX, and nothing is offered."""
+    claimed: tuple[ClaimedDomain, ...] = ()
+
+    offer: Offer[OfferedImexDevice] | None = None
+    health: tuple[DeviceHealth, ...] = ()
+    """Of each device that is offered: the health that kubelet shows in the status of the pod that has it."""
+
+
+NOTHING_OFFERED: Final = OfferedDomains()

@@ -1,0 +1,106 @@
+"""The owner of a device: the entries of kubelet's ledger that name it, by any ID and API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.model import ClaimedDevice, DeviceId, Pod, ResourceName
+from gpuactors.core.values.quote import first_of, quoted_id, quoted_name
+
+Named = tuple[ResourceName, DeviceId]
+"""A device as kubelet's ledger names it."""
+
+_NVIDIAS: Final = re.compile(
+    r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
+)
+
+
+def gpu_uuid(device: DeviceId | str) -> str | None:
+    """The UUID in an ID of NVIDIA's device plugin for containers: `GPU-…`, of a shared GPU `GPU-…::2`, of a part of one
+    by the older naming `MIG-GPU-…/1/0`. None for any other ID: the newer `MIG-…` does not say of which GPU it is."""
+    match = _NVIDIAS.fullmatch(device)
+    return match[1] if match is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA
+    claim."""
+
+    resource: ResourceName | None
+    """None for a DRA claim."""
+    device: str
+    """The ID, or the name of the claim."""
+    to: Pod | ClaimedDevice | None
+    """None: allocated by our answer, and not in kubelet's ledger yet."""
+
+    @property
+    def is_by_hosts_driver(self) -> bool:
+        """A container has it by NVIDIA's device plugin, so by its host's driver."""
+        return self.resource is not None and gpu_uuid(self.device) is not None
+
+    @property
+    def cause(self) -> Cause:
+        """Of the device that is listed by that ID."""
+        return Cause.ALLOCATED if self.to is not None else Cause.JUST_ALLOCATED
+
+    @property
+    def message(self) -> str:
+        """`allocated to pod default/vm-1`."""
+        match self.to:
+            case None:
+                return "just allocated"
+            case Pod():
+                return f"allocated to pod {self.to}"
+            case ClaimedDevice():
+                of_pod = f" of pod {self.to.pod}" if self.to.pod is not None else ""
+                return f"in use by the claim {quoted_name(self.to.claim)}{of_pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The pods and claims that kubelet has given a device to. Its ledger may name a device more than once, as every
+    plugin and driver on the node has a list of its own; the entries are sorted, as the order of kubelet's pods has no
+    meaning."""
+
+    entries: tuple[Given, ...]
+
+    def cause(self, resource: ResourceName) -> Cause:
+        """The cause in a list of that resource: kubelet counts it in `allocated` there, or elsewhere."""
+        causes = {e.cause for e in self.entries if e.resource == resource}
+        if not causes:
+            return Cause.CLAIMED_ELSEWHERE
+        return Cause.ALLOCATED if Cause.ALLOCATED in causes else Cause.JUST_ALLOCATED
+
+    def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
+        """The owners other than the pod, if any, that has that ID of that resource."""
+        others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
+        return Owner(others) if others else None
+
+    def message(self, resource: ResourceName | None = None) -> str:
+        """The sentence for a list of `resource`: its own entries first, then the others with their resource."""
+        own = [e for e in self.entries if e.resource == resource]
+        others = [e for e in self.entries if e.resource != resource]
+        parts = [e.message + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
+        parts += [
+            e.message + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
+        ]
+        return "; also ".join(first_of(parts))
+
+
+def owner_of(
+    claims: Iterable[ClaimedDevice], names: Iterable[Named], entries: Mapping[Named, Pod]
+) -> Owner | None:
+    """The owner of a device with these claims, or that these names mean; None if kubelet's ledger gives it to no pod or
+    claim."""
+    given = [Given(*name, entries.get(name)) for name in names]
+    given += [Given(None, claim.claim, claim) for claim in claims]
+    return Owner(tuple(sorted(given, key=_order))) if given else None
+
+
+def _order(entry: Given) -> tuple[str, str]:
+    return (entry.resource or "", entry.device)

@@ -26,6 +26,7 @@ from tests.support.patience import patient
 RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
 SCENARIO_S: Final = 240.0
 MARK: Final = "node_set"
+LONG: Final = "long"
 
 _rows: list[tuple[str, str, float]] = []
 _failed: dict[str, None] = {}
@@ -34,6 +35,7 @@ _failed: dict[str, None] = {}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
+    config.addinivalue_line("markers", f"{LONG}: a minute or more; played first")
 
 
 def _gates() -> str:
@@ -53,7 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wanted = "A" if mark is None else str(mark.args[0])
         (chosen if item not in mine or wanted in (_gates(), "any") else others).append(item)
         item.add_marker(pytest.mark.timeout(patient(SCENARIO_S)))
-    items[:] = chosen
+    # Several nodes take scenarios from each other: none is to begin the longest one when the others have ended.
+    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker(LONG) is None)
     if others:
         config.hook.pytest_deselected(items=others)
 

@@ -176,6 +176,7 @@ def test_a_claims_life_writes_no_slice(claims: ClaimNode, driver: str) -> None:
     assert slice_versions(claims.api) == before
 
 
+@pytest.mark.long
 def test_thirty_pods_after_one_another(claims: ClaimNode) -> None:
     """Two pods at a time; a GPU is bound for each and returned. Latencies are kubelet's."""
     gpus = {slot: claims.host.plug(slot, driver=NVIDIA) for slot in (0x21, 0x22)}

@@ -82,6 +82,7 @@ def test_kubelet_restarts_in_a_prepare(claims: ClaimNode) -> None:
     claims.offered(gpu)
 
 
+@pytest.mark.long
 def test_the_api_server_is_away(claims: ClaimNode) -> None:
     """Pods run on; the one that is being deleted ends, and its GPU is returned without an API server."""
     running, ending = (claims.host.plug(slot, driver=NVIDIA) for slot in (0x21, 0x22))

@@ -31,6 +31,7 @@ SECOND_TRY_S: Final = 55.0
 
 @pytest.mark.node_set("any")
 @pytest.mark.timeout(patient(120.0 + 60.0 * HAND_OVERS))
+@pytest.mark.long
 def test_no_call_is_refused_in_rolling_updates_under_a_stream_of_pods(claims: ClaimNode) -> None:
     gpus = {claims.host.plug(slot, driver=NVIDIA): NVIDIA for slot in GPUS}
     claims.offered(*gpus)

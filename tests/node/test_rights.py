@@ -215,6 +215,7 @@ def _domain_in_use(node: Node) -> Iterator[None]:
     eventually(lambda: label() is None, "the end of the label")
 
 
+@pytest.mark.long
 def test_each_right_of_every_role_is_used_and_no_other_one(
     node: Node, everything: None, audit: Audit
 ) -> None:

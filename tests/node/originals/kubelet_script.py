@@ -420,7 +420,7 @@ def deletion(play: Play) -> None:
         pod=play.admit("two", plugin),
         listed=play.until_listed("two"),
         calls=plugin.asked("Allocate"),
-        file=play.file(),
+        file=play.until_written(),
     )
     play.kubelet.delete(PREFIX + "two")
     listed = play.until_listed()

@@ -124,6 +124,11 @@ class Play:
             return f"{status.code().name}: {status.details()}"
         return _containers(answer.pod_resources)
 
+    def until_written(self) -> dict[str, Any]:
+        """Kubelet's file as soon as it has an entry, or at the deadline: List is ahead of it."""
+        until(lambda: bool(self.file()["entries"]))
+        return self.file()
+
     def until_listed(self, *pods: str) -> dict[str, Any]:
         """What List answers as soon as it names exactly these pods, or at the deadline."""
         found: dict[str, Any] = {}

@@ -46,4 +46,7 @@ KERNELS: Final[Mapping[str, KernelSource]] = MappingProxyType(
 """In the order in which the table shows them. `has` is what scenarios may need and not every kernel has."""
 
 DEFAULT_KERNEL: Final = "6.1"
-"""Where every scenario runs: Debian 12's own."""
+"""Where the default suite runs: Debian 12's own."""
+
+NOT_BY_DEFAULT: Final[tuple[str, ...]] = ()
+"""Of a scenario that is no part of the default suite: its subject is a figure, or kubelet, and not the kernel."""

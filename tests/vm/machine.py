@@ -104,7 +104,8 @@ class Machine:
 
     `spares` are functions with ids that are not plugged at boot but played all the same, for the scenario to plug.
     `kernels` (names of `kernels.KERNELS`) are those on which the scenario belongs into the default suite: one more than
-    the default where something differs there. `needs` is what a kernel must have for the scenario to run on it at all.
+    the default where something differs there, or none (`NOT_BY_DEFAULT`). `needs` is what a kernel must have for the
+    scenario to run on it at all.
     `kernel_arguments` go on the kernel's command line, `vfio_pci_parameters` to the vfio-pci module (`ids=1234:11e8`).
     `boot_timeout_s` runs to the ready marker, `scenario_timeout_s` from there to the end; both are several times what a
     quiet machine takes, because emulation suffers badly from neighbours (7 s to boot alone, 18 s beside two busy

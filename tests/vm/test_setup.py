@@ -133,9 +133,18 @@ def test_the_default_suite_and_the_matrix() -> None:
     assert len(cells(scenarios, KERNELS)) == 7
 
 
-def test_every_scenario_is_in_the_default_suite_once_at_least() -> None:
+def test_every_scenario_is_in_the_default_suite_or_says_why_not() -> None:
     found = machines()
-    assert {cell.scenario for cell in cells(found)} == set(found)
+    left_out = set(found) - {cell.scenario for cell in cells(found)}
+    for scenario in left_out:
+        line = next(
+            line
+            for line in (Path(__file__).parent / "guest" / f"{scenario}.py").read_text().splitlines()
+            if "kernels=NOT_BY_DEFAULT" in line
+        )
+        assert line.partition("  # ")[2], f"{scenario} does not say why"
+    assert len(left_out) < len(found) / 3
+    assert {cell.scenario for cell in cells(found, ["6.1"])} >= left_out
     assert DEFAULT_KERNEL in DEBIAN_KERNELS
 
 

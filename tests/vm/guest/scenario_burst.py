@@ -24,6 +24,7 @@ from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import functions_behind
+from tests.vm.kernels import NOT_BY_DEFAULT
 from tests.vm.machine import Machine, PciFunction
 
 PORTS: Final = ("rp1", "rp2", "rp3", "rp4")
@@ -36,6 +37,7 @@ MACHINE: Final = Machine(
         for number in range(2)
     ),
     scenario_timeout_s=420.0,
+    kernels=NOT_BY_DEFAULT,  # tests/node plays it with kubelet itself
 )
 
 RESOURCE: Final = "pci-1234/11e8"

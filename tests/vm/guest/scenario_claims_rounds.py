@@ -21,8 +21,9 @@ from tests.vm.guest.node import KUBELET_DIR, Node
 from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function
+from tests.vm.kernels import NOT_BY_DEFAULT
 
-MACHINE: Final = replace(CLAIMS_MACHINE, memory_mib=1536)
+MACHINE: Final = replace(CLAIMS_MACHINE, memory_mib=1536, kernels=NOT_BY_DEFAULT)  # figures
 
 ROUNDS: Final = 10
 VIRTUAL_MACHINES: Final = 3

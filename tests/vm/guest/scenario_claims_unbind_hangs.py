@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +36,7 @@ from tests.vm.guest.node import KUBELET_DIR, SLACK_S, Node
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.tenant import Tenant, closed_on_failure
 
-MACHINE: Final = replace(CLAIMS_MACHINE, kernels=("6.1", "6.12"))
+MACHINE: Final = CLAIMS_MACHINE
 
 GIVEN_UP_WITHIN_S: Final = limits.SYSFS_WRITE_DEADLINE_S + SLACK_S
 

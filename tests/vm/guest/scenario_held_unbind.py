@@ -35,7 +35,6 @@ HELD: Final = PciFunction("edu1", "edu", "rp1")
 MACHINE: Final = Machine(
     ports=("rp1", "rp2", "rp3"),
     functions=(HELD, PciFunction("edu2", "edu", "rp2"), PciFunction("edu3", "edu", "rp3")),
-    kernels=("6.1", "6.12"),
 )
 
 RESOURCE: Final = "pci-1234/11e8"

@@ -23,6 +23,7 @@ from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments, by_address, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind
+from tests.vm.kernels import NOT_BY_DEFAULT
 from tests.vm.machine import Machine, PciFunction
 
 MACHINE: Final = Machine(
@@ -34,6 +35,7 @@ MACHINE: Final = Machine(
         PciFunction("nic2", "e1000e", "rp4", properties=("romfile=",)),
     ),
     scenario_timeout_s=420.0,
+    kernels=NOT_BY_DEFAULT,  # tests/node plays it with kubelet itself
 )
 
 EDU: Final = "pci-1234/11e8"

@@ -22,12 +22,14 @@ from tests.vm.guest.modes import RELEASE_SEEN_WITHIN_S, RESOURCE, Watcher, both_
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.guest.tenant import Tenant
+from tests.vm.kernels import NOT_BY_DEFAULT
 from tests.vm.machine import Machine, PciFunction
 
 MACHINE: Final = Machine(
     ports=("rp1", "rp2"),
     functions=(PciFunction("edu1", "edu", "rp1"), PciFunction("edu2", "edu", "rp2")),
     scenario_timeout_s=420.0,
+    kernels=NOT_BY_DEFAULT,  # a figure
 )
 
 GROUP_OPENS: Final = 9600

@@ -27,12 +27,14 @@ from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.storm import Storm, uevents_so_far
 from tests.vm.guest.sysfs import PCI, Function, function_behind
 from tests.vm.guest.uevents import Queue
+from tests.vm.kernels import NOT_BY_DEFAULT
 from tests.vm.machine import Machine, PciFunction
 
 MACHINE: Final = Machine(
     ports=("rp1", "rp2", "rp3", "rp4"),
     functions=tuple(PciFunction(f"edu{number}", "edu", f"rp{number}") for number in (1, 2, 3, 4)),
     scenario_timeout_s=600.0,
+    kernels=NOT_BY_DEFAULT,  # a figure
 )
 
 RESOURCE: Final = "pci-1234/11e8"

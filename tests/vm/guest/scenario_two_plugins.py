@@ -20,6 +20,7 @@ from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments, by_address
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind
+from tests.vm.kernels import NOT_BY_DEFAULT
 from tests.vm.machine import Machine, PciFunction
 
 PORTS: Final = ("rp1", "rp2")
@@ -28,6 +29,7 @@ MACHINE: Final = Machine(
     ports=PORTS,
     functions=tuple(PciFunction(f"edu-{port}", "edu", port) for port in PORTS),
     scenario_timeout_s=420.0,
+    kernels=NOT_BY_DEFAULT,  # tests/node plays it with kubelet itself
 )
 
 RESOURCE: Final = "pci-1234/11e8"

@@ -195,10 +195,10 @@ def test_a_domain_is_made_and_its_workload_runs(fabric: Fabric) -> None:
 
 def test_a_pod_that_was_forced_away_is_replaced(fabric: Fabric) -> None:
     uid = fabric.create()
-    fabric.start("job-0", uid, dies_after_s=60, grace_s=4)
+    fabric.start("job-0", uid, dies_after_s=60, grace_s=15)
     (daemon,) = domains.daemons(fabric.api, uid)
     fabric.make("job-1", uid)
-    # The API server forgets it at once, and kubelet ends its container after its 4 s: the new claim comes first.
+    # The API server forgets it at once, and kubelet ends its container after its 15 s: the new claim comes first.
     pods.delete(fabric.api, "job-0", grace_s=0)
     eventually(
         lambda: "job-0-channel" in fabric.waits_for("job-1"), "the new prepare before the old unprepare"

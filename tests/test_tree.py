@@ -231,6 +231,15 @@ def test_the_core_imports_nothing_for_type_checking_only() -> None:
                 assert not imports, f"{path}:{node.lineno}"
 
 
+def test_each_file_that_a_text_of_the_core_names_is_there() -> None:
+    """Beside it, or by its path below the core, the package or the checkout."""
+    core = ROOT / "src/gpuactors/core"
+    for path in sorted(core.rglob("*.py")):
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text()):
+            places = (path.parent, core, ROOT / "src/gpuactors", ROOT)
+            assert any((place / name).is_file() for place in places), f"{path} names {name}"
+
+
 def test_no_file_of_ours_imports_asyncio() -> None:
     for path in sorted((ROOT / "src/gpuactors").rglob("*.py")):
         if "pb" in path.parts:

@@ -1,5 +1,7 @@
 """The status of a device, decided here and nowhere else: its owner (`ownership.py`), blockers in its files
-(`blockers.py`), whether it is still the same device (`presence.py`), and the one status that follows (`assess.py`).
+(`blockers.py`), whether it is still the same device (`devices/presence.py`), and the one status that follows
+(`assess.py`).
 
-Device lists, calls, `inspect`, `explain`, replay and the log read the cause (`cause.py`); the message is for people.
+Device lists, calls, `inspect`, `explain`, replay and the log read the cause (`values/cause.py`); the message is for
+people.
 """

@@ -1,7 +1,7 @@
 """The assessment of every device, derived once when something of the device changes, and carried in the state.
 
-Like an index (`index.py`), they are carried with the objects that they are derived from. So a comparison by identity
-shows whether they belong to this state, and a stale one is never read. Must not decide: that is `assess.py`.
+Like an index (`devices/index.py`), they are carried with the objects that they are derived from. So a comparison by
+identity shows whether they belong to this state, and a stale one is never read. Must not decide: that is `assess.py`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
      "claims": {"<uid>": {…}}, "owed": [{…}],
      "takenOver": {"from": "sha256:…", "claims": {"<uid>": {…}}}}
 
-Values only; `acts/checkpoint.py` reads and writes the file. A claim's entry is kept here as it is on disk: `table.py`
-knows its fields. Fields that this version does not know, a newer daemon's, are kept and written back, so that a
-downgrade and the upgrade after it lose nothing. Claims that NVIDIA's driver has prepared are by themselves: a daemon
-that knows nothing of them keeps them, and does not take them for its own.
+Values only; `acts/checkpoint.py` reads and writes the file. A claim's entry is kept here as it is on disk:
+`values/claim_states.py` knows its fields. Fields that this version does not know, a newer daemon's, are kept and
+written back, so that a downgrade and the upgrade after it lose nothing. Claims that NVIDIA's driver has prepared are by
+themselves: a daemon that knows nothing of them keeps them, and does not take them for its own.
 """
 
 from __future__ import annotations

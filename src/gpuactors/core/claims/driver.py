@@ -1,7 +1,8 @@
 """What differs between the claims of one DRA driver and those of another: the questions that the machine of claims asks
-(ADR 0011). The machine is `claims.py`, `progress.py`, `transitions.py` and `table.py`; it knows no kind of device.
+(ADR 0011). The machine is `machine.py`, `progress.py`, `transitions.py` and `values/claim_states.py`; it knows no kind
+of device.
 
-Answered by `gpus.py` for GPUs. Every answer follows from the state; none does anything.
+Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none does anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The claims of this node: what each event means for them. `driver` answers what differs between kinds of device.
 
 What follows from the state by itself after each event, the answers included, is in `progress.py`; what a transition
-requests in `transitions.py`; the transitions themselves in `table.py`. Must not touch anything: the actors do.
+requests in `transitions.py`; the transitions themselves in `values/claim_states.py`. Must not touch anything: the
+actors do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The list entry of each device that is offered, or allocated to a pod: derived when something of it changes, and
-carried in the state with the objects that it is derived from, as an index is (`index.py`).
+carried in the state with the objects that it is derived from, as an index is (`devices/index.py`).
 
 Must not decide what else is listed (a device that is gone while a pod has it, an entry that a call holds): that is
 `device_lists.py`.

@@ -356,7 +356,8 @@ def next_comparison_at(plugin: PluginState) -> float:
     elif _is_streaming(plugin) and listing.reclaims:
         wait_s = limits.LEDGER_S
     elif is_uncompared(plugin):
-        # The pod is ready when kubelet is seen to have our list (`readiness.py`): an update of the fleet waits for it.
+        # The pod is ready when kubelet is seen to have our list (`reports/readiness.py`): an update of the
+        # fleet waits for it.
         return comparable_from(plugin)
     else:
         return math.inf

@@ -1,6 +1,6 @@
 """Whether a device is still the same: gone, another device, not offered, changed since. Decided only here.
 
-Must not decide on a device that is present: that is `blockers.py`.
+Must not decide on a device that is present: that is `assessment/blockers.py`.
 """
 
 from __future__ import annotations

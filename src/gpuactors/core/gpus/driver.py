@@ -1,7 +1,7 @@
 """The claims of GPUs: their devices are PCI functions, which acts bind to a vfio driver and return.
 
-Answers the questions of `driver.py`, each from the module that decides it: `config.py`, `exclusion.py`, `placement.py`,
-`prebound.py`, `reservation.py`.
+Answers the questions of `claims/driver.py`, each from the module that decides it: `config.py`, `exclusion.py`,
+`placement.py`, `values/prebound.py`, `reservation.py`.
 """
 
 from __future__ import annotations

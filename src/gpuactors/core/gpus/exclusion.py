@@ -2,7 +2,7 @@
 
 Every entry that owns a device counts, whatever it is doing, by PCI address and by IOMMU group, together with kubelet's
 ledger, the pending allocations and the use of the groups as last polled. The other direction is `Claims.reserved`,
-which `index.py` makes an owner for the device plugin.
+which `devices/index.py` makes an owner for the device plugin.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A GPU on its host's driver is offered: a claim binds it, and its companions, to vfio. One that a pod has by the device
 plugin, or a process holds, is not to be given away, nor is one that no virtual machine could open. Derived when
-something of a device changes, and carried in the state with what it is derived from (as an index is, `index.py`).
+something of a device changes, and carried in the state with what it is derived from (as an index is,
+`devices/index.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ bound it to: somebody else has decided about it then. A driver that is not loade
 claim: the device stays on vfio, may be claimed again, and its return is tried until the driver is there. It is not
 begun while somebody has the device, and given up when somebody else has bound it.
 
-Must not decide what a function is returned to: that is `prebound.py`.
+Must not decide what a function is returned to: that is `values/prebound.py`.
 """
 
 from __future__ import annotations

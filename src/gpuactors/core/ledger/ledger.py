@@ -3,7 +3,7 @@
 Theory of operation. A device that leaves the ledger is an orphan until a later poll finds its group free, or in use by
 another process than its pod's: after a forced deletion the pod leaves the ledger within milliseconds while the process
 runs on. A device that Allocate granted is a pending allocation until the ledger lists it. Entries that did not change
-stay the same objects: derived values then need only a comparison by identity (see `index.py`).
+stay the same objects: derived values then need only a comparison by identity (see `devices/index.py`).
 
 Must not judge: what this means for a device is decided in `assessment/`.
 """

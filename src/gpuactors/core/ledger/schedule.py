@@ -1,11 +1,11 @@
 """When kubelet's ledger is read and the groups' use is polled: on request, by the clock, and sooner than by the clock.
 
-Theory of operation. Both are requested by number, from the same counter as inspections (see `inspections.py`), so that
-the numbers show across all three which fact is newer. At most one of each is outstanding. By the clock every group is
-polled; for a call, or after a driver has come or gone, only the groups concerned are polled, and nothing new is known
-of the others.
+Theory of operation. Both are requested by number, from the same counter as inspections (see `devices/inspections.py`),
+so that the numbers show across all three which fact is newer. At most one of each is outstanding. By the clock every
+group is polled; for a call, or after a driver has come or gone, only the groups concerned are polled, and nothing new
+is known of the others.
 
-Must not read an answer: `ledger.py` and `usage.py` do that.
+Must not read an answer: `ledger.py` and `host/usage.py` do that.
 """
 
 from __future__ import annotations

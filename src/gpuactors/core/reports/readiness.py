@@ -1,7 +1,7 @@
 """What a daemon still lacks until kubelet can allocate what it offers, as sentences; for the readiness probe.
 
 That a stream of ours is open is no proof: another plugin may have our resource's name since. So a resource counts as
-registered when a read of kubelet's own list has shown ours (`listing.py`), which is requested
+registered when a read of kubelet's own list has shown ours (`deviceplugin/listing.py`), which is requested
 KUBELET_LIST_TAKEN_S after the registration. A kubelet that has no such list to show is believed.
 """
 

@@ -1,7 +1,8 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
 Changed only by `step`. A part, and each value in it, stays the same object until it changes: then the values derived
-from it are derived once, at a cost of what has changed, and carried along (`index.py`, `assessment/`, `entries.py`).
+from it are derived once, at a cost of what has changed, and carried along (`devices/index.py`, `assessment/`,
+`deviceplugin/entries.py`).
 """
 
 from __future__ import annotations
@@ -119,13 +120,13 @@ class NodeState:
     domains: Domains = NO_DOMAINS
     """Compute domains, if they are on."""
     index: Index = field(default=NO_INDEX, compare=False, repr=False)
-    """Derived from the rest; see `index.py`."""
+    """Derived from the rest; see `devices/index.py`."""
     assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
     """The assessment of each device, derived from the rest; see `assessment/`."""
     offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
     """What is offered to claims, derived from the rest; see `gpus/offer.py`."""
     entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
-    """The list entry of each device, as of the last publication; see `entries.py`."""
+    """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

@@ -1,6 +1,6 @@
 """The claims part of the node's state: an entry per claim, the calls that wait for one, and what is on disk of it.
 
-Frozen values. Changed by `claims.py` only, and an entry's state by `table.py` only.
+Frozen values. Changed by `claims/machine.py` only, and an entry's state by `values/claim_states.py` only.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Claims:
     first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
     """As `prebound.noted`, of the functions that are there."""
     acted: frozenset[PciAddress] = frozenset()
-    """The functions whose present driver may be of our making (`returns.py`)."""
+    """The functions whose present driver may be of our making (`gpus/returns.py`)."""
     settled: Mapping[PciAddress, int] = field(default_factory=dict)
     """Functions that an act has brought to a driver, with the last number that had been issued then: only later
     inspections say where they are."""

@@ -136,7 +136,7 @@ class Domains:
     since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
     """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
     offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)
-    """What is offered to claims, derived from the rest; see `offer.py`."""
+    """What is offered to claims, derived from the rest; see `domains/offer.py`."""
 
 
 NO_DOMAINS: Final = Domains()

@@ -1,6 +1,6 @@
 """The values of a claim: its name, what the scheduler allocated to it, and what is known of the devices it was given.
 
-Frozen values, as in `core/values/model.py`. What a claim may do and when is decided in `table.py` (ADR 0009).
+Frozen values, as in `core/values/model.py`. What a claim may do and when is decided in `claim_states.py` (ADR 0009).
 """
 
 from __future__ import annotations

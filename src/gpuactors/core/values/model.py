@@ -231,7 +231,8 @@ def listed_by_address(
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Kubelet's own list of a resource against ours; see `listing.py`. Times are seconds of the core's clock."""
+    """Kubelet's own list of a resource against ours; see `deviceplugin/listing.py`. Times are seconds of the core's
+    clock."""
 
     changed_at: float = -math.inf
     """When what we list changed, Unhealthy or not: each list that is sent replaces kubelet's."""
@@ -397,7 +398,7 @@ class LedgerSource(StrEnum):
 @dataclass(frozen=True, slots=True)
 class YoungKubelet:
     """The state of the kubelet that answered List last, while it may not know its pods; see
-    `young_kubelet.py`."""
+    `ledger/young_kubelet.py`."""
 
     socket: str | None = None
     """As `RunningKubelet.socket`; None before the first answer."""

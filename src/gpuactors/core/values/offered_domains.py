@@ -1,4 +1,4 @@
-"""What is offered to claims of compute domains, as the state carries it: data only. `offer.py` derives it."""
+"""What is offered to claims of compute domains, as the state carries it: data only. `domains/offer.py` derives it."""
 
 from __future__ import annotations
 

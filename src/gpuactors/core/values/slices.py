@@ -1,6 +1,6 @@
 """The values of ResourceSlices: how the devices of this node are offered to the scheduler (`resource.k8s.io/v1`).
 
-`pool.py` decides which devices are offered, and how; `slice_writes.py` what is to be written.
+`claims/pool.py` decides which devices are offered, and how; `claims/slice_writes.py` what is to be written.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class TooDeepError(UndecodableError):
 def decode_json(content: bytes | msgspec.Raw, kind: type[T], depth_max: int = DEPTH_MAX) -> T:
     """The content as a value of this type. Raises UndecodableError for every content that is none."""
     content = bytes(content)
-    if _opened(content) > depth_max and _depth(content) > depth_max:
+    if _is_deeper(content, depth_max):
         raise TooDeepError(f"it nests deeper than {depth_max} levels")
     try:
         return msgspec.json.decode(content, type=kind)
@@ -88,7 +88,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 def without_deep(content: bytes, depth_max: int = DEPTH_MAX) -> bytes:
     """The content with `null` for each object and array that nests deeper. For what others may nest as they like in an
     object that is needed: the parameters in a claim for another driver."""
-    if _opened(content) <= depth_max:
+    if not _is_deeper(content, depth_max):
         return content
     kept: list[bytes] = []
     depth = begin = 0
@@ -111,9 +111,9 @@ def _without_half(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape["half"] else escape[0]
 
 
-def _opened(content: bytes) -> int:
-    """No less than the depth, and quick."""
-    return content.count(b"{") + content.count(b"[")
+def _is_deeper(content: bytes, depth_max: int) -> bool:
+    """What opens is counted first, which is quick: it is no less than the depth."""
+    return content.count(b"{") + content.count(b"[") > depth_max and _depth(content) > depth_max
 
 
 def _depth(content: bytes) -> int:

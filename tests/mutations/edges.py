@@ -114,8 +114,8 @@ EDGES: Final = (
     Mutation(
         "what nests too deep for the decoder raises RecursionError",
         "decoding.py",
-        "    if _opened(content) > depth_max and _depth(content) > depth_max:\n",
-        "    if False:\n",
+        "    if _is_deeper(content, depth_max):\n        raise TooDeepError",
+        "    if False:\n        raise TooDeepError",
         tests=(FUZZ,),
     ),
     Mutation(

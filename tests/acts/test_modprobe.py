@@ -60,7 +60,7 @@ class Host:
 
     def does(self, text: str) -> None:
         """The host's modprobe is this shell script; its arguments are kept."""
-        directory = self.tree.root / "proc/1/root/sbin"
+        directory = self.tree.root / "proc/1/root" / "sbin"
         directory.mkdir(parents=True, exist_ok=True)
         tool = script(directory, f'echo "$*" >> {self.asked}; {text}')
         os.replace(tool, directory / "modprobe")

@@ -39,7 +39,8 @@ OWN_DIRECTORIES: Final = (
 """Of the machine; each node has a file system of its own there, which is empty at first."""
 
 LINKED: Final = (
-    "bin", "cni", ".installed", "domains/root/bin", "domains/1.tar", "domains/bare.tar", "domains/.installed",
+    "bin", "cni", ".installed", os.path.join("domains", "root", "bin"),
+    "domains/1.tar", "domains/bare.tar", "domains/.installed",
 )  # fmt: skip
 """What a kit's install.sh unpacks, and nobody writes to."""
 

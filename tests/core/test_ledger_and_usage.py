@@ -491,6 +491,19 @@ def test_a_companion_is_waited_for_as_long_as_its_unbind_is() -> None:
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
+def test_a_late_uevent_of_the_unbind_before_does_not_end_one_that_waits() -> None:
+    """A claim bound it to vfio-pci, and that unbind's uevent came after an administrator's unbind had begun: the GPU
+    left the list under its virtual machine (history of seed 22943386053)."""
+    core = node(UNBINDING, gpu(B), enabled=(A,))
+    core.feed(HostChanged(A, None, "unbind pci"))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
+    core.pass_time(limits.POLL_S)
+    assert WAITS in core.reason(A)
+    core.enabled = {}
+    core.pass_time(limits.POLL_S)
+    assert core.device_list() == {B: "Healthy"}
+
+
 def test_a_daemon_that_starts_while_an_unbind_waits_blames_no_bridge() -> None:
     """What was on vfio is not known then; the group's node tells that something was, and a bridge never is."""
     bridge = replace(gpu("01:01.0", 1, driver=None, has_node=True), class_code="060400")

@@ -64,11 +64,15 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
 
 
 def released(state: NodeState, event: HostChanged) -> NodeState:
-    """After a uevent that a driver has released a function, which may be bound again before it is inspected."""
-    if event.address is None or event.cause not in _RELEASED:
+    """After a uevent that a driver has released a function, which may be bound again before it is inspected.
+
+    A function that was inspected on no driver and still counts as leaving stays so: the uevent may be late, and be that
+    of the unbind before, from a host driver for a claim. A poll shows when the process has closed it.
+    """
+    if event.address is None or event.cause not in _RELEASED or event.address in state.host.polls.leaving:
         return state
     gone = {event.address}
-    return _forgotten(state, state.host.polls.leaving - gone, gone, gone)
+    return _forgotten(state, state.host.polls.leaving, gone, gone)
 
 
 def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[PciAddress]) -> Polls:

@@ -50,6 +50,8 @@ class DomainRules:
         self._labels = _Labels(world, node)
         self._version = node.api.store.version
         self._label = node.label
+        self._is_anothers = False
+        """Somebody else gave the label its value."""
         self._calls = 0
         self._jumps = 0
         self._jumped_at = -math.inf
@@ -102,6 +104,8 @@ class DomainRules:
         for change in changes:
             before, self._label = self._label, label_in(change.object)
             is_daemons = change.version not in self._node.edits
+            if before != self._label:
+                self._is_anothers = not is_daemons
             if is_daemons and None not in (before, self._label) and before != self._label:
                 return "a label was overwritten", f"{before} by {self._label}"
         return None
@@ -120,11 +124,12 @@ class DomainRules:
     # --- at rest --------------------------------------------------------------------------------------------
 
     def end_faults(self) -> None:
-        """As `Rules.end_faults`: whoever has set a label that no container needs removes it."""
+        """As `Rules.end_faults`: whoever has set a label removes it, also one that a container needs: a daemon that
+        knows the container's claim adds it again, and one that does not never removes it."""
         self._node.end_faults()
         running = {self._node.uids.get(pod.name) for pod in self._world.kubelet.containers}
         needed = {self._node.made[uid].domain for uid in running if uid is not None}
-        if self._node.label is not None and self._node.label not in needed:
+        if self._node.label is not None and (self._is_anothers or self._node.label not in needed):
             self._node.set_label(None)
 
     def should_run(self, pod: Pod) -> bool:

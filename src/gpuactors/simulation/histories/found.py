@@ -376,6 +376,14 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             "a successor starts; a daemon crashes@293; a pod with a channel comes; the slices are deleted+0.001; "
             "the API server goes away",
         ),
+        "somebody sets the label to the domain of a claim that nobody knows any more": (
+            11070262056,
+            "a pod with a channel comes@72; the controller of compute domains stops@22+3; "
+            "the controller of compute domains goes on@562; a claim is deleted at the API server@114+0.001; "
+            "the daemon is told to stop@571+3; the checkpoint is corrupt@47+0.3; "
+            "somebody sets the label to what no claim has@425; a daemon starts@381; kubelet stops@566+11; "
+            "kubelet loses its claims@95+3; somebody sets the label to another domain@139+11",
+        ),
     }.items()
 }
 """The same on nodes with compute domains."""
@@ -412,6 +420,11 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             0,
             "a pod with a claim comes@3+30; an administrator unloads nvidia+3; a pod with a claim ends+70; "
             "an administrator loads nvidia+70",
+        ),
+        "the uevent of a claim's bind comes late, when the GPU is being unbound under its virtual machine": (
+            22943386053,
+            "the next uevents are late; a pod with a claim comes@4+0.001; "
+            "an administrator unbinds a card under its virtual machine@4+0.001",
         ),
     }.items()
 }

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuactors
+from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.domains import config as domain_config
 from gpuactors.core.gpus import config as gpu_config
 from gpuactors.core.values.claim import Claim
@@ -89,9 +90,9 @@ def test_a_deep_configuration_for_us_is_a_fault_of_the_claim() -> None:
     for levels in (400, 5_000):
         found = read(claim(DRIVER, nested(levels)))
         fault = gpu_config.chosen(found)
-        assert isinstance(fault, gpu_config.ConfigFault)
+        assert isinstance(fault, ConfigFault)
         assert "it nests deeper than 32 levels" in str(fault)
-        assert isinstance(domain_config.chosen(found), gpu_config.ConfigFault)
+        assert isinstance(domain_config.chosen(found), ConfigFault)
 
 
 def test_the_parameters_of_other_drivers_are_not_decoded() -> None:
@@ -200,5 +201,5 @@ def test_half_of_a_surrogate_pair_in_parameters_is_the_claims_own_matter() -> No
     """It was said of the server that it is none of 1.34 or newer, also where the parameters are another driver's."""
     assert read(claim("other.example.com", rb'{"a": "\ud800"}')).results is not None
     fault = gpu_config.chosen(read(claim(DRIVER, rb'{"apiVersion": "\ud800", "kind": "VfioDeviceConfig"}')))
-    assert isinstance(fault, gpu_config.ConfigFault)
+    assert isinstance(fault, ConfigFault)
     str(fault).encode()

@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 import pytest
 import yaml
 
+from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.domains.config import decoded
 from gpuactors.core.domains.offer import offered
-from gpuactors.core.gpus.config import ConfigFault
 from gpuactors.core.state.claims import NO_CLAIMS, ClaimSettings
 from gpuactors.core.state.domains import Domains, ImexView
 from gpuactors.core.values.domain import DRIVER, DomainMode, DomainSettings, ImexFacts

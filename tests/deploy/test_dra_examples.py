@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from gpuactors.config import Config
+from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.pool import wanted_pool
-from gpuactors.core.gpus.config import ConfigFault, decoded
+from gpuactors.core.gpus.config import decoded
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.naming import DOMAINS
 from gpuactors.core.values.offered_gpu import STANDARD, OfferedGpu

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
-from gpuactors.core.gpus import config
+from gpuactors.core.claims.opaque_config import ConfigFault
 from tests.fuzz_decoders.damage import Damage, of_json
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Decoder:
 
 def sentence(said: object) -> None:
     """What is said of an input can be encoded, and is short."""
-    if isinstance(said, str | Exception | config.ConfigFault):
+    if isinstance(said, str | Exception | ConfigFault):
         text = str(said)
         text.encode()
         assert len(text) <= SENTENCE_MAX_CHARS, f"a sentence of {len(text):,} characters: {text[:200]}"

@@ -30,6 +30,7 @@ from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
 from gpuactors.control.view import About, view_of
 from gpuactors.core.claims.checkpoint import Checkpoint, encoded
+from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.domains import config as domain_config
 from gpuactors.core.gpus import config as gpu_config
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid
@@ -127,12 +128,12 @@ def _recorded(*names: str) -> tuple[bytes, ...]:
 _NAME: Final = ClaimName("default", "gpus", ClaimUid(UID))
 _RESULT: Final = {"request": "main", "driver": DRIVER, "pool": NODE, "device": "gpu-0000-23-00-0"}
 _VFIO: Final = {
-    "apiVersion": gpu_config.API_VERSION,
+    "apiVersion": API_VERSION,
     "kind": gpu_config.KIND,
     "iommu": {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True},
 }
 _CHANNEL: Final = {
-    "apiVersion": gpu_config.API_VERSION,
+    "apiVersion": API_VERSION,
     "kind": domain_config.CHANNEL_CONFIG,
     "domainID": UID,
     "allocationMode": "Single",

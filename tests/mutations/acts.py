@@ -294,16 +294,16 @@ ACTS: Final = (
     ),
     Mutation(
         "a configuration of the parent request misses its subrequests",
-        "core/gpus/config.py",
+        "core/claims/opaque_config.py",
         '    return not requests or request in requests or request.partition("/")[0] in requests\n',
         "    return not requests or request in requests\n",
         tests=(f"{CONFIG}::test_a_configuration_of_the_parent_request_covers_its_subrequests",),
     ),
     Mutation(
         "the class's configuration wins over the claim's",
-        "core/gpus/config.py",
-        "key=lambda config: not config.from_class)",
-        "key=lambda config: config.from_class)",
+        "core/claims/opaque_config.py",
+        "key=lambda c: not c.from_class)",
+        "key=lambda c: c.from_class)",
         tests=(f"{CONFIG}::test_the_claims_configuration_wins_whatever_the_order_of_the_list",),
     ),
     Mutation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuactors import limits
+from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.domains.cdi import DomainEdits
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
@@ -27,7 +28,6 @@ from gpuactors.core.events import (
     LabelUnreadable,
     NodeTouched,
 )
-from gpuactors.core.gpus.config import API_VERSION
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import (

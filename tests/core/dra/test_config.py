@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuactors.core.gpus.config import BackendPolicy, ConfigFault, VfioConfig, chosen, covers, decoded
+from gpuactors.core.claims.opaque_config import ConfigFault, covers
+from gpuactors.core.gpus.config import BackendPolicy, VfioConfig, chosen, decoded
 from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
 from gpuactors.core.values.names import is_domain_id
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.claims.cdi import ClaimDevice
+from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -19,7 +20,7 @@ from gpuactors.core.events import (
     ClaimUnreadable,
     ShutdownRequested,
 )
-from gpuactors.core.gpus.config import API_VERSION, KIND, BackendPolicy
+from gpuactors.core.gpus.config import KIND, BackendPolicy
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values.claim import (
     ActFault,

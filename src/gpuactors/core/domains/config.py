@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpuactors.core.gpus.config import API_VERSION, ConfigFault, covers, undecodable
+from gpuactors.core.claims.opaque_config import API_VERSION, ConfigFault, all_decoded, covers
 from gpuactors.core.values.claim import AllocatedDevice, Claim, Json
 from gpuactors.core.values.domain import AllocationMode, DeviceKind, DomainConfig, DomainUid, device_of
 from gpuactors.core.values.names import is_domain_id
@@ -30,18 +30,13 @@ _KINDS: Final = {CHANNEL_CONFIG: DeviceKind.CHANNEL, DAEMON_CONFIG: DeviceKind.D
 
 
 def chosen(claim: Claim) -> DomainConfig | ConfigFault:
-    """What a claim with devices of ours is for. Every configuration is decoded, also one that no request uses. A claim
-    is for one kind of device and for one domain."""
-    decoded_configs: list[tuple[tuple[str, ...], DomainConfig]] = []
-    for number, config in enumerate(sorted(claim.configs, key=lambda c: not c.from_class), start=1):
-        found = undecodable(config) or decoded(config.parameters)
-        if isinstance(found, ConfigFault):
-            source = "the device class" if config.from_class else "the claim"
-            return ConfigFault(f"configuration {number} ({source}'s): {found}")
-        decoded_configs.append((config.requests, found))
+    """What a claim with devices of ours is for: one kind of device and one domain."""
+    configs = all_decoded(claim, decoded)
+    if isinstance(configs, ConfigFault):
+        return configs
     of_results: dict[DomainConfig, None] = {}
     for result in claim.results or ():
-        one = _of_result(result, decoded_configs)
+        one = _of_result(result, configs)
         if isinstance(one, ConfigFault):
             return one
         of_results[one] = None

@@ -13,12 +13,12 @@ from typing import Final, final
 
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.domains import exclusion, looks, template
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
-from gpuactors.core.gpus.config import ConfigFault
 from gpuactors.core.ledger import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, StoredEntry

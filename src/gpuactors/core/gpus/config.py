@@ -13,15 +13,15 @@ asked for. What the checkpoint holds was accepted once, maybe by a newer daemon,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from gpuactors.core.values.claim import Claim, Json, OpaqueConfig
-from gpuactors.core.values.quote import quoted, quoted_id, quoted_name
+from gpuactors.core.claims.opaque_config import API_VERSION, ConfigFault, all_decoded, covers
+from gpuactors.core.values.claim import Claim, Json
+from gpuactors.core.values.quote import quoted_id, quoted_name
 
-API_VERSION: Final = "resource.nvidia.com/v1beta1"
 KIND: Final = "VfioDeviceConfig"
 
 
@@ -43,51 +43,18 @@ class VfioConfig:
     """With /dev/vfio/vfio or /dev/iommu, the node that belongs to the backend."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFault:
-    """Why a configuration is refused, as a sentence for the claim's error."""
-
-    sentence: str
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
 def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
-    """The configuration of each request (by its full name) that was given devices of ours.
-
-    Every configuration is decoded, also one that no request of ours uses: it is for this driver, and a mistake in it is
-    the user's to know. The class's come first, then the claim's; of those for one request the last one counts, whole.
-    """
-    decoded_configs: list[tuple[OpaqueConfig, VfioConfig]] = []
-    for number, config in enumerate(_in_order(claim.configs), start=1):
-        decoded_config = undecodable(config) or decoded(config.parameters)
-        if isinstance(decoded_config, ConfigFault):
-            source = "the device class" if config.from_class else "the claim"
-            return ConfigFault(f"configuration {number} ({source}'s): {decoded_config}")
-        decoded_configs.append((config, decoded_config))
+    """The configuration of each request (by its full name) that was given devices of ours."""
+    configs = all_decoded(claim, decoded)
+    if isinstance(configs, ConfigFault):
+        return configs
     found: dict[str, VfioConfig] = {}
     for result in claim.results or ():
         found[result.request] = VfioConfig()
-        for config, value in decoded_configs:
-            if covers(config.requests, result.request):
-                found[result.request] = value
+        for requests, config in configs:
+            if covers(requests, result.request):
+                found[result.request] = config
     return found
-
-
-def undecodable(config: OpaqueConfig) -> ConfigFault | None:
-    """The fault of parameters that could not be decoded."""
-    return ConfigFault(f"the parameters cannot be read: {quoted(config.problem)}") if config.problem else None
-
-
-def _in_order(configs: Iterable[OpaqueConfig]) -> list[OpaqueConfig]:
-    # The scheduler writes them in this order (structured allocator); sorting is stable, so it costs nothing to be sure.
-    return sorted(configs, key=lambda config: not config.from_class)
-
-
-def covers(requests: tuple[str, ...], request: str) -> bool:
-    """Whether a configuration for `requests` (empty: for all) is for this one: `main` covers `main` and `main/sub`."""
-    return not requests or request in requests or request.partition("/")[0] in requests
 
 
 def decoded(parameters: Json, *, strict: bool = True) -> VfioConfig | ConfigFault:

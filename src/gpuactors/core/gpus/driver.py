@@ -14,6 +14,7 @@ from typing import Final, final
 from gpuactors.core.claims.cdi import ClaimDevice
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.devices import inspections
 from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.devices.index import index_of
@@ -102,7 +103,7 @@ class Gpus:
 
     def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
         found = config.chosen(claim)
-        if isinstance(found, config.ConfigFault):
+        if isinstance(found, ConfigFault):
             return Obstacle(Cause.INVALID_CONFIGURATION, found.sentence)
         return not_given(state, allocated_devices(claim)) if state.host.scanned else None
 
@@ -221,7 +222,7 @@ class Gpus:
         gpus = {gpu.address: gpu for gpu in entry.gpus}
         found = []
         for result in claim.results or ():
-            chosen = VfioConfig() if isinstance(configs, config.ConfigFault) else configs[result.request]
+            chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
             gpu = gpus.get(claimed_address(result.device) or PciAddress(""))
             # With admin access there is no node: an open would make the group busy for whoever has it.
             functions = () if gpu is None or result.admin_access else _bound(entry, gpu)

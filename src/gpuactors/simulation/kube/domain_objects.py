@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Final
 
+from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.domains.config import CHANNEL_CONFIG, DAEMON_CONFIG
-from gpuactors.core.gpus.config import API_VERSION
 from gpuactors.core.values.domain import DRIVER, LABEL
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import DOMAINS, NODES, Object

@@ -38,7 +38,7 @@ from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
-from gpuactors.ports import (
+from gpuactors.ports.node import (
     Caller,
     ClaimCaller,
     ClaimsKubelet,
@@ -218,7 +218,7 @@ async def unprepared(caller: ClaimCaller, claim: ClaimName) -> None:
 
 
 class _Kubelet:
-    """Implements `ports.ClaimsKubelet`: takes the caller, and calls it directly."""
+    """Implements `ports.node.ClaimsKubelet`: takes the caller, and calls it directly."""
 
     async def deaf(self) -> tuple[str, ...]:
         return ()
@@ -247,7 +247,7 @@ class _Kubelet:
 
 
 class _Endpoint:
-    """Implements `ports.ClaimsEndpoint`."""
+    """Implements `ports.node.ClaimsEndpoint`."""
 
     names = ("dra.sock", "reg.sock")
 
@@ -265,7 +265,7 @@ class _Endpoint:
 
 
 class _NoKubelet:
-    """Implements `ports.Kubelet`: there is no device plugin socket of kubelet's."""
+    """Implements `ports.node.Kubelet`: there is no device plugin socket of kubelet's."""
 
     async def deaf(self) -> tuple[str, ...]:
         return ()
@@ -297,7 +297,7 @@ async def _never() -> AsyncIterator[AsyncIterator[Sockets]]:
 
 
 class _Ledger:
-    """Implements `ports.LedgerReader`: no pod has a device by the device plugin."""
+    """Implements `ports.node.LedgerReader`: no pod has a device by the device plugin."""
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         await trio.lowlevel.checkpoint()

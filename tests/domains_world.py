@@ -24,8 +24,8 @@ from gpuactors.host.imex import ImexFiles
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.domains import KubeDomains
-from gpuactors.ports import ClaimsKubelet
-from gpuactors.ports_kube import LabelConflict, NodeApi, NodeMetadata
+from gpuactors.ports.kube import LabelConflict, NodeApi, NodeMetadata
+from gpuactors.ports.node import ClaimsKubelet
 from gpuactors.simulation.disk.disk import FakeDisk
 from gpuactors.simulation.kube.domain_objects import label_of
 from gpuactors.simulation.kube.server import FakeApiServer
@@ -94,7 +94,7 @@ class _Direct:
 
 
 class _InlineImex:
-    """Implements `ports.ImexReader`."""
+    """Implements `ports.node.ImexReader`."""
 
     def __init__(self, files: ImexFiles) -> None:
         self._files = files
@@ -105,7 +105,7 @@ class _InlineImex:
 
 
 class _CountedNode:
-    """Implements `ports_kube.NodeApi`: the daemon can be killed before a patch, and before it knows of it."""
+    """Implements `ports.kube.NodeApi`: the daemon can be killed before a patch, and before it knows of it."""
 
     def __init__(self, node: NodeApi, disk: FakeDisk) -> None:
         self._node = node

@@ -17,14 +17,14 @@ from gpuactors.app import Daemon, Outside, run_daemon
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports import LedgerContents, UeventSource
+from gpuactors.ports.node import LedgerContents, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
 
 
 class EmptyHost:
-    """Implements `ports.HostReader` and `ports.UseReader`."""
+    """Implements `ports.node.HostReader` and `ports.node.UseReader`."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
@@ -42,7 +42,7 @@ class EmptyHost:
 
 
 class FailingLedger:
-    """Implements `ports.LedgerReader`: raises what no port may, as often as it is told."""
+    """Implements `ports.node.LedgerReader`: raises what no port may, as often as it is told."""
 
     def __init__(self, failures: int, error: Exception) -> None:
         self.failures = failures

@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from gpuactors.core.values.claim import ClaimName
-from gpuactors.ports import ClaimCaller
+from gpuactors.ports.node import ClaimCaller
 from gpuactors.simulation.disk.disk import StoppedError
 from gpuactors.simulation.host.tree import PciSpec
 from tests.claims_world import ClaimsWorld, prepared, unprepared

@@ -26,8 +26,8 @@ from gpuactors.decoding import (
 )
 from gpuactors.kube import errors, objects
 from gpuactors.kubelet.ledger import checkpoint_contents
-from gpuactors.ports import LedgerError
-from gpuactors.ports_kube import ApiMalformed
+from gpuactors.ports.kube import ApiMalformed
+from gpuactors.ports.node import LedgerError
 
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
 PACKAGE = Path(gpuactors.__file__).parent

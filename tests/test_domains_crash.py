@@ -18,7 +18,7 @@ import trio.testing
 
 from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName
-from gpuactors.ports import ClaimCaller
+from gpuactors.ports.node import ClaimCaller
 from gpuactors.simulation.disk.disk import StoppedError
 from tests.claims_world import prepared, unprepared
 from tests.domains_world import DomainsWorld

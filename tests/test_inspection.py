@@ -42,7 +42,7 @@ from gpuactors.inspection_report import (
     explanation,
     explanation_json,
 )
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import Core, audio, gpu
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from gpuactors import limits
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 from gpuactors.progress import Progress
 from tests.support.written_terminal import WrittenTerminal
 

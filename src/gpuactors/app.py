@@ -65,7 +65,7 @@ from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
 from gpuactors.observe.log import get_logger
 from gpuactors.observe.nfd import NfdFile
-from gpuactors.ports import (
+from gpuactors.ports.node import (
     Control,
     FeatureFile,
     HostReader,
@@ -155,7 +155,7 @@ def node_of(config: Config) -> str:
 
 
 def sysfs_of(config: Config) -> SysfsReader:
-    """The reader of the host's files. Raises `ports.HostError` if the configured pci.ids file cannot be read."""
+    """The reader of the host's files. Raises `ports.node.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
     return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
 
@@ -170,7 +170,7 @@ def about(config: Config, sources: Mapping[str, str]) -> About:
 
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
-    """The real outside. Raises `ports.HostError`."""
+    """The real outside. Raises `ports.node.HostError`."""
     kubelet_dir = str(config.kubelet_dir)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     control = _control_of(config, hanging, about(config, sources))

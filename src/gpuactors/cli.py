@@ -27,7 +27,7 @@ from gpuactors.config.options import Configured
 from gpuactors.examples import epilog
 from gpuactors.formats import Format, either
 from gpuactors.observe import log, stdout
-from gpuactors.ports import ControlError, HostError
+from gpuactors.ports.node import ControlError, HostError
 from gpuactors.progress import Progress
 
 EX_DATAERR: Final = 65

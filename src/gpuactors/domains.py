@@ -30,8 +30,8 @@ from gpuactors.imex_of_host import host_imex
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import HostError, ImexReader
-from gpuactors.ports_kube import DomainApi
+from gpuactors.ports.kube import DomainApi
+from gpuactors.ports.node import HostError, ImexReader
 
 log = get_logger()
 
@@ -47,7 +47,7 @@ class DomainsOutside:
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DomainsOutside:
-    """The real outside. Raises `ports.HostError` as `dra.outside_of`, and where both drivers have one name."""
+    """The real outside. Raises `ports.node.HostError` as `dra.outside_of`, and where both drivers have one name."""
     mode, driver = DomainMode(config.compute_domains), config.domains_driver
     if config.dra == "on" and driver == config.driver_name:
         raise HostError(

@@ -68,7 +68,8 @@ from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import (
+from gpuactors.ports.kube import ClaimApi, DeviceClassApi, NodeApi, SliceApi
+from gpuactors.ports.node import (
     CheckpointStore,
     ClaimFileStore,
     ClaimsKubelet,
@@ -77,7 +78,6 @@ from gpuactors.ports import (
     PluginStatus,
     TouchedFiles,
 )
-from gpuactors.ports_kube import ClaimApi, DeviceClassApi, NodeApi, SliceApi
 
 log = get_logger()
 
@@ -109,8 +109,8 @@ class DraOutside:
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
-    """The real outside of the claims of GPUs. Raises `ports.HostError` if the id of this boot cannot be read, or if the
-    API server's address or our credentials cannot be had."""
+    """The real outside of the claims of GPUs. Raises `ports.node.HostError` if the id of this boot cannot be read, or
+    if the API server's address or our credentials cannot be had."""
     root = HostRoot(str(config.host_root))
     settings = ClaimSettings(
         config.driver_name,

@@ -19,8 +19,8 @@ from gpuactors.http.endpoints import EndpointPorts, run
 from gpuactors.http.serve import TcpServer, UnixServer
 from gpuactors.observe.log import get_logger
 from gpuactors.observe.metrics import Metrics
-from gpuactors.ports import OwnSockets
-from gpuactors.ports_http import HttpServer, Meter
+from gpuactors.ports.http import HttpServer, Meter
+from gpuactors.ports.node import OwnSockets
 
 log = get_logger()
 

@@ -15,7 +15,7 @@ from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice
 from gpuactors.host.nvml import NvmlClique
 from gpuactors.host.root import HostRoot
-from gpuactors.ports_kube import ApiError, NodeApi
+from gpuactors.ports.kube import ApiError, NodeApi
 
 
 def host_imex(config: Config, node: NodeApi | None) -> HostImex:

@@ -37,7 +37,7 @@ from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports import ControlError, LedgerReader, UseReader
+from gpuactors.ports.node import ControlError, LedgerReader, UseReader
 from gpuactors.progress import SILENT, Progress
 
 NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
@@ -95,7 +95,7 @@ class ExplainedDomain:
 
 
 def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
-    """The running daemon's view of the node, or the command's own. Raises `ports.HostError` if the node cannot be
+    """The running daemon's view of the node, or the command's own. Raises `ports.node.HostError` if the node cannot be
     read."""
     return trio.run(inspected, config, progress)
 
@@ -106,7 +106,7 @@ def explain(
     """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim or compute domain by
     its NAMESPACE/NAME or UID.
 
-    Raises `UnknownAddressError`, and `ports.HostError` as `inspect`.
+    Raises `UnknownAddressError`, and `ports.node.HostError` as `inspect`.
     """
     found = inspect(config, progress)
     try:

@@ -14,7 +14,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.events import KubeEvents
 from gpuactors.observe.log import get_logger
-from gpuactors.ports_kube import ClaimApi, EventApi
+from gpuactors.ports.kube import ClaimApi, EventApi
 
 log = get_logger()
 
@@ -28,7 +28,7 @@ class EventsOutside:
 
 
 def outside_of(config: Config, node: str) -> EventsOutside:
-    """The real outside. Raises `ports.HostError` if the API server's address or our credentials cannot be had."""
+    """The real outside. Raises `ports.node.HostError` if the API server's address or our credentials cannot be had."""
     client = client_of(config)
     return EventsOutside(KubeEvents(client, node), KubeClaims(client, config.driver_name, node))
 

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s, for_ever
-from gpuactors.ports_kube import ApiAway, ApiError, ApiRefused, Refusal
+from gpuactors.ports.kube import ApiAway, ApiError, ApiRefused, Refusal
 
 
 def shortest_s(plain_s: float) -> float:

@@ -13,13 +13,13 @@ from gpuactors.core.events import Event, FilesTouched
 
 
 class Touches:
-    """Implements `ports.TouchedFiles`: somebody touches them all the time, or for so many times."""
+    """Implements `ports.node.TouchedFiles`: somebody touches them all the time, or for so many times."""
 
     def __init__(self, times: float = math.inf) -> None:
         self.times = times
 
     async def touches(self) -> AsyncGenerator[None, None]:
-        """As `ports.TouchedFiles.touches`."""
+        """As `ports.node.TouchedFiles.touches`."""
         while self.times > 0:
             await trio.lowlevel.checkpoint()
             self.times -= 1

@@ -18,7 +18,7 @@ from gpuactors.core.events import CheckpointRead, CheckpointRefused, CheckpointW
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, Json
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.ports import StateFileError
+from gpuactors.ports.node import StateFileError
 
 PATIENCE_S = 3600.0
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
@@ -27,7 +27,7 @@ UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
 @dataclass
 class Store:
     """An empty checkpoint, and the files of a claim, as if its intent was written since. Implements
-    `ports.CheckpointStore` and `ports.ClaimFileStore`."""
+    `ports.node.CheckpointStore` and `ports.node.ClaimFileStore`."""
 
     origin: Origin = Origin.FOUND
     files: tuple[FoundFiles, ...] = (FoundFiles.of(UID, False, (), [], []),)

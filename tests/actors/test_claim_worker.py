@@ -16,7 +16,7 @@ from gpuactors.core.events import Event, GpusLooked
 from gpuactors.core.state.claims import LookWanted
 from gpuactors.core.values.claim import ActFault, LookFinding
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports import ActError, ClaimFileStore, DriverBinder
+from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder
 
 GPUS = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
 

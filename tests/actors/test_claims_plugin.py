@@ -14,7 +14,7 @@ from gpuactors import limits
 from gpuactors.actors import claims_plugin
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.values.claim import DeviceHealth
-from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
+from gpuactors.ports.node import ClaimCaller, KubeletError, PluginStatus
 from tests.support.successors import FakeSuccessor
 
 PATIENCE_S = 3600.0
@@ -23,7 +23,8 @@ NAMES = ("dra.sock", "reg.sock")
 
 @dataclass
 class FakeKubelet:
-    """Serves, and notes what is done in which order. Implements `ports.ClaimsKubelet` and `ports.ClaimsEndpoint`."""
+    """Serves, and notes what is done in which order. Implements `ports.node.ClaimsKubelet` and
+    `ports.node.ClaimsEndpoint`."""
 
     async def deaf(self) -> tuple[str, ...]:
         return ()

@@ -18,7 +18,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
-from gpuactors.ports_kube import ApiAway
+from gpuactors.ports.kube import ApiAway
 from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, forbidden
 from tests.core.builders import Core, gpu
@@ -31,7 +31,7 @@ HOUR_S = 3600.0
 
 @dataclass
 class Asked:
-    """A reader that runs. Implements `ports_kube.DeviceClassApi`."""
+    """A reader that runs. Implements `ports.kube.DeviceClassApi`."""
 
     state: Latest[NodeState]
     failures: int = 0

@@ -20,7 +20,7 @@ from gpuactors.core.events import (
     ImexUnreadable,
 )
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 from gpuactors.simulation.kube.server import ApiFault
 from tests.actors.domain_actor import DomainActor, running, without_hints
 from tests.kube.cluster import NAMESPACE, NODE
@@ -30,7 +30,7 @@ NOBODYS = DomainUid("11111111-2222-4333-8444-555555555555")
 
 
 class Imex:
-    """Implements `ports.ImexReader`: says what it is told to."""
+    """Implements `ports.node.ImexReader`: says what it is told to."""
 
     def __init__(self) -> None:
         self.facts = ImexFacts(channel_major=236, clique_id=CLIQUE)
@@ -38,7 +38,7 @@ class Imex:
         self.reads = 0
 
     async def read(self) -> ImexFacts:
-        """As `ports.ImexReader.read`."""
+        """As `ports.node.ImexReader.read`."""
         await trio.lowlevel.checkpoint()
         self.reads += 1
         if self.broken:

@@ -15,7 +15,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
-from gpuactors.ports import StateFileError
+from gpuactors.ports.node import StateFileError
 from tests.core.builders import Core, gpu
 
 ONE, TWO = Core(gpu("01:00.0")).state, Core(gpu("01:00.0"), gpu("02:00.0")).state
@@ -23,7 +23,7 @@ ONE, TWO = Core(gpu("01:00.0")).state, Core(gpu("01:00.0"), gpu("02:00.0")).stat
 
 @dataclass
 class Kept:
-    """A keeper that runs; its file is remembered. Implements `ports.FeatureFile`."""
+    """A keeper that runs; its file is remembered. Implements `ports.node.FeatureFile`."""
 
     state: Latest[NodeState]
     written: list[tuple[Mapping[str, str], float]] = field(default_factory=list)

@@ -16,14 +16,14 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event, RegisterSucceeded
 from gpuactors.core.values.model import DeviceList, ResourceName
-from gpuactors.ports import Caller
+from gpuactors.ports.node import Caller
 
 RESOURCE = ResourceName("nvidia.com/H100")
 PATIENCE_S = 30.0
 
 
 class OldConnection:
-    """An endpoint to which kubelet is still connected. Implements `ports.Endpoint`."""
+    """An endpoint to which kubelet is still connected. Implements `ports.node.Endpoint`."""
 
     name = "h100.sock"
 
@@ -41,7 +41,7 @@ class OldConnection:
 
 
 class FakeKubelet:
-    """Serves one endpoint and counts Register calls. Implements `ports.Kubelet`."""
+    """Serves one endpoint and counts Register calls. Implements `ports.node.Kubelet`."""
 
     absence = ""
 

@@ -22,7 +22,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
 )
-from gpuactors.ports import LedgerContents, LedgerError
+from gpuactors.ports.node import LedgerContents, LedgerError
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.core.values.claim import ActFault
-from gpuactors.ports import ActError, HostError, HostShortError
+from gpuactors.ports.node import ActError, HostError, HostShortError
 
 
 @pytest.mark.parametrize(

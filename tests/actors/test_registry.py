@@ -22,7 +22,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.support.patience import patient
 

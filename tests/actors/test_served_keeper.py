@@ -14,7 +14,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.model import ResourceName, Role, Settings
-from gpuactors.ports import StateFileError
+from gpuactors.ports.node import StateFileError
 
 H100, A100 = ResourceName("nvidia.com/H100"), ResourceName("nvidia.com/A100")
 ONE = {H100: frozenset({"10de:2330"})}
@@ -23,7 +23,7 @@ PATIENCE_S = 100.0
 
 
 class FakeFile:
-    """Implements `ports.ServedResources`; fails as often as it is told."""
+    """Implements `ports.node.ServedResources`; fails as often as it is told."""
 
     def __init__(self, failures: int = 0) -> None:
         self.written: list[Mapping[ResourceName, frozenset[str]]] = []

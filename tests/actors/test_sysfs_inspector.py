@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 
 
 class HalfStuck:
-    """A reader for which one function's files hang. Implements `ports.HostReader`."""
+    """A reader for which one function's files hang. Implements `ports.node.HostReader`."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         raise NotImplementedError

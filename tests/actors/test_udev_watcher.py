@@ -13,7 +13,7 @@ import trio.testing
 from gpuactors.actors import udev_watcher
 from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports import Hint, UeventSource, UeventsOverflowError
+from gpuactors.ports.node import Hint, UeventSource, UeventsOverflowError
 from tests.support.patience import patient
 
 GPU: Final = PciAddress("0000:23:00.0")

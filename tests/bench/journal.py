@@ -16,7 +16,7 @@ from gpuactors import limits
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import step
 from gpuactors.observe.journal import Anchor, Bounds, FileJournal, JournalFiles, Origin
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from tests.bench import procfs
 from tests.bench.figures import Figure, distribution, reading
 from tests.bench.node import Node

@@ -23,7 +23,7 @@ from gpuactors.control.view import About, NodeView, view_of
 from gpuactors.core.events import KubeletGone
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Server, bind_unix
-from gpuactors.ports import ControlError
+from gpuactors.ports.node import ControlError
 from tests.control.test_socket import Side
 from tests.core.builders import Core, gpu
 from tests.support.patience import patient

@@ -11,7 +11,7 @@ import trio
 
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.domain import LABEL, DomainUid
-from gpuactors.ports_kube import (
+from gpuactors.ports.kube import (
     ClaimApi,
     DeviceClassApi,
     DomainApi,

@@ -29,7 +29,7 @@ from gpuactors.doctor.facts import Devices, Facts, State, Unknown
 from gpuactors.doctor.finding import Check, Level
 from gpuactors.doctor.settings import OWN, of_daemon
 from gpuactors.kubelet.look import PluginDirectory
-from gpuactors.ports import LedgerContents
+from gpuactors.ports.node import LedgerContents
 from gpuactors.simulation.kube.status import CLASSES
 from tests.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_patient, wrong
 from tests.process.daemon import DaemonProcess, eventually

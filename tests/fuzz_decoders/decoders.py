@@ -68,9 +68,9 @@ from gpuactors.observe.journal_format import (
     read_line,
     read_state,
 )
-from gpuactors.ports import HostError, LedgerError, PortError, StateFileError
-from gpuactors.ports_http import HttpAnswer, HttpRequest
-from gpuactors.ports_kube import ApiError, EventNote, ObjectRef
+from gpuactors.ports.http import HttpAnswer, HttpRequest
+from gpuactors.ports.kube import ApiError, EventNote, ObjectRef
+from gpuactors.ports.node import HostError, LedgerError, PortError, StateFileError
 from gpuactors.replay.play import _effects
 from gpuactors.simulation.disk.disk import FakeDisk
 from tests.core.builders import Core, audio, gpu

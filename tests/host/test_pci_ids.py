@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.host.pci_ids import SHIPPED, PciIds
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 
 SMALL = """\
 # comment

@@ -16,7 +16,7 @@ from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.ports import HostError, HostReader
+from gpuactors.ports.node import HostError, HostReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 

@@ -27,7 +27,7 @@ from gpuactors.host.uevents import (
     parse_datagram,
     unix_uevents,
 )
-from gpuactors.ports import Hint, HostError, UeventsOverflowError
+from gpuactors.ports.node import Hint, HostError, UeventsOverflowError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent, UeventSender
 from tests.support.patience import patient

@@ -21,7 +21,7 @@ from gpuactors.host import procfs, use
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import Holders, InlineUse, OpenNode, SysfsUse
-from gpuactors.ports import UseReader
+from gpuactors.ports.node import UseReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 

@@ -15,14 +15,14 @@ from gpuactors.core.step import initial_state
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import Role
 from gpuactors.http.endpoints import EndpointPorts, Routes, run
-from gpuactors.ports import Step
-from gpuactors.ports_http import Answering, HttpError, HttpRequest
+from gpuactors.ports.http import Answering, HttpError, HttpRequest
+from gpuactors.ports.node import Step
 from tests.core.builders import SETTINGS
 
 
 @dataclass
 class FakeServer:
-    """Implements `ports_http.HttpServer`: serves nobody, and notes since when and until when."""
+    """Implements `ports.http.HttpServer`: serves nobody, and notes since when and until when."""
 
     is_local: bool = True
     refuses: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class FakeServer:
 
 @dataclass
 class FakeMeter:
-    """Implements `ports_http.Meter`."""
+    """Implements `ports.http.Meter`."""
 
     steps: int = 0
     closed: int = 0
@@ -65,7 +65,7 @@ class FakeMeter:
 
 @dataclass
 class FakeSockets:
-    """Implements `ports.OwnSockets`."""
+    """Implements `ports.node.OwnSockets`."""
 
     silent: tuple[str, ...] = ()
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gpuactors import limits
 from gpuactors.http.serve import TcpServer, UnixServer
-from gpuactors.ports_http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
+from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
 
 ASKED = b"GET /x?y=1 HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -24,7 +24,7 @@ from gpuactors.core.values.claim import (
 from gpuactors.kube import errors
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
-from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused
+from gpuactors.ports.kube import ApiAway, ApiMalformed, ApiRefused
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object

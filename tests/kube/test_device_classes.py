@@ -6,7 +6,7 @@ import pytest
 from trio.testing import MockClock
 
 from gpuactors.core.gpus.device_classes import DeviceClass
-from gpuactors.ports_kube import ApiMalformed, ApiRefused
+from gpuactors.ports.kube import ApiMalformed, ApiRefused
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, KINDS
 from tests.kube.cluster import cluster

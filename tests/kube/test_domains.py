@@ -13,7 +13,7 @@ from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.domains import KubeDomains
-from gpuactors.ports_kube import ApiMalformed, ApiRefused
+from gpuactors.ports.kube import ApiMalformed, ApiRefused
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, KINDS, Object

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.kube.client import Call
-from gpuactors.ports_kube import ApiRefused, EventNote, ObjectRef
+from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
 from gpuactors.simulation.kube.server import ApiFault
 from gpuactors.simulation.kube.status import EVENTS
 from tests.kube.cluster import NODE, Cluster, cluster

@@ -15,7 +15,7 @@ from gpuactors.core.values.domain import LABEL
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.nodes import KubeNode
-from gpuactors.ports_kube import ApiAway, ApiRefused, LabelConflict, NodeMetadata
+from gpuactors.ports.kube import ApiAway, ApiRefused, LabelConflict, NodeMetadata
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, Cause, invalid

@@ -17,7 +17,7 @@ from gpuactors.core.claims.pool import has_taints, probe_spec
 from gpuactors.core.values.slices import Attribute, SliceDevice, StoredSlice, Taint
 from gpuactors.kube import objects
 from gpuactors.kube.slices import KubeSlices
-from gpuactors.ports_kube import (
+from gpuactors.ports.kube import (
     ApiAway,
     ApiMalformed,
     ApiRefused,

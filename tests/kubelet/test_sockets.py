@@ -16,7 +16,7 @@ from gpuactors import limits
 from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.sockets import Changes, DirectoryIo, SocketsWatch, directory_of_the_node
-from gpuactors.ports import Sockets
+from gpuactors.ports.node import Sockets
 from tests.support.patience import patient
 
 WITHIN_S = patient(20.0)

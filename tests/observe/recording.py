@@ -26,7 +26,7 @@ from gpuactors.core.step import step
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Settings, Token
 from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from tests.core.builders import H100, SETTINGS, Core, gpu
 
 WALL = 1_795_242_000.0

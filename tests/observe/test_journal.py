@@ -65,7 +65,7 @@ from gpuactors.observe.journal_format import (
     read_line,
     read_state,
 )
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from tests.core.builders import H100, gpu
 from tests.observe.recording import WALL, Held, QuietNode, files, story, write
 from tests.support.descriptors import open_files

@@ -17,7 +17,7 @@ from gpuactors.core.values.effects import Granted, Level, Log, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, LedgerEntry, LedgerFile, Pod
 from gpuactors.observe.metrics import COUNTED_EVENTS, METHODS, OUTCOMES, Metrics, document
 from gpuactors.observe.metrics_of_state import GAUGES
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from tests.core.builders import H100, Core, gpu
 from tests.core.dra.claim_core import ClaimCore
 

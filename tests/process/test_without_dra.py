@@ -11,10 +11,9 @@ import sys
 
 class Refuses:
     def find_spec(self, name, path=None, target=None):
-        parts = name.split(".")
-        ours = ("kube", "ports_kube", "http", "ports_http", "endpoints")
+        ours = ("kube", "ports.kube", "http", "ports.http", "endpoints")
         theirs = ("httpcore", "h11", "certifi", "prometheus_client")
-        if parts[0] in theirs or (parts[0] == "gpuactors" and parts[1:2] and parts[1] in ours):
+        if name in theirs or name in [f"gpuactors.{one}" for one in ours]:
             raise AssertionError(f"{name} is imported")
 
 sys.meta_path.insert(0, Refuses())

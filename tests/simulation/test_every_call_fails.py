@@ -21,7 +21,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors import ports, ports_kube
+from gpuactors.ports import kube as ports_kube
+from gpuactors.ports import node as ports
 from gpuactors.simulation.histories.claims import CLAIMS, ClaimsNode
 from gpuactors.simulation.histories.domains import DOMAINS, DomainsNode
 from gpuactors.simulation.histories.play import _memory_directory, _pinned

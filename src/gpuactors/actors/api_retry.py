@@ -9,7 +9,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
-from gpuactors.ports_kube import ApiError, ApiRefused
+from gpuactors.ports.kube import ApiError, ApiRefused
 
 
 async def for_ever(

@@ -15,7 +15,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
 from gpuactors.core.reports.snapshot import PollWanted
 from gpuactors.core.values.model import GroupUse
-from gpuactors.ports import HostError, UseReader
+from gpuactors.ports.node import HostError, UseReader
 
 
 async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.MemorySendChannel[Event]) -> None:

@@ -1,6 +1,6 @@
 """How a gRPC handler reaches the core: it posts an event with a token and waits for the answer.
 
-A handler keeps no state of its own and decides nothing; its interface is `ports.Caller`, implemented here.
+A handler keeps no state of its own and decides nothing; its interface is `ports.node.Caller`, implemented here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuactors.core.values.effects import Answer, Elsewhere, Refused
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 OnAnswer: TypeAlias = Callable[[str, float, Answer | None], None]
-"""As `ports_http.Meter.called`."""
+"""As `ports.http.Meter.called`."""
 
 
 def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
@@ -29,7 +29,7 @@ def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
 
 @final
 class InboxCaller:
-    """Posts calls and streams into the registry's inbox. Implements `ports.Caller` and `relay.Core`."""
+    """Posts calls and streams into the registry's inbox. Implements `ports.node.Caller` and `relay.Core`."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import trio
 from gpuactors import limits
 from gpuactors.core.events import Event, FilesTouched
 from gpuactors.core.values.claim import ClaimsOf
-from gpuactors.ports import TouchedFiles
+from gpuactors.ports.node import TouchedFiles
 
 
 async def run(

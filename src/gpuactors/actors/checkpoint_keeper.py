@@ -38,7 +38,7 @@ from gpuactors.core.state.claims import ClaimedGpu, StoredEntry, load_of
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, FirstDriver, Json
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import Role
-from gpuactors.ports import CheckpointStore, ClaimFileStore, StateFileError
+from gpuactors.ports.node import CheckpointStore, ClaimFileStore, StateFileError
 
 
 async def run(

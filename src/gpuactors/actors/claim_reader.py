@@ -12,7 +12,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.outputs import ClaimsWanted, ReadWanted
 from gpuactors.core.events import ClaimMissing, ClaimRead, ClaimUnreadable, Event
 from gpuactors.core.values.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
-from gpuactors.ports_kube import ApiError, ClaimApi
+from gpuactors.ports.kube import ApiError, ClaimApi
 
 
 async def run(

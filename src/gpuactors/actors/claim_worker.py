@@ -22,7 +22,7 @@ from gpuactors.core.gpus.content import contents_of
 from gpuactors.core.state.claims import LookWanted
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports import ActError, ClaimFileStore, DriverBinder, StateFileError
+from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder, StateFileError
 
 Key = TypeVar("Key", PciAddress, ClaimUid)
 Act = TypeVar("Act", DeviceAct, FilesAct, LookWanted)

@@ -14,7 +14,7 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.claim import DeviceHealth
-from gpuactors.ports import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, KubeletError, PluginStatus
+from gpuactors.ports.node import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, KubeletError, PluginStatus
 
 
 @dataclass(frozen=True, slots=True)

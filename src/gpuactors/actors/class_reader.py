@@ -17,7 +17,7 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.gpus.device_classes import DeviceClass, contested, own_resources
 from gpuactors.core.state import NodeState
-from gpuactors.ports_kube import ApiError, DeviceClassApi
+from gpuactors.ports.kube import ApiError, DeviceClassApi
 
 
 @dataclass(frozen=True, slots=True)

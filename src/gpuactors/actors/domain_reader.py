@@ -23,8 +23,8 @@ from gpuactors.core.events import (
     ImexRead,
     ImexUnreadable,
 )
-from gpuactors.ports import HostError, ImexReader
-from gpuactors.ports_kube import ApiError, DomainApi
+from gpuactors.ports.kube import ApiError, DomainApi
+from gpuactors.ports.node import HostError, ImexReader
 
 
 async def run(

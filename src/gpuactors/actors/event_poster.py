@@ -20,7 +20,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.reports.event_series import NOTHING_TOLD, due, failed, look, next_at, posted
 from gpuactors.core.reports.kube_events import KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.state import NodeState
-from gpuactors.ports_kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
+from gpuactors.ports.kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
-from gpuactors.ports import Control, ControlError, ControlTakenError, HeldControl
+from gpuactors.ports.node import Control, ControlError, ControlTakenError, HeldControl
 
 T = TypeVar("T")
 

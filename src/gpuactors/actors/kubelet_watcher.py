@@ -8,7 +8,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.events import Event, KubeletAppeared, KubeletGone, NeighboursSeen
-from gpuactors.ports import Kubelet, KubeletError, Sockets
+from gpuactors.ports.node import Kubelet, KubeletError, Sockets
 
 
 async def run(kubelet: Kubelet, inbox: trio.MemorySendChannel[Event]) -> None:

@@ -25,7 +25,7 @@ from gpuactors.core.events import (
     NodeTouched,
 )
 from gpuactors.core.values.domain import LABEL, LabelChange, LabelPatch, NodeLabel
-from gpuactors.ports_kube import ApiError, LabelConflict, NodeApi
+from gpuactors.ports.kube import ApiError, LabelConflict, NodeApi
 
 
 async def run(

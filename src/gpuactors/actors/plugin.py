@@ -19,7 +19,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event, RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports import Caller, Endpoint, Kubelet, KubeletError
+from gpuactors.ports.node import Caller, Endpoint, Kubelet, KubeletError
 
 OnFailure = Callable[[str, Exception], None]
 

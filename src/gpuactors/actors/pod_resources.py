@@ -13,7 +13,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import LedgerWanted
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports import LedgerError, LedgerReader
+from gpuactors.ports.node import LedgerError, LedgerReader
 
 
 async def run(

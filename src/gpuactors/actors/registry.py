@@ -32,7 +32,7 @@ from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.model import DeviceList, ResourceName, Role
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 
 
 @dataclass(frozen=True, slots=True)

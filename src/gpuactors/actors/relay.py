@@ -17,13 +17,13 @@ from gpuactors.core.claims.transitions import refusal
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimName, Prepared, Unprepared
 from gpuactors.core.values.effects import Elsewhere, Refused
-from gpuactors.ports import Successor
+from gpuactors.ports.node import Successor
 
 Done = TypeVar("Done", Prepared, Unprepared)
 
 
 class Core(Protocol):
-    """Our own core's answers, as of `ports.ClaimCaller`."""
+    """Our own core's answers, as of `ports.node.ClaimCaller`."""
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere: ...
 
@@ -32,19 +32,19 @@ class Core(Protocol):
 
 @final
 class RelayingCaller:
-    """Implements `ports.ClaimCaller`. A call that is not our core's is held until our core or the successor answers it,
-    and refused when it is CLAIM_ANSWER_S old: neither of them counts from when it came to us."""
+    """Implements `ports.node.ClaimCaller`. A call that is not our core's is held until our core or the successor
+    answers it, and refused when it is CLAIM_ANSWER_S old: neither of them counts from when it came to us."""
 
     def __init__(self, core: Core, successor: Successor) -> None:
         self._core = core
         self._successor = successor
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        """As `ports.ClaimCaller.prepare`."""
+        """As `ports.node.ClaimCaller.prepare`."""
         return await _answer("prepare", claim, self._core.prepare, self._successor.prepare)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        """As `ports.ClaimCaller.unprepare`."""
+        """As `ports.node.ClaimCaller.unprepare`."""
         return await _answer("unprepare", claim, self._core.unprepare, self._successor.unprepare)
 
 

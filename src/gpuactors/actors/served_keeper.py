@@ -13,7 +13,7 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
-from gpuactors.ports import ServedResources, StateFileError
+from gpuactors.ports.node import ServedResources, StateFileError
 
 
 async def run(

@@ -27,7 +27,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.pool import Pool, has_taints, probe_spec, wanted_pool
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
 from gpuactors.core.values.slices import AnyOffer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
-from gpuactors.ports_kube import (
+from gpuactors.ports.kube import (
     ApiError,
     ApiRefused,
     NodeApi,

@@ -13,7 +13,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.reports.snapshot import InspectionsWanted
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports import HostError, HostReader, HostShortError
+from gpuactors.ports.node import HostError, HostReader, HostShortError
 
 
 async def run(

@@ -12,7 +12,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
-from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
+from gpuactors.ports.node import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -> None:

@@ -20,7 +20,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.host.threads import OneByOne, in_thread
-from gpuactors.ports import HostShortError, StateFileError
+from gpuactors.ports.node import HostShortError, StateFileError
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callabl
 
 @final
 class StoredCheckpoint:
-    """Implements `ports.CheckpointStore`."""
+    """Implements `ports.node.CheckpointStore`."""
 
     def __init__(self, file: CheckpointFile, apart: Apart, lock: Lock | None = None) -> None:
         """`lock`: None where there is one daemon only."""
@@ -107,18 +107,18 @@ class StoredCheckpoint:
         self._lock = lock or NoLock()
 
     async def read(self, *, owns: bool = True) -> Restored:
-        """As `ports.CheckpointStore.read`."""
+        """As `ports.node.CheckpointStore.read`."""
         read = partial(self._file.read, touches=owns)
         return await self._apart(_under(self._lock.reading(owns=owns), read))
 
     async def write(self, checkpoint: Checkpoint) -> None:
-        """As `ports.CheckpointStore.write`."""
+        """As `ports.node.CheckpointStore.write`."""
         await self._apart(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
 
 
 @final
 class StoredFiles:
-    """Implements `ports.ClaimFileStore`."""
+    """Implements `ports.node.ClaimFileStore`."""
 
     def __init__(self, files: ClaimFiles, apart: Apart, lock: Lock | None = None) -> None:
         """`lock`: None where there is one daemon only."""
@@ -127,7 +127,7 @@ class StoredFiles:
         self._lock = lock or NoLock()
 
     async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
-        """As `ports.ClaimFileStore.found`."""
+        """As `ports.node.ClaimFileStore.found`."""
 
         def found() -> Mapping[ClaimUid, FoundFiles]:
             if owns:
@@ -137,13 +137,13 @@ class StoredFiles:
         return await self._apart(_under(self._lock.reading(owns=owns), found))
 
     async def write(self, contents: ClaimContents) -> None:
-        """As `ports.ClaimFileStore.write`."""
+        """As `ports.node.ClaimFileStore.write`."""
         await self._apart(_under(self._lock.writing(), partial(self._files.write, contents)))
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """As `ports.ClaimFileStore.remove`."""
+        """As `ports.node.ClaimFileStore.remove`."""
         await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
     async def clear_mounted(self) -> None:
-        """As `ports.ClaimFileStore.clear_mounted`."""
+        """As `ports.node.ClaimFileStore.clear_mounted`."""
         await self._apart(_under(self._lock.writing(), self._files.clear_mounted))

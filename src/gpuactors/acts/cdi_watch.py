@@ -23,7 +23,7 @@ from gpuactors import limits
 @final
 @dataclass(frozen=True, slots=True)
 class MountedDirectory:
-    """The CDI directory, as far as the container runtime reaches us by it. Implements `ports.OwnSockets`."""
+    """The CDI directory, as far as the container runtime reaches us by it. Implements `ports.node.OwnSockets`."""
 
     path: str
 

@@ -33,7 +33,7 @@ from gpuactors.host import modules
 from gpuactors.host.group import Group, GroupFunction, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
-from gpuactors.ports import ActError, HostShortError
+from gpuactors.ports.node import ActError, HostShortError
 
 _log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class _Plan:
 
 @final
 class SysfsBinder:
-    """Implements `ports.DriverBinder`."""
+    """Implements `ports.node.DriverBinder`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class SysfsBinder:
     async def bring(
         self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
     ) -> tuple[BoundFunction, ...]:
-        """As `ports.DriverBinder.bring`."""
+        """As `ports.node.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
         with trio.move_on_after(self._deadline_s):
             try:
@@ -122,7 +122,7 @@ class SysfsBinder:
         )
 
     async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
-        """As `ports.DriverBinder.look`."""
+        """As `ports.node.DriverBinder.look`."""
         groups: dict[PciAddress, Group] = {}
         nodes: dict[NodeId, PciAddress] = {}
         users = Users({}, "")

@@ -1,5 +1,5 @@
 """The file `served.json` in the state directory: which resources this node's gpuactors has served, and the models of
-each: `{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.ServedResources`.
+each: `{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.node.ServedResources`.
 
 Only with it can a daemon that was started with other selectors, or with a newer pci.ids, know that a GPU was allocated
 by an earlier daemon under another name, and not by another plugin; and that the device at a GPU's address now is not
@@ -22,7 +22,7 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import decode_json
 from gpuactors.plain_files import read_plain, replace_plain
-from gpuactors.ports import StateFileError
+from gpuactors.ports.node import StateFileError
 
 FILE_NAME: Final = "served.json"
 
@@ -40,7 +40,7 @@ class ServedFile:
         self._path = os.path.join(state_dir, FILE_NAME)
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """As `ports.ServedResources.read`: in a thread, as a disk that hangs must not stop the daemon."""
+        """As `ports.node.ServedResources.read`: in a thread, as a disk that hangs must not stop the daemon."""
         with trio.move_on_after(limits.SERVED_READ_S):
             return await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
         raise StateFileError(f"cannot read {self._path}: no answer within {limits.SERVED_READ_S:g} s")
@@ -61,7 +61,7 @@ class ServedFile:
             ) from None
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
-        """As `ports.ServedResources.write`: a new file in the place of the old, so that it is whole at any moment."""
+        """As `ports.node.ServedResources.write`: a new file in the place of the old, so it is whole at any moment."""
         text = json.dumps({"resources": {name: sorted(served[name]) for name in sorted(served)}}).encode()
         try:
             await trio.to_thread.run_sync(partial(replace_plain, self._path, text, _MODE, durable=True))

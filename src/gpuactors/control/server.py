@@ -70,7 +70,7 @@ class ControlService(TrioService, pb.ControlBase):
 
 @final
 class UnixHeldControl:
-    """The control socket while it is ours. Implements `ports.HeldControl`."""
+    """The control socket while it is ours. Implements `ports.node.HeldControl`."""
 
     def __init__(self, listener: BoundListener, server: Server, service: ControlService) -> None:
         self._listener = listener
@@ -78,15 +78,15 @@ class UnixHeldControl:
         self._service = service
 
     def still_ours(self) -> bool:
-        """As `ports.HeldControl.still_ours`."""
+        """As `ports.node.HeldControl.still_ours`."""
         return self._listener.still_there()
 
     async def asked(self) -> None:
-        """As `ports.HeldControl.asked`."""
+        """As `ports.node.HeldControl.asked`."""
         await self._service.asked.wait()
 
     async def give_up(self) -> None:
-        """As `ports.HeldControl.give_up`. After the answer the successor takes the socket's place."""
+        """As `ports.node.HeldControl.give_up`. After the answer the successor takes the socket's place."""
         await self._listener.aclose()
         self._service.released.set()
         await self._server.drain(limits.DRAIN_S)

@@ -1,4 +1,4 @@
-"""The control socket `gpuactors.sock` in the state directory. Implements `ports.Control`.
+"""The control socket `gpuactors.sock` in the state directory. Implements `ports.node.Control`.
 
 A daemon that was asked and did not hand over is taken over anyway. It may hang and still listen, on this socket and on
 those of its plugins: `bind_unix` does not replace the socket of a live process unless its pid is known to be the
@@ -38,7 +38,7 @@ from gpuactors.grpc_trio import (
     owner_of,
 )
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
-from gpuactors.ports import ControlError, ControlTakenError
+from gpuactors.ports.node import ControlError, ControlTakenError
 from gpuactors.shortage import shortage
 
 SOCKET_NAME: Final = "gpuactors.sock"
@@ -101,7 +101,7 @@ class ControlIo:
 
 @final
 class UnixControl:
-    """The control socket in `state_dir`. Implements `ports.Control`.
+    """The control socket in `state_dir`. Implements `ports.node.Control`.
 
     `hanging` is set to the process that was asked to hand over and did not, and is empty otherwise.
     """
@@ -122,7 +122,7 @@ class UnixControl:
         self._io = io or ControlIo(connect_unix, bind_unix, owner_of, os.getpid())
 
     async def ask(self) -> str:
-        """As `ports.Control.ask`."""
+        """As `ports.node.Control.ask`."""
         return encodable(await self._ask())
 
     async def _ask(self) -> str:
@@ -146,7 +146,7 @@ class UnixControl:
 
     @asynccontextmanager
     async def hold(self, state: LatestReader[NodeState]) -> AsyncIterator[UnixHeldControl]:
-        """As `ports.Control.hold`."""
+        """As `ports.node.Control.hold`."""
         try:
             listener = self._io.bind(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
         except SocketInUseError as exc:
@@ -161,7 +161,7 @@ class UnixControl:
             nursery.cancel_scope.cancel()
 
     async def is_held(self) -> bool:
-        """As `ports.Control.is_held`."""
+        """As `ports.node.Control.is_held`."""
         await trio.lowlevel.checkpoint()
         try:
             return self._io.owner_of(self._path) is not None

@@ -13,7 +13,7 @@ from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.host.vfio import VfioHost
 from gpuactors.kubelet.look import PluginDirectory
-from gpuactors.ports import LedgerContents
+from gpuactors.ports.node import LedgerContents
 
 T = TypeVar("T")
 

@@ -47,11 +47,11 @@ from gpuactors.kubelet import look
 from gpuactors.kubelet.dra.plugin import PLUGINS, REGISTRY
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY
-from gpuactors.ports import LedgerContents, LedgerError, PortError
+from gpuactors.ports.node import LedgerContents, LedgerError, PortError
 from gpuactors.progress import Progress
 
 if TYPE_CHECKING:
-    from gpuactors.ports_kube import NodeApi
+    from gpuactors.ports.kube import NodeApi
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class _Reading:
 
 @final
 class _Read:
-    """A ledger that was read already. Implements `ports.LedgerReader`."""
+    """A ledger that was read already. Implements `ports.node.LedgerReader`."""
 
     def __init__(self, ledger: Known[LedgerContents]) -> None:
         self._ledger = ledger

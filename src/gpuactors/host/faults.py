@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from gpuactors.core.values.text import encodable
-from gpuactors.ports import HostShortError
+from gpuactors.ports.node import HostShortError
 from gpuactors.shortage import shortage
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})

@@ -27,7 +27,7 @@ from gpuactors.host.management import ManagementDevice
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.host.threads import OneByOne
 from gpuactors.plain_files import read_plain
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 
 _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CAPS: Final = "nvidia-caps"
@@ -133,7 +133,7 @@ class ImexFiles:
 
 @final
 class HostImex:
-    """`ports.ImexReader` on a real host: in a thread, as a read may hang, and by child processes."""
+    """`ports.node.ImexReader` on a real host: in a thread, as a read may hang, and by child processes."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class HostImex:
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:
-        """As `ports.ImexReader.read`."""
+        """As `ports.node.ImexReader.read`."""
         with trio.move_on_after(self._deadline_s) as waiting:
             facts, in_file = await self._thread(self._read)
         if waiting.cancelled_caught:
@@ -189,7 +189,7 @@ class HostImex:
 
 @final
 class InlineImex:
-    """`ports.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
+    """`ports.node.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
 
     def __init__(self, root: HostRoot, clique_file: str = GPU_FEATURES) -> None:
         self._files = ImexFiles(root, clique_file)
@@ -197,7 +197,7 @@ class InlineImex:
         """What the host's control tool would say."""
 
     async def read(self) -> ImexFacts:
-        """As `ports.ImexReader.read`."""
+        """As `ports.node.ImexReader.read`."""
         await trio.lowlevel.checkpoint()
         facts = self._files.read()
         if facts.absent:

@@ -9,7 +9,7 @@ from typing import Final, final
 from gpuactors import limits
 from gpuactors.core.values.quote import quoted
 from gpuactors.host.asked import AskedProgram, Ended
-from gpuactors.ports import HostShortError
+from gpuactors.ports.node import HostShortError
 from gpuactors.shortage import shortage
 
 _READY: Final = b"READY"

@@ -12,7 +12,7 @@ from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.host.asked import AskedProgram, Ended, Late
-from gpuactors.ports import HostShortError
+from gpuactors.ports.node import HostShortError
 from gpuactors.shortage import shortage
 
 _SOURCE: Final = "NVML"

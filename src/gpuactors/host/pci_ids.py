@@ -21,7 +21,7 @@ from typing import Final, final
 from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
 from gpuactors.plain_files import read_plain
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 
 SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"))
 """The snapshot that comes with the program; its licence is beside it."""

@@ -14,7 +14,7 @@ from gpuactors import limits
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import in_thread, start_thread
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 
 if TYPE_CHECKING:
     import outcome
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @final
 class ThreadedReader:
-    """`ports.HostReader` on a real host, where a read of sysfs may hang.
+    """`ports.node.HostReader` on a real host, where a read of sysfs may hang.
 
     An inspection that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers.
     Two rules limit the effect: a slot is held by the task that waits for an inspection, not by the thread, so that
@@ -54,7 +54,7 @@ class ThreadedReader:
         """Ends of the threads that inspect a function."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.scan`."""
+        """As `ports.node.HostReader.scan`."""
         with trio.move_on_after(self._scan_deadline_s):
             while True:
                 scan = await self._begin_scan(given)
@@ -68,7 +68,7 @@ class ThreadedReader:
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.inspect`."""
+        """As `ports.node.HostReader.inspect`."""
         with trio.move_on_after(self._inspection_deadline_s):
             async with self._slots:
                 return await self._in_thread(address, lambda: self._sysfs.inspect(address, given))
@@ -157,19 +157,19 @@ class _Scan:
 
 @final
 class InlineReader:
-    """`ports.HostReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs."""
+    """`ports.node.HostReader` without threads, for a tree of ordinary files on the mock clock, where no read hangs."""
 
     def __init__(self, sysfs: SysfsReader) -> None:
         self._sysfs = sysfs
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.scan`."""
+        """As `ports.node.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.scan(given)
 
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.inspect`."""
+        """As `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.inspect(address, given)

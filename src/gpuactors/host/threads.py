@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import trio
 
-from gpuactors.ports import HostShortError
+from gpuactors.ports.node import HostShortError
 from gpuactors.shortage import shortage
 
 if TYPE_CHECKING:

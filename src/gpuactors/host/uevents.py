@@ -29,7 +29,7 @@ import trio
 from gpuactors import limits
 from gpuactors.core.values.model import PciAddress, pci_address
 from gpuactors.host.faults import raise_if_short
-from gpuactors.ports import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
+from gpuactors.ports.node import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
 
 _log = structlog.get_logger(__name__)
 
@@ -99,7 +99,8 @@ def _address(text: str) -> PciAddress | None:
 
 @final
 class DatagramSource:
-    """`ports.UeventSource` on an open, non-blocking datagram socket. `from_kernel_only` drops what processes sent."""
+    """`ports.node.UeventSource` on an open, non-blocking datagram socket. `from_kernel_only` drops what processes
+    sent."""
 
     def __init__(self, receiver: socket.socket, *, from_kernel_only: bool) -> None:
         self._socket = receiver
@@ -107,7 +108,7 @@ class DatagramSource:
         self._overflowed = False
 
     async def receive(self) -> Sequence[Hint]:
-        """As `ports.UeventSource.receive`; at most `limits.UEVENTS_AT_ONCE` messages are taken at a time.
+        """As `ports.node.UeventSource.receive`; at most `limits.UEVENTS_AT_ONCE` messages are taken at a time.
 
         An overflow is raised when the queue has been emptied, not when it is noticed: until then the kernel drops
         further messages silently (net/netlink/af_netlink.c, NETLINK_S_CONGESTED), and the scan that follows must begin

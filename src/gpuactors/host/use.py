@@ -25,7 +25,7 @@ from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.threads import in_thread
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 """The values of the setting `holders`."""
@@ -273,7 +273,7 @@ class _Observation:
 
 @final
 class SysfsUse:
-    """`ports.UseReader` on a real host: one thread per observation, for all groups together.
+    """`ports.node.UseReader` on a real host: one thread per observation, for all groups together.
 
     A read that hangs is given up at the deadline; its thread cannot be ended and stays until the kernel answers. As
     long as it does, later observations leave out the one group (or the pass over /proc) at which it hangs, so that
@@ -300,7 +300,7 @@ class SysfsUse:
         self._short = ""
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """As `ports.UseReader.observe`."""
+        """As `ports.node.UseReader.observe`."""
         observation = _Observation(
             self._root,
             self._holders,
@@ -349,7 +349,7 @@ class SysfsUse:
 
 @final
 class InlineUse:
-    """`ports.UseReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs.
+    """`ports.node.UseReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs.
 
     Every observation with `proc` reads all processes, so that nothing depends on the duration of a pass.
     """
@@ -360,7 +360,7 @@ class InlineUse:
         self._open_node = open_node
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """As `ports.UseReader.observe`."""
+        """As `ports.node.UseReader.observe`."""
         await trio.lowlevel.checkpoint()
         observation = _Observation(
             self._root,

@@ -26,7 +26,7 @@ from gpuactors.host.root import (
     cdev_node,
     module_parameter,
 )
-from gpuactors.ports import HostError
+from gpuactors.ports.node import HostError
 
 _GROUP: Final = re.compile(r"(noiommu-)?[0-9]+")
 _ON: Final = "Y"

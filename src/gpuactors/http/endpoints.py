@@ -19,8 +19,8 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
-from gpuactors.ports import OwnSockets
-from gpuactors.ports_http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
+from gpuactors.ports.http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
+from gpuactors.ports.node import OwnSockets
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LOOKS: Final = 20
@@ -99,7 +99,7 @@ class _Crowd:
         self._next_at = -math.inf
 
     def turned_away(self) -> None:
-        """As of `ports_http.HttpServer.serve`."""
+        """As of `ports.http.HttpServer.serve`."""
         self._ports.meter.turned_away()
         self._untold += 1
         if trio.current_time() >= self._next_at:
@@ -122,7 +122,7 @@ class Routes:
             self._routes[DEBUG] = self._debug
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
-        """As `ports_http.Answering`."""
+        """As `ports.http.Answering`."""
         path = request.path
         if path == DEBUG and not (self._ports.server.is_local and request.is_from_here):
             return HttpAnswer(403, _NOT_FROM_HERE)

@@ -25,7 +25,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
-from gpuactors.ports_http import Answering, HttpAnswer, HttpError, HttpRequest
+from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest
 
 _log = structlog.get_logger(__name__)
 
@@ -37,14 +37,14 @@ _READS: Final = (b"GET", b"HEAD")
 @final
 @dataclass(frozen=True, slots=True)
 class TcpServer:
-    """Serves at one address of this machine, or with `host` None at every one. Implements `ports_http.HttpServer`."""
+    """Serves at one address of this machine, or with `host` None at every one. Implements `ports.http.HttpServer`."""
 
     host: str | None
     port: int
 
     @property
     def is_local(self) -> bool:
-        """As `ports_http.HttpServer.is_local`."""
+        """As `ports.http.HttpServer.is_local`."""
         return self.host in ("localhost", "::1") or (self.host or "").startswith("127.")
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class TcpServer:
     async def serve(
         self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
     ) -> None:
-        """As `ports_http.HttpServer.serve`."""
+        """As `ports.http.HttpServer.serve`."""
         try:
             listeners = await trio.open_tcp_listeners(self.port, host=self.host)
         except OSError as exc:
@@ -66,19 +66,19 @@ class TcpServer:
 @final
 @dataclass(frozen=True, slots=True)
 class UnixServer:
-    """Serves at a unix socket. Implements `ports_http.HttpServer`."""
+    """Serves at a unix socket. Implements `ports.http.HttpServer`."""
 
     path: str
 
     @property
     def is_local(self) -> bool:
-        """As `ports_http.HttpServer.is_local`."""
+        """As `ports.http.HttpServer.is_local`."""
         return True
 
     async def serve(
         self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
     ) -> None:
-        """As `ports_http.HttpServer.serve`. Only our own user may dial it."""
+        """As `ports.http.HttpServer.serve`. Only our own user may dial it."""
         try:
             listener = bind_unix(self.path, mode=0o600)
         except SocketInUseError:

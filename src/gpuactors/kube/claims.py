@@ -1,4 +1,4 @@
-"""Reads ResourceClaims. Implements `ports_kube.ClaimApi`."""
+"""Reads ResourceClaims. Implements `ports.kube.ClaimApi`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuactors.core.values.quote import quoted_name
 from gpuactors.decoding import without_deep
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
-from gpuactors.ports_kube import ApiRefused, ObjectRef
+from gpuactors.ports.kube import ApiRefused, ObjectRef
 
 
 @final

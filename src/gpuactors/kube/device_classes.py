@@ -1,4 +1,4 @@
-"""The DeviceClasses of the cluster. Implements `ports_kube.DeviceClassApi`."""
+"""The DeviceClasses of the cluster. Implements `ports.kube.DeviceClassApi`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA's ComputeDomains and ComputeDomainCliques, reduced to what one node needs. Implements `ports_kube.DomainApi`.
+"""NVIDIA's ComputeDomains and ComputeDomainCliques, reduced to what one node needs. Implements `ports.kube.DomainApi`.
 
 A ComputeDomain is known by its UID alone, and the server finds objects by name: all are listed. A node is told to be
 ready by either kind (`status.nodes[]` and `daemons[]`); which counts is not decided here.
@@ -18,7 +18,7 @@ from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import METADATA_ONLY, ApiClient, Call
 from gpuactors.kube.watch import Watch
-from gpuactors.ports_kube import ApiRefused
+from gpuactors.ports.kube import ApiRefused
 
 _API: Final = "/apis/resource.nvidia.com/v1beta1"
 _DOMAINS: Final = f"{_API}/computedomains"

@@ -1,4 +1,4 @@
-"""From the server's status and `Status` body, or from a failed connection, to the errors of `ports_kube.py`.
+"""From the server's status and `Status` body, or from a failed connection, to the errors of `ports/kube.py`.
 
 The only place that writes their sentences: what was asked, of which server, what went wrong, and what to do. Must not
 decide whether anything is tried again.
@@ -17,7 +17,7 @@ import msgspec
 
 from gpuactors.core.values.quote import quoted, quoted_name
 from gpuactors.decoding import TooDeepError, UndecodableError, decode_json
-from gpuactors.ports_kube import ApiAway, ApiMalformed, ApiRefused, Refusal
+from gpuactors.ports.kube import ApiAway, ApiMalformed, ApiRefused, Refusal
 from gpuactors.shortage import shortage
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Kubernetes Events about our node and its pods. Implements `ports_kube.EventApi`.
+"""Kubernetes Events about our node and its pods. Implements `ports.kube.EventApi`.
 
 By core/v1 and not by events.k8s.io/v1: the server keeps both as one object, kubelet's own events about the same pods
 are of core/v1, and `kubectl get events --sort-by=.lastTimestamp` and every older viewer know its `count` and times,
@@ -20,7 +20,7 @@ from gpuactors.core.values.quote import quoted_name
 from gpuactors.core.values.text import encodable
 from gpuactors.kube import errors
 from gpuactors.kube.client import MERGE_PATCH, ApiClient, Call
-from gpuactors.ports_kube import ApiRefused, EventNote, ObjectRef
+from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
 
 COMPONENT: Final = "gpuactors"
 

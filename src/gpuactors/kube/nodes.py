@@ -1,4 +1,4 @@
-"""Our Node object: its UID and labels, without spec and status. Implements `ports_kube.NodeApi`."""
+"""Our Node object: its UID and labels, without spec and status. Implements `ports.kube.NodeApi`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import JSON_PATCH, METADATA_ONLY, ApiClient, Call
 from gpuactors.kube.watch import Watch
-from gpuactors.ports_kube import ApiRefused, LabelConflict, NodeMetadata
+from gpuactors.ports.kube import ApiRefused, LabelConflict, NodeMetadata
 
 _PATH: Final = "/api/v1/nodes"
 

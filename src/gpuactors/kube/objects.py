@@ -15,7 +15,7 @@ from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, Claim
 from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import UndecodableError, decode_json
-from gpuactors.ports_kube import ObjectRef
+from gpuactors.ports.kube import ObjectRef
 
 API: Final = "resource.k8s.io/v1"
 

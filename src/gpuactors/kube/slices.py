@@ -1,4 +1,4 @@
-"""The ResourceSlices of one driver on one node: list, watch and write. Implements `ports_kube.SliceApi`.
+"""The ResourceSlices of one driver on one node: list, watch and write. Implements `ports.kube.SliceApi`.
 
 Theory of operation of `follow`. All are listed; then a watch begins at the list's version. When that cannot go on
 (`watch.py`), all are listed anew.
@@ -19,7 +19,7 @@ from gpuactors.core.values.slices import SliceSpec, StoredSlice
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.watch import Change, Watch
-from gpuactors.ports_kube import ApiRefused, SliceDeleted, SliceEvent, SlicesListed, SliceStored
+from gpuactors.ports.kube import ApiRefused, SliceDeleted, SliceEvent, SlicesListed, SliceStored
 
 _PATH: Final = f"/apis/{objects.API}/resourceslices"
 

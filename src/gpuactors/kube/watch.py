@@ -20,7 +20,7 @@ import trio
 from gpuactors import limits
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import JSON, ApiClient, Call
-from gpuactors.ports_kube import ApiRefused
+from gpuactors.ports.kube import ApiRefused
 
 _GONE: Final = 410
 

@@ -6,7 +6,7 @@ import os
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.grpc_trio import Bind, BoundListener, Owner, SocketError
-from gpuactors.ports import KubeletError
+from gpuactors.ports.node import KubeletError
 from gpuactors.shortage import shortage
 
 Hanging = LatestReader[frozenset[Owner]]

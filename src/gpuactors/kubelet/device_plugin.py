@@ -27,7 +27,7 @@ from gpuactors.grpc_trio.service import TrioService
 from gpuactors.kubelet import translate
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
-from gpuactors.ports import Caller
+from gpuactors.ports.node import Caller
 
 
 class DevicePluginService(TrioService, pb.DevicePluginBase):

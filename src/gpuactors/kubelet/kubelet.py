@@ -1,6 +1,6 @@
 """The node's kubelet over unix sockets: where its socket is, serving an endpoint for it, registering with it.
 
-Implements `ports.Kubelet`. Every fault becomes a `KubeletError`: one sentence that names the path and the remedy.
+Implements `ports.node.Kubelet`. Every fault becomes a `KubeletError`: one sentence that names the path and the remedy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.dialled import deaf
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, SocketsWatch, directory_of_the_node
-from gpuactors.ports import Caller, KubeletError, Sockets
+from gpuactors.ports.node import Caller, KubeletError, Sockets
 
 API_VERSION: Final = "v1beta1"
 
@@ -73,7 +73,7 @@ class UnixKubelet:
         )
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
-        """As `ports.Kubelet.sockets`."""
+        """As `ports.node.Kubelet.sockets`."""
         return SocketsWatch(self._directory, self._io.directory).open()
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ class UnixKubelet:
             nursery.cancel_scope.cancel()
 
     async def deaf(self) -> tuple[str, ...]:
-        """As `ports.OwnSockets.deaf`."""
+        """As `ports.node.OwnSockets.deaf`."""
         return await deaf(self._serving, self._io.dial)
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
@@ -128,7 +128,7 @@ class UnixKubelet:
 
 @final
 class UnixEndpoint:
-    """Our side of one resource's socket. Implements `ports.Endpoint`."""
+    """Our side of one resource's socket. Implements `ports.node.Endpoint`."""
 
     def __init__(self, name: str, listener: BoundListener, server: Server) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Kubelet's ledger: which devices it has given to which pods. Implements `ports.LedgerReader`.
+"""Kubelet's ledger: which devices it has given to which pods. Implements `ports.node.LedgerReader`.
 
 Each read asks PodResources, and then reads the ledger *file*: only it has the answers to Allocate, which kubelet gives
 every container that it makes, and it names the pods while no kubelet runs (no socket, or no process behind it) or one
@@ -54,7 +54,7 @@ from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.plain_files import read_plain
-from gpuactors.ports import LedgerContents, LedgerError
+from gpuactors.ports.node import LedgerContents, LedgerError
 from gpuactors.shortage import shortage
 
 CHECKPOINT: Final = str(LedgerSource.FILE)
@@ -93,7 +93,7 @@ class KubeletLedger:
         self._file = os.path.join(self._directory, CHECKPOINT)
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """As `ports.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
+        """As `ports.node.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
                 return await self._read(resources)

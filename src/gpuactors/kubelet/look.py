@@ -12,7 +12,7 @@ from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketError, owner_of, socket_file
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, is_others
 from gpuactors.limits import NEIGHBOURS_MAX
-from gpuactors.ports import KubeletError
+from gpuactors.ports.node import KubeletError
 
 DEVICE_PLUGINS = "device-plugins"
 

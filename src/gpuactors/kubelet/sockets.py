@@ -1,7 +1,7 @@
 """The sockets in kubelet's directory: kubelet's own, and those of other plugins beside it.
 
-They are reported as `ports.Sockets`. Must not reach the system except through a `DirectoryIo`: a simulation has one of
-its own.
+They are reported as `ports.node.Sockets`. Must not reach the system except through a `DirectoryIo`: a simulation has
+one of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuactors import limits
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketFile, socket_file
 from gpuactors.kubelet.ledger import CHECKPOINT
-from gpuactors.ports import KubeletError, Sockets
+from gpuactors.ports.node import KubeletError, Sockets
 from gpuactors.shortage import shortage
 
 KUBELET_SOCKET: Final = "kubelet.sock"
@@ -139,7 +139,7 @@ class SocketsWatch:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AsyncIterator[Sockets]]:
-        """As `ports.Kubelet.sockets`."""
+        """As `ports.node.Kubelet.sockets`."""
         watched = self._directory()
         _check_not_removed(watched, self._path)
         with ExitStack() as stack:

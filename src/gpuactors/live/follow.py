@@ -9,14 +9,14 @@ import trio
 
 from gpuactors import limits
 from gpuactors.control.client import Running, TooOldError, watch
-from gpuactors.ports import ControlError
+from gpuactors.ports.node import ControlError
 
 
 async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[float, str], None]) -> NoReturn:
     """Calls `heard` with what the daemon at `path` knows, at once and after each change; `lost` with the time and the
     reason when there is none for longer than a hand-over takes, again and again until there is one.
 
-    Raises `ports.ControlError` if there is none at the start, or if it is of a version that cannot be watched.
+    Raises `ports.node.ControlError` if there is none at the start, or if it is of a version that cannot be watched.
     """
     gone_since: float | None = None
     is_met = False

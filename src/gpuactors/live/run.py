@@ -19,7 +19,7 @@ from gpuactors.live.screen import frame
 from gpuactors.live.stream import Stream
 from gpuactors.live.terminal import Terminal, is_screen, wants_colour
 from gpuactors.live.watched import Watched
-from gpuactors.ports import ControlError
+from gpuactors.ports.node import ControlError
 
 _TICK_S: Final = 1.0
 """Ages are shown in seconds."""
@@ -33,7 +33,7 @@ def watch(
 ) -> None:
     """Shows the running daemon's view on `out`, and what changes in it, until a signal.
 
-    Raises `ports.ControlError` if there is no daemon to watch, and `observe.stdout.StdoutError`.
+    Raises `ports.node.ControlError` if there is no daemon to watch, and `observe.stdout.StdoutError`.
     """
     path = socket_path(str(config.state_dir))
     environment = dict(os.environ)

@@ -25,7 +25,7 @@ import trio
 from gpuactors import limits
 from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line, is_routine
 from gpuactors.observe.log import get_logger
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.shortage import shortage
 
 DIRECTORY: Final = "journal"
@@ -201,7 +201,7 @@ class JournalFiles:
 
 @final
 class FileJournal:
-    """`ports.Journal` in the state directory."""
+    """`ports.node.Journal` in the state directory."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.core.values.quote import quoted, quoted_id
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 
 FORMAT: Final = 7
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in

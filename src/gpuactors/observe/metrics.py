@@ -1,6 +1,6 @@
 """The metrics, in Prometheus' text format: what is counted and timed here, and what is read off the state.
 
-Implements `ports_http.Meter`, in a registry of its own; a page is rendered in place, without a thread. It only looks:
+Implements `ports.http.Meter`, in a registry of its own; a page is rendered in place, without a thread. It only looks:
 nothing in the daemon depends on a metric. The names and what they mean are in `docs/metrics.md`, made from here.
 """
 
@@ -29,7 +29,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import HEALTHY, MEANINGS
 from gpuactors.core.values.effects import Answer, Elsewhere, Level, Log, Refused
 from gpuactors.observe.metrics_of_state import GAUGES, Moment
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
@@ -141,7 +141,7 @@ class Metrics:
             "Connections to the HTTP endpoints that were closed without an answer, as there were too many.",
         )
         self.steps = 0
-        """As `ports_http.Meter.steps`."""
+        """As `ports.http.Meter.steps`."""
         self._of_lines = {line: self._counter(name, text) for line, (name, text) in COUNTED_EVENTS.items()}
         for method in METHODS:
             self._seconds.labels(method)
@@ -154,7 +154,7 @@ class Metrics:
             ProcessCollector(registry=self.registry)
 
     def called(self, method: str, seconds: float, answer: Answer | None) -> None:
-        """As `ports_http.Meter.called`. The time of an abandoned call is kubelet's, and is not counted."""
+        """As `ports.http.Meter.called`. The time of an abandoned call is kubelet's, and is not counted."""
         match answer:
             case Elsewhere():
                 return  # the successor counts it
@@ -171,7 +171,7 @@ class Metrics:
             self._seconds.labels(method).observe(seconds)
 
     def stepped(self, step: Step) -> None:
-        """As `ports_http.Meter.stepped`."""
+        """As `ports.http.Meter.stepped`."""
         self.steps += 1
         self._steps.inc()
         for effect in step.effects:
@@ -179,15 +179,15 @@ class Metrics:
                 self._of_lines[effect.name].inc()
 
     def restarted(self, actor: str) -> None:
-        """As `ports_http.Meter.restarted`."""
+        """As `ports.http.Meter.restarted`."""
         self._restarts.labels(actor).inc()
 
     def turned_away(self) -> None:
-        """As `ports_http.Meter.turned_away`."""
+        """As `ports.http.Meter.turned_away`."""
         self._turned_away.inc()
 
     def page(self, state: NodeState, at: float, inbox: int) -> bytes:
-        """As `ports_http.Meter.page`."""
+        """As `ports.http.Meter.page`."""
         self._inbox.set(inbox)
         if self._journal is not None:
             kept, since = self._journal()

@@ -1,5 +1,5 @@
 """The feature file of Node Feature Discovery (NFD), which makes labels of our node from it. Implements
-`ports.FeatureFile`.
+`ports.node.FeatureFile`.
 
 NFD's worker reads every file of /etc/kubernetes/node-feature-discovery/features.d/ (docs/usage/customization-guide of
 NFD, "local feature source"): a label in each line, `PREFIX/NAME=VALUE`; files that begin with a dot are ignored, and
@@ -16,7 +16,7 @@ from typing import Final, final
 import trio
 
 from gpuactors.plain_files import replace_plain
-from gpuactors.ports import StateFileError
+from gpuactors.ports.node import StateFileError
 
 _MODE: Final = 0o644
 
@@ -29,7 +29,7 @@ class NfdFile:
         self._path = str(path)
 
     async def write(self, labels: Mapping[str, str], until: float) -> None:
-        """As `ports.FeatureFile.write`: in a thread, as a disk that hangs must not stop the daemon."""
+        """As `ports.node.FeatureFile.write`: in a thread, as a disk that hangs must not stop the daemon."""
         expiry = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
             "# Written by gpuactors, and renewed while it runs.",

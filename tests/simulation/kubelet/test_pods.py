@@ -26,7 +26,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
-from gpuactors.ports import KubeletError, LedgerReader
+from gpuactors.ports.node import KubeletError, LedgerReader
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError

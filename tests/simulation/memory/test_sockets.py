@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.limits import KUBELET_DIR_RETRY_S, NEIGHBOURS_MAX, ODD_SIGHT_S
-from gpuactors.ports import Sockets
+from gpuactors.ports.node import Sockets
 from gpuactors.simulation.faults import Fault, Faults
 from gpuactors.simulation.kubelet.fake import open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import MemoryTransport

@@ -12,7 +12,7 @@ from gpuactors.core.values.model import Health, ResourceName, Role
 from gpuactors.core.values.quote import first_of, quoted_name
 from gpuactors.doctor.facts import Facts, NoDaemon, Unknown, offers_gpus, wants_claims
 from gpuactors.doctor.finding import Check, Finding, failed, passed, sentence, warned
-from gpuactors.ports import LedgerContents
+from gpuactors.ports.node import LedgerContents
 
 _LOG = "See the daemon's log (kubectl logs, or journalctl)"
 

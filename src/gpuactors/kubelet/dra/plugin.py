@@ -1,6 +1,6 @@
 """The two sockets of the DRA plugin: one that serves the API, one in `plugins_registry` by which kubelet finds it.
 
-Implements `ports.ClaimsKubelet`. The API's socket is there before the other one and goes after it, so that kubelet
+Implements `ports.node.ClaimsKubelet`. The API's socket is there before the other one and goes after it, so that kubelet
 never dials an endpoint that is not served. Each has a server of its own: what goes on in the API never holds up the
 registration. Kubelet watches the registry and finds the socket again by itself after a restart.
 
@@ -33,7 +33,7 @@ from gpuactors.kubelet.dra.registration import RegistrationService
 from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1beta1, OnFailure
 from gpuactors.kubelet.dra.successor import LaterSockets, UnixSuccessor, later_sockets
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
-from gpuactors.ports import ClaimCaller, KubeletError, PluginStatus
+from gpuactors.ports.node import ClaimCaller, KubeletError, PluginStatus
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -105,7 +105,7 @@ class UnixClaims:
         return self._successor
 
     async def deaf(self) -> tuple[str, ...]:
-        """As `ports.OwnSockets.deaf`."""
+        """As `ports.node.OwnSockets.deaf`."""
         return await deaf((self._paths.api, self._paths.registration) if self._is_serving else ())
 
     @asynccontextmanager
@@ -115,7 +115,7 @@ class UnixClaims:
         health: LatestReader[tuple[DeviceHealth, ...]],
         told: Callable[[PluginStatus], None],
     ) -> AsyncIterator[UnixClaimsEndpoint]:
-        """As `ports.ClaimsKubelet.serve_claims`."""
+        """As `ports.node.ClaimsKubelet.serve_claims`."""
         calls = ClaimCalls(caller, self._on_failure)
         clock = () if self._io.now is None else (self._io.now,)
         api = Server(
@@ -161,7 +161,7 @@ class UnixClaims:
 
 @final
 class UnixClaimsEndpoint:
-    """Implements `ports.ClaimsEndpoint`."""
+    """Implements `ports.node.ClaimsEndpoint`."""
 
     def __init__(self, api: _Socket, registration: _Socket, io: PluginIo) -> None:
         self._api = api

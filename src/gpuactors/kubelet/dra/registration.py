@@ -11,7 +11,7 @@ from typing import Final, final
 
 from gpuactors.core.values.quote import quoted
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as pb
-from gpuactors.ports import PluginStatus
+from gpuactors.ports.node import PluginStatus
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 

@@ -56,7 +56,8 @@ def _made_at(path: str) -> int | None:
 
 @final
 class UnixSuccessor:
-    """The instance with the newest API socket that answers. Implements `ports.Successor`. `own`: our socket's path."""
+    """The instance with the newest API socket that answers. Implements `ports.node.Successor`. `own`: our
+    socket's path."""
 
     def __init__(self, own: str, later: LaterSockets, dial: Dial) -> None:
         self._own = own
@@ -64,7 +65,7 @@ class UnixSuccessor:
         self._dial = dial
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
-        """As `ports.Successor.prepare`."""
+        """As `ports.node.Successor.prepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Prepared | Refused | None:
             request = v1.NodePrepareResourcesRequest(claims=[_message(claim)])
@@ -76,7 +77,7 @@ class UnixSuccessor:
         return await self._ask(call)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
-        """As `ports.Successor.unprepare`."""
+        """As `ports.node.Successor.unprepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Unprepared | Refused | None:
             request = v1.NodeUnprepareResourcesRequest(claims=[_message(claim)])

@@ -19,7 +19,7 @@ import trio
 from gpuactors.core.events import AllocateAsked, PreferenceAsked
 from gpuactors.core.values.effects import Granted, Preferred, Refused, Reply
 from gpuactors.core.values.model import Pod, Token
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.simulation.histories.refusals import UNREAD
 from gpuactors.simulation.histories.truth import claimed_cards, given_by_us, others_cards
 from gpuactors.simulation.histories.world import World

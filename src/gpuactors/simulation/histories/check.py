@@ -16,7 +16,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.values.cause import Cause
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
 from gpuactors.simulation.faults import Fault

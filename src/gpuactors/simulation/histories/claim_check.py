@@ -10,7 +10,7 @@ from typing import Final, final
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.simulation.histories.administrator import Administrator
 from gpuactors.simulation.histories.claim_events import CLAIM_POD
 from gpuactors.simulation.histories.claims import DRIVER, ClaimsNode

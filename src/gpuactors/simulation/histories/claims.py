@@ -17,7 +17,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.dra import DraOutside
 from gpuactors.host.root import HostRoot
-from gpuactors.ports import ClaimsKubelet
+from gpuactors.ports.node import ClaimsKubelet
 from gpuactors.simulation.histories.administrator import ADMINISTERED, LOADS_LATE, Administrator
 from gpuactors.simulation.histories.dra_node import NAMESPACE, NODE, DraNode
 from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel

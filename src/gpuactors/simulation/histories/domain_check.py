@@ -19,7 +19,7 @@ from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import LabelChange
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.simulation.histories.domain_events import is_strangers
 from gpuactors.simulation.histories.domains import DomainsNode
 from gpuactors.simulation.histories.dra_check import Problem

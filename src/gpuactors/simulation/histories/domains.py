@@ -16,7 +16,7 @@ from gpuactors.domains import DomainsOutside
 from gpuactors.host.imex import InlineImex
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.domains import KubeDomains
-from gpuactors.ports import ClaimsKubelet
+from gpuactors.ports.node import ClaimsKubelet
 from gpuactors.simulation.domain_controller import DomainController
 from gpuactors.simulation.histories.dra_node import NAMESPACE, NODE, DraNode
 from gpuactors.simulation.host.imex import ImexTree

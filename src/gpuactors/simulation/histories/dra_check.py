@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import trio
 
 from gpuactors import limits
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.simulation.histories.dra_node import DraNode
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kubelet.values import Pod

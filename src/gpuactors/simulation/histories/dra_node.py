@@ -23,7 +23,7 @@ from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
-from gpuactors.ports import ClaimsKubelet, DriverBinder
+from gpuactors.ports.node import ClaimsKubelet, DriverBinder
 from gpuactors.simulation.disk.disk import FakeDisk
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLAIMS as CLAIM_OBJECTS
@@ -38,7 +38,7 @@ NAMESPACE: Final = "default"
 
 @final
 class Touched:
-    """Implements `ports.TouchedFiles`, for every daemon of the node."""
+    """Implements `ports.node.TouchedFiles`, for every daemon of the node."""
 
     def __init__(self) -> None:
         self._times = Latest(0)

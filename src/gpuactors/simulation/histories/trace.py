@@ -8,7 +8,7 @@ from typing import final
 import trio
 
 from gpuactors.core.values.effects import Log
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 
 
 @final

@@ -8,13 +8,13 @@ from typing import final
 from gpuactors.core.events import AllocateAsked, CallAbandoned
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
-from gpuactors.ports import Journal, Step
+from gpuactors.ports.node import Journal, Step
 from gpuactors.simulation.histories.trace import Trace
 
 
 @final
 class Watch:
-    """Stands before one daemon's journal: the steps go into the trace as well. Implements `ports.Journal`.
+    """Stands before one daemon's journal: the steps go into the trace as well. Implements `ports.node.Journal`.
 
     `cut_off` gets each Allocate that reached the daemon and was abandoned before it was answered; `on_step` gets every
     step.
@@ -36,7 +36,7 @@ class Watch:
         self._asked: dict[Token, AllocateAsked] = {}
 
     def record(self, step: Step) -> None:
-        """As `ports.Journal.record`."""
+        """As `ports.node.Journal.record`."""
         self._journal.record(step)
         self._trace.stepped(self._daemon, step)
         self._on_step(self._daemon, step)
@@ -51,5 +51,5 @@ class Watch:
                 self._asked.pop(effect.token, None)
 
     async def run(self) -> None:
-        """As `ports.Journal.run`."""
+        """As `ports.node.Journal.run`."""
         await self._journal.run()

@@ -38,7 +38,7 @@ from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
-from gpuactors.ports import ClaimsKubelet, Step
+from gpuactors.ports.node import ClaimsKubelet, Step
 from gpuactors.simulation.faults import Fault, Faults
 from gpuactors.simulation.histories.administrator import VIRTUAL_FUNCTIONS
 from gpuactors.simulation.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode

@@ -21,14 +21,14 @@ from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse
-from gpuactors.ports import Hint, HostError, HostShortError, UeventSource, UeventsOverflowError
+from gpuactors.ports.node import Hint, HostError, HostShortError, UeventSource, UeventsOverflowError
 from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.host.uevents import Uevent
 
 
 @final
 class MemoryUevents:
-    """One daemon's uevent socket. Implements `ports.UeventSource`; `open` is a `ports.OpenUevents`."""
+    """One daemon's uevent socket. Implements `ports.node.UeventSource`; `open` is a `ports.node.OpenUevents`."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -64,7 +64,7 @@ class MemoryUevents:
         yield self
 
     async def receive(self) -> Sequence[Hint]:
-        """As `ports.UeventSource.receive`."""
+        """As `ports.node.UeventSource.receive`."""
         await trio.lowlevel.checkpoint()
         while not (self._waiting or self._overflowed or self._faults.waits(Fault.WATCHER_CRASHES)):
             await self._arrived.wait()
@@ -79,7 +79,7 @@ class MemoryUevents:
 
 @final
 class FaultyReader:
-    """A host reader that fails when a fault is ordered. Implements `ports.HostReader`.
+    """A host reader that fails when a fault is ordered. Implements `ports.node.HostReader`.
 
     `root` is removed from the text of faults, so that a run is the same wherever its tree lies.
     """
@@ -90,7 +90,7 @@ class FaultyReader:
         self._root = root
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.scan`."""
+        """As `ports.node.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.SCAN_FAILS):
@@ -100,7 +100,7 @@ class FaultyReader:
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.HostReader.inspect`."""
+        """As `ports.node.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.INSPECTION_FAILS):
@@ -125,14 +125,14 @@ class FaultyReader:
 
 @final
 class FaultyUse:
-    """A reader of the groups' use that fails when a fault is ordered. Implements `ports.UseReader`."""
+    """A reader of the groups' use that fails when a fault is ordered. Implements `ports.node.UseReader`."""
 
     def __init__(self, use: InlineUse, faults: Faults) -> None:
         self._use = use
         self._faults = faults
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """As `ports.UseReader.observe`."""
+        """As `ports.node.UseReader.observe`."""
         self._faults.crash(Fault.POLLER_CRASHES)
         uses = await self._use.observe(targets, whole=whole)
         if self._faults.strikes(Fault.POLL_SLOW):

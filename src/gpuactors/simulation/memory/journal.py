@@ -14,13 +14,13 @@ from typing import final
 import trio
 
 from gpuactors.observe.journal import FileJournal, Origin, files_of
-from gpuactors.ports import Step
+from gpuactors.ports.node import Step
 from gpuactors.simulation.faults import Fault, Faults
 
 
 @final
 class MemoryJournal:
-    """Implements `ports.Journal`."""
+    """Implements `ports.node.Journal`."""
 
     def __init__(self, directory: str, name: str, faults: Faults) -> None:
         self._directory = directory
@@ -34,11 +34,11 @@ class MemoryJournal:
         )
 
     def record(self, step: Step) -> None:
-        """As `ports.Journal.record`."""
+        """As `ports.node.Journal.record`."""
         self._journal.record(step)
 
     async def run(self) -> None:
-        """As `ports.Journal.run`."""
+        """As `ports.node.Journal.run`."""
         try:
             await self._journal.run()
         finally:

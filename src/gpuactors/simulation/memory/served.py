@@ -11,25 +11,25 @@ from typing import final
 import trio
 
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports import StateFileError
+from gpuactors.ports.node import StateFileError
 from gpuactors.simulation.faults import Fault, Faults
 
 
 @final
 class MemoryServed:
-    """Implements `ports.ServedResources`."""
+    """Implements `ports.node.ServedResources`."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
         self._served: Mapping[ResourceName, frozenset[str]] = {}
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """As `ports.ServedResources.read`."""
+        """As `ports.node.ServedResources.read`."""
         await trio.lowlevel.checkpoint()
         return self._served
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
-        """As `ports.ServedResources.write`."""
+        """As `ports.node.ServedResources.write`."""
         await trio.lowlevel.checkpoint()
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
             raise StateFileError("the resources that were served cannot be kept: no descriptor is left")

@@ -15,7 +15,7 @@ from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.claim import ClaimAnswer, ClaimName
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.core.values.slices import SliceSpec, StoredSlice
-from gpuactors.ports import PortError
+from gpuactors.ports.node import PortError
 
 
 class ApiError(PortError):

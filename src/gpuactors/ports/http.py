@@ -1,4 +1,4 @@
-"""The interfaces of the HTTP endpoints: the server, and what is counted. As `ports.py`; apart from it, as a daemon
+"""The interfaces of the HTTP endpoints: the server, and what is counted. As `node.py`; apart from it, as a daemon
 without endpoints needs none of them."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.effects import Answer
-from gpuactors.ports import PortError, Step
+from gpuactors.ports.node import PortError, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,16 @@ from tests.node.cluster import (
 from tests.node.daemonset import Daemon, Installed
 from tests.node.fake_host import FakeHost
 from tests.node.rules import Excuse, Look, unexcused, unsettled
+from tests.support.patience import patient
 
 SETTLE_S: Final = 30.0
 """From a change to true books: the node's status comes each second here, the daemon's own reads within seconds."""
 
 NO_PLUGIN_S: Final = 30.0
 """A daemon that is started again, until kubelet has its list."""
+
+POSTED_S: Final = patient(1.8)
+"""Less than two periods of the node's status: what is seen for longer was posted twice."""
 
 DRA_DRIVERS: Final = ("gpu.nvidia.com", "compute-domain.nvidia.com")
 """Whose state is below kubelet's directory."""

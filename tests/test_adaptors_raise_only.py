@@ -18,7 +18,7 @@ import pytest
 import trio
 from inotify_simple import INotify
 
-from gpuactors import limits, plain_files
+from gpuactors import limits
 from gpuactors.acts import cdi_watch, disk, modprobe, state_lock
 from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
@@ -43,6 +43,7 @@ from gpuactors.kube.config import FileAccess, Server, in_cluster
 from gpuactors.observe.nfd import NfdFile
 from gpuactors.ports.kube import ApiError
 from gpuactors.ports.node import HostShortError, PortError, StateFileError
+from gpuactors.process import plain_files
 from gpuactors.simulation.host.imex import ImexTree
 from tests.acts.test_persistenced import accepted
 from tests.fuzz_decoders.decoder import Stream, sentence

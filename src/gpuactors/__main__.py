@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from gpuactors import early_signals
+from gpuactors.process import startup_signals
 
 
 def main() -> NoReturn:
     """Runs the command line."""
     if sys.argv[1:2] == ["run"]:
-        early_signals.guard()
+        startup_signals.guard()
     from gpuactors import cli
 
     cli.main()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gpuactors import absence, early_signals, limits
+from gpuactors import absence, limits
 from gpuactors.actors import (
     busy_poller,
     feature_keeper,
@@ -79,7 +79,8 @@ from gpuactors.ports.node import (
     Step,
     UseReader,
 )
-from gpuactors.shortage import shortage
+from gpuactors.process import startup_signals
+from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:
     from gpuactors.domains import DomainActors, DomainsOutside
@@ -269,8 +270,8 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
     Raises `AbsentError` if a required part of the node was missing for its bound.
     """
     # Around the nursery: until the last socket is removed no signal may have its default effect.
-    with trio.open_signal_receiver(*early_signals.handled()) as signals:
-        early_signals.hand_over()
+    with trio.open_signal_receiver(*startup_signals.handled()) as signals:
+        startup_signals.hand_over()
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(_run_and_end, config, sources, nursery.cancel_scope)
             nursery.start_soon(absence.await_host, sysfs_of(config), daemon.state)
@@ -280,7 +281,7 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
                 log.warning("daemon.offers_nothing", reason=OFFERS_NOTHING)
             async for number in signals:
                 name = signal.Signals(number).name
-                if number in early_signals.STOPPING:
+                if number in startup_signals.STOPPING:
                     log.info("signal.received", signal=name)
                     daemon.stop()
                 else:

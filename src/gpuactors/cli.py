@@ -21,13 +21,14 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 import trio
 
-from gpuactors import allocator, completion
+from gpuactors import completion
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
 from gpuactors.config.options import Configured
 from gpuactors.examples import epilog
 from gpuactors.formats import Format, either
 from gpuactors.observe import log, stdout
 from gpuactors.ports.node import ControlError, HostError
+from gpuactors.process import malloc
 from gpuactors.progress import Progress
 
 EX_DATAERR: Final = 65
@@ -67,8 +68,8 @@ def run(**flags: object) -> None:
 
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
 
-    allocator.give_back()
-    allocator.keep_the_start()
+    malloc.give_back()
+    malloc.keep_the_start()
     try:
         trio.run(app.run_until_signal, config, sources)
     except Exception as exc:

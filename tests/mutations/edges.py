@@ -10,7 +10,7 @@ FUZZ: Final = "tests/fuzz_decoders/test_decoders.py"
 FILES: Final = "tests/acts/test_files.py"
 WATCH: Final = "tests/acts/test_cdi_watch.py"
 NFD: Final = "tests/observe/test_nfd.py"
-PLAIN: Final = "tests/test_plain_files.py"
+PLAIN: Final = "tests/process/test_plain_files.py"
 SERVE: Final = "tests/http/test_serve.py"
 CLAIMS: Final = "tests/process/test_claims.py"
 
@@ -45,14 +45,14 @@ EDGES: Final = (
     ),
     Mutation(
         "the new file has a name that others know, and can take before",
-        "plain_files.py",
+        "process/plain_files.py",
         ".{os.urandom(8).hex()}.new",
         ".new",
         tests=(NFD,),
     ),
     Mutation(
         "a device is opened before it is looked at",
-        "plain_files.py",
+        "process/plain_files.py",
         "    _refuse(os.stat(path).st_mode, path)  # before",
         "    # before",
         tests=(PLAIN,),

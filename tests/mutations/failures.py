@@ -72,7 +72,7 @@ FAILURES: Final = (
     ),
     Mutation(
         "a file that cannot be looked at stays open",
-        "plain_files.py",
+        "process/plain_files.py",
         '    with open(path, "rb", opener=_without_waiting) as file:\n',
         '    with open(_without_waiting(os.fspath(path), 0), "rb") as file:\n',
         tests=(f"{RAISE_ONLY}::test_plain_files_raise_oserror_and_leave_the_old_file",),

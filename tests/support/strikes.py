@@ -18,7 +18,7 @@ from typing import Any, Final, final
 
 import pytest
 
-from gpuactors import host, plain_files
+from gpuactors import host
 from gpuactors.acts.apart import StoredCheckpoint, StoredFiles
 from gpuactors.acts.disk import Disk
 from gpuactors.acts.driver import SysfsBinder
@@ -31,6 +31,7 @@ from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
+from gpuactors.process import plain_files
 from gpuactors.simulation.disk.disk import FakeDisk
 from gpuactors.simulation.memory import acts, kube, kubelet, served
 from gpuactors.simulation.memory.host import FaultyReader, FaultyUse

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 E = TypeVar("E", bound=Exception)
 

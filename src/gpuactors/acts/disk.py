@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from typing import Final, Protocol, final
 
-from gpuactors.plain_files import read_plain
+from gpuactors.process.plain_files import read_plain
 
 _MODE: Final = 0o644
 _DIRECTORY_MODE: Final = 0o755

@@ -33,8 +33,8 @@ from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid, Json
 from gpuactors.core.values.names import is_label, is_uid
 from gpuactors.decoding import decode_json_stream
-from gpuactors.plain_files import NotPlainError
 from gpuactors.ports.node import StateFileError
+from gpuactors.process.plain_files import NotPlainError
 
 MOUNTED: Final = "domains"
 """The directory, in the driver's own, of the directories that containers mount: one for each compute domain."""

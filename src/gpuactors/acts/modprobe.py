@@ -19,7 +19,7 @@ from gpuactors.host import modules
 from gpuactors.host.asked import AskedProgram, Late
 from gpuactors.host.root import FIRST_PROCESS_ROOT, MODPROBE, HostRoot
 from gpuactors.ports.node import HostError, HostShortError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,54}")
 """A module's (MODULE_NAME_LEN: 56 with its end, include/linux/moduleparam.h); none is an option of modprobe."""

@@ -21,7 +21,7 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.ports.node import StateFileError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 FILE_NAME: Final = "state.lock"
 

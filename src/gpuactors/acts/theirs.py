@@ -27,7 +27,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
 from gpuactors.core.values.model import PciAddress
 from gpuactors.decoding import decode_json, without_deep
-from gpuactors.plain_files import NotPlainError
+from gpuactors.process.plain_files import NotPlainError
 
 STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 """Why a GPU that was taken over is not bound to another driver when its claim ends."""

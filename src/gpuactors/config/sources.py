@@ -19,7 +19,7 @@ import msgspec
 
 from gpuactors.core.values.quote import quoted
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES
-from gpuactors.plain_files import read_plain
+from gpuactors.process.plain_files import read_plain
 
 from .declaration import (
     CONFIG_FILE_KEY,

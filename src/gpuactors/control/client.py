@@ -29,7 +29,7 @@ from gpuactors.grpc_trio import (
     owner_of,
 )
 from gpuactors.ports.node import ControlError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 
 @dataclass(frozen=True, slots=True)

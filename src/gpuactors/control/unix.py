@@ -39,7 +39,7 @@ from gpuactors.grpc_trio import (
 )
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.ports.node import ControlError, ControlTakenError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 SOCKET_NAME: Final = "gpuactors.sock"
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpuactors.core.values.text import encodable
 from gpuactors.ports.node import HostShortError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 

@@ -26,8 +26,8 @@ from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.host.threads import OneByOne
-from gpuactors.plain_files import read_plain
 from gpuactors.ports.node import HostError
+from gpuactors.process.plain_files import read_plain
 
 _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CAPS: Final = "nvidia-caps"

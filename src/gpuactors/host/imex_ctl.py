@@ -10,7 +10,7 @@ from gpuactors import limits
 from gpuactors.core.values.quote import quoted
 from gpuactors.host.asked import AskedProgram, Ended
 from gpuactors.ports.node import HostShortError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 _READY: Final = b"READY"
 """All that it says of a daemon that is ready. Not a part of it: another answer is NOT_READY."""

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
-from gpuactors.plain_files import read_plain
+from gpuactors.process.plain_files import read_plain
 
 AUTO: Final = "auto"
 NONE: Final = "none"

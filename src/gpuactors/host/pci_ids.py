@@ -20,8 +20,8 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
-from gpuactors.plain_files import read_plain
 from gpuactors.ports.node import HostError
+from gpuactors.process.plain_files import read_plain
 
 SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"))
 """The snapshot that comes with the program; its licence is beside it."""

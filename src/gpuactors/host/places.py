@@ -20,7 +20,7 @@ from gpuactors.host.root import (
     VFIO_DEVICES,
     HostRoot,
 )
-from gpuactors.plain_files import read_plain
+from gpuactors.process.plain_files import read_plain
 
 _DISPLAY: Final = "0x03"
 """The first byte of the class of a GPU."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 import trio
 
 from gpuactors.ports.node import HostShortError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:
     import outcome

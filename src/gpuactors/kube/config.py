@@ -19,8 +19,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.values.quote import quoted
-from gpuactors.plain_files import read_plain
 from gpuactors.ports.kube import ApiError
+from gpuactors.process.plain_files import read_plain
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where kubelet puts a pod's token and the CA (plugin/pkg/admission/serviceaccount)."""

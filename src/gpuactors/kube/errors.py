@@ -18,7 +18,7 @@ import msgspec
 from gpuactors.core.values.quote import quoted, quoted_name
 from gpuactors.decoding import TooDeepError, UndecodableError, decode_json
 from gpuactors.ports.kube import ApiAway, ApiMalformed, ApiRefused, Refusal
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 T = TypeVar("T")
 

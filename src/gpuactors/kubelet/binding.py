@@ -7,7 +7,7 @@ import os
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.grpc_trio import Bind, BoundListener, Owner, SocketError
 from gpuactors.ports.node import KubeletError
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 Hanging = LatestReader[frozenset[Owner]]
 """Owners whose sockets may be replaced although the process lives, see `control.unix`."""

@@ -53,9 +53,9 @@ from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.plain_files import read_plain
 from gpuactors.ports.node import LedgerContents, LedgerError
-from gpuactors.shortage import shortage
+from gpuactors.process.plain_files import read_plain
+from gpuactors.process.resource_exhaustion import shortage
 
 CHECKPOINT: Final = str(LedgerSource.FILE)
 """File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go)."""

@@ -21,7 +21,7 @@ from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketFile, socket_file
 from gpuactors.kubelet.ledger import CHECKPOINT
 from gpuactors.ports.node import KubeletError, Sockets
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 OURS: Final = "gpuactors-"

@@ -26,7 +26,7 @@ from gpuactors import limits
 from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line, is_routine
 from gpuactors.observe.log import get_logger
 from gpuactors.ports.node import Step
-from gpuactors.shortage import shortage
+from gpuactors.process.resource_exhaustion import shortage
 
 DIRECTORY: Final = "journal"
 """Its name below the state directory."""

@@ -15,8 +15,8 @@ from typing import Final, final
 
 import trio
 
-from gpuactors.plain_files import replace_plain
 from gpuactors.ports.node import StateFileError
+from gpuactors.process.plain_files import replace_plain
 
 _MODE: Final = 0o644
 

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from gpuactors import allocator
+from gpuactors.process import malloc
 from tests.support.patience import patient
 
 WORK = """
 import sys, threading
-from gpuactors import allocator
+from gpuactors.process import malloc
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -25,7 +25,7 @@ def take():
     del blocks
 
 if sys.argv[1] == "given back":
-    assert allocator.give_back()
+    assert malloc.give_back()
 before = resident()
 for _ in range(4):
     threads = [threading.Thread(target=take) for _ in range(4)]
@@ -40,7 +40,7 @@ KEPT_AT_MOST = 8 << 20
 """What the interpreter itself may keep, in bytes: far below the 64 MiB that the threads hold together."""
 
 
-@pytest.mark.skipif(not allocator.give_back(), reason="this C library has no mallopt")
+@pytest.mark.skipif(not malloc.give_back(), reason="this C library has no mallopt")
 @pytest.mark.parametrize("how", ["given back", "as it is"])
 def test_what_threads_took_is_given_back(how: str) -> None:
     ran = subprocess.run(
@@ -52,9 +52,9 @@ def test_what_threads_took_is_given_back(how: str) -> None:
 COUNTED = """
 import gc
 import gpuactors.app, gpuactors.cli
-from gpuactors import allocator
+from gpuactors.process import malloc
 
-allocator.keep_the_start()
+malloc.keep_the_start()
 print(len(gc.get_objects()))
 """
 

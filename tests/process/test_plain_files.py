@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.plain_files import NotPlainError, read_plain, replace_plain
+from gpuactors.process.plain_files import NotPlainError, read_plain, replace_plain
 
 OTHERS = {
     "a FIFO": os.mkfifo,

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.control.messages import node_view, status_response
-from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import About, view_of
+from gpuactors.control.view import view_of
 from gpuactors.core.events import CheckpointRefused, GpusLooked, SlicesPublished, UeventsOpened
 from gpuactors.core.values.claim import ActFault, LookFinding
 from gpuactors.core.values.model import PciAddress
@@ -31,6 +29,7 @@ from gpuactors.inspection_report import (
     explanation,
     explanation_json,
 )
+from tests.control.test_view import received
 from tests.core.builders import Core, audio, gpu
 from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 
@@ -248,9 +247,6 @@ def test_why_a_gpu_is_not_offered_to_claims_is_said() -> None:
     assert " ".join(why.split()) in " ".join(explained(core, FREE).split())
     (device,) = json.loads(as_json(by_daemon(core)))["devices"]
     assert (device["for_claims"]["offer"], device["for_claims"]["blocked"]) == ("held", why)
-    view = view_of(core.state, core.at)
-    sent = bytes(status_response(view, About("gpu-17"), pid=7, version="1.2.3"))
-    assert node_view(pb.StatusResponse.parse(sent)) == view
 
 
 def test_why_no_claim_is_served_is_said() -> None:
@@ -262,5 +258,4 @@ def test_why_no_claim_is_served_is_said() -> None:
 def test_the_wire_changes_nothing_of_claims(core: ClaimCore) -> None:
     view = view_of(core.state, core.at)
     assert view.claims is not None
-    sent = bytes(status_response(view, About("gpu-17"), pid=7, version="1.2.3"))
-    assert node_view(pb.StatusResponse.parse(sent)) == view
+    assert received(view).view == view

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.control.messages import node_view, status_response
-from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import About, view_of
+from gpuactors.control.view import view_of
 from gpuactors.core.events import CheckpointRefused, SlicesPublished
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainMode, ImexFacts
@@ -29,6 +27,7 @@ from gpuactors.inspection_report import (
     domain_explanation,
     domain_explanation_json,
 )
+from tests.control.test_view import received
 from tests.core.builders import Core, gpu
 from tests.core.domains.domain_core import (
     AWAY,
@@ -368,5 +367,4 @@ def test_the_wire_changes_nothing_of_domains() -> None:
     for seen in (core, core.restarted("imex", "label-read"), core.restarted()):
         view = view_of(seen.state, seen.at)
         assert view.domains is not None
-        sent = bytes(status_response(view, About("gpu-17"), pid=7, version="1.2.3"))
-        assert node_view(pb.StatusResponse.parse(sent)) == view
+        assert received(view).view == view

@@ -177,12 +177,6 @@ def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
             own,
             f"Settings that a daemon started now would have; the running one could not be asked: {exc}",
         )
-    if not running.about.settings:
-        return Shown(
-            own,
-            f"Settings that a daemon started now would have; the running one (version {running.version}) "
-            "does not report its own.",
-        )
     return Shown(running.about.settings, f"Settings of {_name_of(running)} on node {running.about.node}")
 
 

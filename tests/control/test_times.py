@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from gpuactors.control.messages import node_view, status_response
-from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import AGELESS, About, LastCallView, view_of
+from gpuactors.control.view import AGELESS, LastCallView, view_of
 from gpuactors.core.events import AllocateAsked, FunctionInspected, HostChanged, PreStartAsked
 from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Token, pci_address
-from tests.control.test_view import GPU, QEMU, device, held
+from tests.control.test_view import GPU, QEMU, device, held, received
 from tests.core.builders import H100, Core, gpu
 
 
@@ -108,5 +106,4 @@ def test_the_wire_changes_nothing_of_times() -> None:
     held(core, QEMU)
     allocate(core, 1)
     view = view_of(core.state, core.at)
-    sent = bytes(status_response(view, About("gpu-17"), pid=7, version="1.2.3"))
-    assert node_view(pb.StatusResponse().parse(sent)) == view
+    assert received(view).view == view

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from gpuactors.control.messages import about_of, node_view, status_response
+from gpuactors.control.client import OtherVersionError, Running, running
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import NOT_LISTED, About, DeviceView, NodeView, Setting, view_of
+from gpuactors.control.view import NOT_LISTED, About, DaemonStatus, DeviceView, NodeView, Setting, view_of
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -160,21 +161,36 @@ def test_whether_uevents_are_heard() -> None:
 ABOUT = About("gpu-17", (Setting("holders", '"proc"', "flag --holders"), Setting("select", "[]", "default")))
 
 
+def received(view: NodeView, about: About = ABOUT) -> Running:
+    """What a command has of a view after the wire."""
+    sent = pb.ViewResponse(pid=7, version="1.2.3", status=msgspec.json.encode(DaemonStatus(about, view)))
+    return running("/s", pb.ViewResponse.parse(bytes(sent)))
+
+
 def test_the_wire_changes_nothing() -> None:
     core = Core(gpu("23:00.0", numa_node=0), audio("23:00.1", 0x23, driver=None), gpu("24:00.0", driver=None))
     core.ledger["0000:24:00.0"] = "vm-2"
     core.feed(KubeletGone("waiting for kubelet: no socket"), UeventsUnavailable("netlink is forbidden"))
     held(core, QEMU, Holder(1, "init", None))
     view = seen(core)
-    sent = bytes(status_response(view, ABOUT, pid=7, version="1.2.3"))
-    received = pb.StatusResponse.parse(sent)
-    assert node_view(received) == view
-    assert about_of(received) == ABOUT
-    assert (received.pid, received.version) == (7, "1.2.3")
+    assert received(view) == Running(7, "1.2.3", ABOUT, view)
     assert view.devices[0].numa_node == 0
     assert "" not in (view.kubelet_problem, view.uevents_problem)
 
 
-def test_a_newer_daemon_may_say_more() -> None:
-    """Unknown fields are dropped, missing ones are empty."""
-    assert node_view(pb.StatusResponse.parse(b"\xfa\x7f\x03new")) == NodeView("", (), (), "", "", "")
+def test_a_newer_daemon_may_report_more_and_an_older_one_less() -> None:
+    """Fields that are not known are ignored, and missing ones have their default."""
+    view = NodeView("serving", (), (), "", "", "")
+    status = msgspec.to_builtins(DaemonStatus(ABOUT, view))
+    del status["view"]["domains"]
+    sent = pb.ViewResponse(7, "2.0.0", msgspec.json.encode({**status, "new": {"of": [1]}}))
+    assert running("/s", sent) == Running(7, "2.0.0", ABOUT, view)
+
+
+def test_a_daemon_whose_view_cannot_be_decoded_is_of_another_version() -> None:
+    status = msgspec.to_builtins(DaemonStatus(ABOUT, NodeView("serving", (), (), "", "", "")))
+    del status["view"]["role"]
+    with pytest.raises(
+        OtherVersionError, match=r"^the daemon behind /s is of another version \(2\.0\.0\) than this"
+    ):
+        running("/s", pb.ViewResponse(7, "2.0.0", msgspec.json.encode(status)))

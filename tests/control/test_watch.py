@@ -15,7 +15,7 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.control import server
-from gpuactors.control.client import NoDaemonError, Running, TooOldError, watch
+from gpuactors.control.client import NoDaemonError, OtherVersionError, Running, read_status, watch
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import ControlService
 from gpuactors.control.unix import socket_path
@@ -125,20 +125,26 @@ async def test_without_a_daemon_there_is_nothing_to_watch(tmp_path: Path) -> Non
 
 @final
 class OldControl(pb.ControlBase):
-    """A daemon of a version without Watch."""
+    """A daemon of a version whose view was messages: of the methods of today it has HandOver."""
 
     def __mapping__(self) -> dict[str, object]:  # type: ignore[override]
-        return {path: handler for path, handler in super().__mapping__().items() if "Watch" not in path}
+        return {path: handler for path, handler in super().__mapping__().items() if "View" not in path}
 
 
 @pytest.mark.trio
-async def test_a_daemon_of_an_older_version_is_said_to_be_one(tmp_path: Path) -> None:
+async def test_a_daemon_of_an_older_version_is_reported_as_one(tmp_path: Path) -> None:
     path = socket_path(str(tmp_path))
     with trio.fail_after(WITHIN_S):
         async with bind_unix(path) as listener, trio.open_nursery() as nursery:
             await nursery.start(Server([OldControl()], drain_s=1).serve, listener)  # type: ignore[list-item]
-            with pytest.raises(TooOldError, match="leave --watch out"):
+            with pytest.raises(
+                OtherVersionError, match="of another version than this command: run the command of"
+            ):
                 await watch(path, lambda running: None)
+            with pytest.raises(
+                OtherVersionError, match="of another version than this command: run the command of"
+            ):
+                await read_status(path)
             nursery.cancel_scope.cancel()
 
 
@@ -161,8 +167,8 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
     service = ControlService(cell.subscribe(), About(), 1)
     async with trio.open_nursery() as nursery:
         for _ in range(watchers):
-            answers = service.watch(pb.WatchRequest())
-            assert (await anext(answers)).status is not None
+            answers = service.watch_view(pb.ViewRequest())
+            assert (await anext(answers)).status
             nursery.start_soon(anext, answers)
         await trio.sleep(limits.WATCH_PAUSE_S)
         monkeypatch.setattr(server, "view_of", counted)

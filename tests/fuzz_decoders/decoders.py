@@ -23,12 +23,11 @@ from gpuactors.acts.checkpoint import CheckpointFile, _encoded
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.config import ConfigError, resolve
-from gpuactors.control import client as control_client
-from gpuactors.control.messages import status_response
+from gpuactors.control.client import OtherVersionError, running
 from gpuactors.control.pb.control import v1 as control_pb
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
-from gpuactors.control.view import About, view_of
+from gpuactors.control.view import About, DaemonStatus, view_of
 from gpuactors.core.claims.checkpoint import Checkpoint, encoded
 from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.domains import config as domain_config
@@ -628,13 +627,12 @@ def _head(content: bytes) -> None:
 
 def _status() -> bytes:
     core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None))
-    about = About("node-1")
-    return bytes(status_response(view_of(core.state, core.at), about, pid=1, version="1"))
+    status = DaemonStatus(About("node-1"), view_of(core.state, core.at))
+    return bytes(control_pb.ViewResponse(pid=1, version="1", status=msgspec.json.encode(status)))
 
 
 def _shown(content: bytes) -> None:
-    running = control_client._running(decode(content, control_pb.StatusResponse))
-    of_daemon(resolve({}, {}), running)
+    of_daemon(resolve({}, {}), running("/s", decode(content, control_pb.ViewResponse)))
 
 
 def _callers() -> tuple[Decoder, ...]:
@@ -642,5 +640,5 @@ def _callers() -> tuple[Decoder, ...]:
     body = b"HEAD / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     return (
         Decoder("HTTP head", (head, body), _head, (), of_bytes),
-        Decoder("status", (_status(),), _shown, (ValueError,), of_bytes, 5),
+        Decoder("status", (_status(),), _shown, (ValueError, OtherVersionError), of_bytes, 5),
     )

@@ -22,11 +22,11 @@ WITHIN_S: Final = 600.0
 
 @final
 class _Service(TrioService, pb.ControlBase):
-    async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
-        return pb.StatusResponse(pid=4711, version="1", node="node-1")
+    async def view(self, message: pb.ViewRequest) -> pb.ViewResponse:
+        return pb.ViewResponse(pid=4711, version="1", status=b"{}")
 
-    async def watch(self, message: pb.WatchRequest) -> Any:
-        yield pb.WatchResponse()
+    async def watch_view(self, message: pb.ViewRequest) -> Any:
+        yield pb.ViewResponse()
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
         return pb.HandOverResponse(pid=4711)
@@ -86,7 +86,7 @@ async def _one_call() -> tuple[bytes, bytes]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_server().serve_connection, theirs)
         async with open_unix_channel("/s", connect_deadline_s=1.0, dial=dial) as channel:
-            assert (await pb.ControlStub(channel).status(pb.StatusRequest())).pid == 4711
+            assert (await pb.ControlStub(channel).view(pb.ViewRequest())).pid == 4711
     return theirs.heard, ours.heard
 
 
@@ -127,6 +127,6 @@ async def _asks(content: bytes) -> None:
         try:
             async with open_unix_channel("/s", connect_deadline_s=1.0, dial=dial) as channel:
                 with trio.move_on_after(5.0):
-                    await pb.ControlStub(channel).status(pb.StatusRequest())
+                    await pb.ControlStub(channel).view(pb.ViewRequest())
         except (SocketError, GRPCError) as error:
             sentence(error)

@@ -97,17 +97,7 @@ MESSAGES: list[betterproto2.Message] = [
             health.DeviceHealth(health=health.HealthStatus(77)),
         ]
     ),
-    control.StatusResponse(
-        pid=-7,
-        devices=[
-            control.Device(
-                address="a",
-                present=True,
-                numa_node=0,
-                history=[control.Change(age_s=1.5, reason="free"), control.Change(health="Healthy")],
-            )
-        ],
-    ),
+    control.ViewResponse(pid=-7, version="1", status=b'{"a": "\xff"}'),
 ]  # fmt: skip
 NAMES = [type(message).__name__ for message in MESSAGES]
 

@@ -216,7 +216,7 @@ class Garbage:
     def _at_control(self, channel: grpc.Channel) -> None:
         # Never a HandOver that is one: that would be obeyed.
         path, body = self.draw.choice(
-            (("Status", self.draw.randbytes(30)), ("Status", b""), ("HandOver", b"\x0a\x7f"), ("No", b""))
+            (("View", self.draw.randbytes(30)), ("View", b""), ("HandOver", b"\x0a\x7f"), ("No", b""))
         )
         with self._channel(self.control) as control:
             call: Any = control.unary_unary(CONTROL + path)

@@ -31,7 +31,7 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
     (f"{PLUGIN}PreStartContainer", b"\x08\x05"),
     (f"{PLUGIN}GetPreferredAllocation", b"\x0a\x03\x1a\x01\x05"),  # a list as size
     (f"{PLUGIN}GetPreferredAllocation", b"\x0a\x02\x12\x0a"),
-    (f"{CONTROL}Status", OVERRUNS),
+    (f"{CONTROL}View", OVERRUNS),
     (f"{CONTROL}HandOver", OVERRUNS),
 )
 
@@ -58,7 +58,7 @@ def test_malformed_requests() -> None:
         # A newer kubelet may say more than is known of, and much of it.
         assert answer(node, f"{PLUGIN}GetDevicePluginOptions", b"\x78\x01" * 10_000)[0] == "OK"
         # What would take seconds to read is not read: kubelet's own calls would wait as long.
-        for path in (f"{PLUGIN}GetDevicePluginOptions", f"{PLUGIN}Allocate", f"{CONTROL}Status"):
+        for path in (f"{PLUGIN}GetDevicePluginOptions", f"{PLUGIN}Allocate", f"{CONTROL}View"):
             status, text = answer(node, path, b"\x78\x01" * 2_000_000)
             assert (status, "fields" in text) == ("RESOURCE_EXHAUSTED", True), text
         assert (

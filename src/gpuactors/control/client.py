@@ -15,10 +15,10 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.control.messages import about_of, node_view
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import About, NodeView
+from gpuactors.control.view import About, DaemonStatus, NodeView
 from gpuactors.core.values.quote import quoted
+from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.grpc_trio import (
     ConnectError,
     Dial,
@@ -47,47 +47,60 @@ class NoDaemonError(ControlError):
     """No process serves the control socket: no daemon runs with this state directory."""
 
 
-class TooOldError(ControlError):
-    """The daemon is of a version that cannot be watched."""
+class OtherVersionError(ControlError):
+    """The daemon is of another version than this command, which cannot read its view."""
 
 
-_WATCH: Final = "/v1.Control/Watch"
+_WATCH: Final = "/v1.Control/WatchView"
 
 
 async def read_status(path: str) -> Running:
     """The status of the daemon that serves the control socket at `path`.
 
-    Raises `NoDaemonError` if there is none, and `ControlError` if there may be one and it does not answer.
+    Raises `NoDaemonError` if there is none, `OtherVersionError` if this command cannot read its view, and
+    `ControlError` if there may be one and it does not answer.
     """
     with _explained(path, "report its status", limits.CONTROL_CALL_S):
         with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
             async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
-                return _running(await pb.ControlStub(channel).status(pb.StatusRequest()))
+                return running(path, await pb.ControlStub(channel).view(pb.ViewRequest()))
 
 
 async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
     """Calls `show` with the status of that daemon, at once and after each change, for as long as it runs.
 
-    Raises `NoDaemonError` if there is none, `TooOldError` if it cannot be watched, and `ControlError` if it has
-    ended or does not answer.
+    Raises `NoDaemonError` if there is none, `OtherVersionError` if this command cannot read its view, and
+    `ControlError` if it has ended or does not answer.
     """
     silence_s = limits.WATCH_BEAT_S + limits.CONTROL_CALL_S
     with _explained(path, "say anything", silence_s):
         async with (
             open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel,
-            channel.server_stream(_WATCH, pb.WatchRequest(), pb.WatchResponse) as answers,
+            channel.server_stream(_WATCH, pb.ViewRequest(), pb.ViewResponse) as answers,
         ):
             while True:
                 with trio.fail_after(silence_s):
                     answer = await anext(answers, None)
                 if answer is None:
                     raise ControlError(f"the daemon behind {path} is ending")
-                if answer.status is not None:
-                    show(_running(answer.status))
+                if answer.status:
+                    show(running(path, answer))
 
 
-def _running(answer: pb.StatusResponse) -> Running:
-    return Running(answer.pid, answer.version, about_of(answer), node_view(answer))
+def running(path: str, answer: pb.ViewResponse) -> Running:
+    """The daemon that has answered so at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
+    try:
+        status = decode_json(answer.status, DaemonStatus)
+    except UndecodableError as exc:
+        raise _other_version(path, f" ({quoted(answer.version)})") from exc
+    return Running(answer.pid, answer.version, status.about, status.view)
+
+
+def _other_version(path: str, version: str = "") -> OtherVersionError:
+    return OtherVersionError(
+        f"the daemon behind {path} is of another version{version} than this command: run the command of its version, "
+        "in its own pod or image"
+    )
 
 
 @contextmanager
@@ -108,10 +121,7 @@ def _explained(path: str, what: str, within_s: float) -> Iterator[None]:
         raise ControlError(f"a daemon has the socket and does not answer; does it hang? {exc}") from exc
     except GRPCError as exc:
         if exc.status is Status.UNIMPLEMENTED:
-            raise TooOldError(
-                f"the daemon behind {path} is older than this command and cannot be watched: run the command of its "
-                "version, or leave --watch out"
-            ) from exc
+            raise _other_version(path) from exc
         if exc.status is Status.UNAVAILABLE:
             raise ControlError(f"the daemon behind {path} is ending") from exc
         raise ControlError(

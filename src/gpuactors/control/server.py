@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import final
 
+import msgspec
 import trio
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.control.messages import status_response
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import AGELESS, About, NodeView, view_of
+from gpuactors.control.view import AGELESS, About, DaemonStatus, NodeView, view_of
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import BoundListener, Server, TrioService
 
@@ -29,10 +29,10 @@ class ControlService(TrioService, pb.ControlBase):
         self.asked = trio.Event()
         self.released = trio.Event()
 
-    async def status(self, message: pb.StatusRequest) -> pb.StatusResponse:
-        return self._status(self._state.value)
+    async def view(self, message: pb.ViewRequest) -> pb.ViewResponse:
+        return self._answer(self._state.value)
 
-    async def watch(self, message: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+    async def watch_view(self, message: pb.ViewRequest) -> AsyncIterator[pb.ViewResponse]:
         states, facts = self._state.subscribe(), None
         while True:
             changed: NodeState | None = None
@@ -45,7 +45,7 @@ class ControlService(TrioService, pb.ControlBase):
                     await trio.sleep(limits.WATCH_PAUSE_S)
                 else:
                     return
-            yield pb.WatchResponse(status=self._status(changed) if changed is not None else None)
+            yield self._answer(changed) if changed is not None else pb.ViewResponse()
             await trio.sleep(limits.WATCH_PAUSE_S)
 
     def _facts(self, state: NodeState) -> NodeView:
@@ -54,9 +54,9 @@ class ControlService(TrioService, pb.ControlBase):
             self._derived = state, view_of(state, AGELESS)
         return self._derived[1]
 
-    def _status(self, state: NodeState) -> pb.StatusResponse:
-        view = view_of(state, trio.current_time())
-        return status_response(view, self._about, pid=self._pid, version=_version())
+    def _answer(self, state: NodeState) -> pb.ViewResponse:
+        status = DaemonStatus(self._about, view_of(state, trio.current_time()))
+        return pb.ViewResponse(pid=self._pid, version=_version(), status=msgspec.json.encode(status))
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
         if self.asked.is_set():

@@ -93,7 +93,7 @@ class DeviceView:
     resource: str
     health: str
     cause: str
-    """The reason as a word for programs: a `Cause`. Empty if a daemon of an older version was asked."""
+    """The reason as a word for programs: a `Cause`."""
     reason: str
     owner: str | None
     """The pod or claim that kubelet has given it to."""
@@ -108,7 +108,7 @@ class DeviceView:
     """None while DRA is off, and of a device that is gone."""
     since_s: float | None = None
     """Seconds since it has had this health and cause, as far as the daemon has seen it. This and the ages below are
-    None if they are not known, as by a daemon of an older version."""
+    None if they are not known."""
     nodes: tuple[str, ...] = ()
     """Device nodes that exist for it, as paths of the host: group, cdev."""
     inspected_s: float | None = None
@@ -181,6 +181,15 @@ class About:
     """The node's name."""
     settings: tuple[Setting, ...] = ()
     """In the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStatus:
+    """What the daemon answers over its control socket, as JSON. A command of another version reads it where no field
+    has changed its type or gone: fields that it does not know are ignored, and missing ones have their default."""
+
+    about: About
+    view: NodeView
 
 
 def view_of(state: NodeState, at: float) -> NodeView:

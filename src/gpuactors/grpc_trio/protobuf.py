@@ -9,7 +9,6 @@ fields, nothing at all: a newer peer may send them.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -33,17 +32,12 @@ def _signed(value: int, bits: int) -> int:
     return low - (1 << bits) if low >> (bits - 1) else low
 
 
-def _double(value: bytes) -> float:
-    found: tuple[float] = struct.unpack("<d", value)
-    return found[0]
-
-
 _SCALARS: Final[Mapping[str, tuple[int, Callable[[Any], object]]]] = {
     betterproto2.TYPE_BOOL: (_VARINT, bool),
     betterproto2.TYPE_INT32: (_VARINT, lambda value: _signed(value, 32)),
     betterproto2.TYPE_INT64: (_VARINT, lambda value: _signed(value, 64)),
     betterproto2.TYPE_UINT64: (_VARINT, int),
-    betterproto2.TYPE_DOUBLE: (_FIXED64, _double),
+    betterproto2.TYPE_BYTES: (_BYTES, bytes),
     betterproto2.TYPE_STRING: (_BYTES, lambda value: value.decode("utf-8")),
 }
 """Wire type and conversion of the types that `protos/` has."""

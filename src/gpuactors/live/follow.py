@@ -8,7 +8,7 @@ from typing import NoReturn
 import trio
 
 from gpuactors import limits
-from gpuactors.control.client import Running, TooOldError, watch
+from gpuactors.control.client import OtherVersionError, Running, watch
 from gpuactors.ports.node import ControlError
 
 
@@ -16,7 +16,8 @@ async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[fl
     """Calls `heard` with what the daemon at `path` knows, at once and after each change; `lost` with the time and the
     reason when there is none for longer than a hand-over takes, again and again until there is one.
 
-    Raises `ports.node.ControlError` if there is none at the start, or if it is of a version that cannot be watched.
+    Raises `ports.node.ControlError` if there is none at the start, or if it is of another version whose view cannot be
+    read.
     """
     gone_since: float | None = None
     is_met = False
@@ -29,7 +30,7 @@ async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[fl
     while True:
         try:
             await watch(path, met)
-        except TooOldError:
+        except OtherVersionError:
             raise
         except ControlError as exc:
             if not is_met:

@@ -3,32 +3,7 @@
 # plugin: python-betterproto2
 # This file has been @generated
 
-__all__ = (
-    "Blocked",
-    "Change",
-    "Claim",
-    "Claims",
-    "ControlBase",
-    "ControlStub",
-    "Device",
-    "DeviceOfClaims",
-    "Domain",
-    "Domains",
-    "HandOverRequest",
-    "HandOverResponse",
-    "Holder",
-    "Imex",
-    "Label",
-    "LastCall",
-    "Member",
-    "Resource",
-    "Setting",
-    "Slices",
-    "StatusRequest",
-    "StatusResponse",
-    "WatchRequest",
-    "WatchResponse",
-)
+__all__ = ("ControlBase", "ControlStub", "HandOverRequest", "HandOverResponse", "ViewRequest", "ViewResponse")
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -47,338 +22,6 @@ if TYPE_CHECKING:
 
 _COMPILER_VERSION = "0.10.1"
 betterproto2.check_compiler_version(_COMPILER_VERSION)
-
-
-@dataclass(eq=False, repr=False)
-class Blocked(betterproto2.Message):
-    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    reason: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-
-
-default_message_pool.register_message("v1", "Blocked", Blocked)
-
-
-@dataclass(eq=False, repr=False)
-class Change(betterproto2.Message):
-    age_s: "float" = betterproto2.field(1, betterproto2.TYPE_DOUBLE)
-    """
-    seconds before the answer
-    """
-
-    health: "str | None" = betterproto2.field(2, betterproto2.TYPE_STRING, optional=True)
-    """
-    absent: it left the list
-    """
-
-    reason: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-
-    cause: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-    """
-    as of a device
-    """
-
-
-default_message_pool.register_message("v1", "Change", Change)
-
-
-@dataclass(eq=False, repr=False)
-class Claim(betterproto2.Message):
-    namespace: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-
-    uid: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-
-    state: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-    """
-    of core/values/claim_states.py
-    """
-
-    age_s: "float" = betterproto2.field(5, betterproto2.TYPE_DOUBLE)
-    """
-    seconds since it came to this state, as far as this daemon has seen it
-    """
-
-    devices: "list[str]" = betterproto2.field(6, betterproto2.TYPE_STRING, repeated=True)
-    """
-    Those that it has for itself, or waits for: GPUs by PCI address, devices of compute domains by their names.
-    """
-
-    admin_devices: "list[str]" = betterproto2.field(7, betterproto2.TYPE_STRING, repeated=True)
-    """
-    those to which it has admin access
-    """
-
-    problem: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
-    """
-    why it is not further, as a sentence
-    """
-
-    waiting_calls: "int" = betterproto2.field(9, betterproto2.TYPE_INT32)
-    """
-    calls of kubelet that wait for an answer about it
-    """
-
-    domain: "str" = betterproto2.field(10, betterproto2.TYPE_STRING)
-    """
-    UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known
-    """
-
-
-default_message_pool.register_message("v1", "Claim", Claim)
-
-
-@dataclass(eq=False, repr=False)
-class Claims(betterproto2.Message):
-    driver: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    problem: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-    """
-    why no claim is served, or why the checkpoint cannot be written; empty if all is well
-    """
-
-    claims: "list[Claim]" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    in the order in which they came
-    """
-
-    slices: "Slices | None" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, optional=True)
-    """
-    absent: nothing is known of them yet
-    """
-
-
-default_message_pool.register_message("v1", "Claims", Claims)
-
-
-@dataclass(eq=False, repr=False)
-class Device(betterproto2.Message):
-    address: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    id: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-    """
-    what kubelet calls it
-    """
-
-    present: "bool" = betterproto2.field(3, betterproto2.TYPE_BOOL)
-    """
-    on this node now; else only what is remembered of it is set
-    """
-
-    vendor: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-
-    device: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
-
-    class_code: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
-
-    driver: "str | None" = betterproto2.field(7, betterproto2.TYPE_STRING, optional=True)
-
-    iommu_group: "int | None" = betterproto2.field(8, betterproto2.TYPE_INT32, optional=True)
-
-    group: "list[Member]" = betterproto2.field(9, betterproto2.TYPE_MESSAGE, repeated=True)
-
-    numa_node: "int | None" = betterproto2.field(10, betterproto2.TYPE_INT32, optional=True)
-
-    model: "str | None" = betterproto2.field(11, betterproto2.TYPE_STRING, optional=True)
-
-    resource: "str" = betterproto2.field(12, betterproto2.TYPE_STRING)
-
-    health: "str" = betterproto2.field(13, betterproto2.TYPE_STRING)
-    """
-    kubelet's word
-    """
-
-    reason: "str" = betterproto2.field(14, betterproto2.TYPE_STRING)
-
-    owner: "str | None" = betterproto2.field(15, betterproto2.TYPE_STRING, optional=True)
-    """
-    to whom kubelet has given it
-    """
-
-    holders: "list[Holder]" = betterproto2.field(16, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    known only where /proc is read
-    """
-
-    history: "list[Change]" = betterproto2.field(17, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    oldest first
-    """
-
-    remedy: "str | None" = betterproto2.field(18, betterproto2.TYPE_STRING, optional=True)
-
-    listed: "bool" = betterproto2.field(19, betterproto2.TYPE_BOOL)
-    """
-    it is advertised to kubelet
-    """
-
-    cause: "str" = betterproto2.field(20, betterproto2.TYPE_STRING)
-    """
-    why it has this health, as a word for programs: see docs/causes.md
-    """
-
-    for_claims: "DeviceOfClaims | None" = betterproto2.field(21, betterproto2.TYPE_MESSAGE, optional=True)
-    """
-    absent: DRA is off, or the device is gone
-    """
-
-    since_s: "float | None" = betterproto2.field(22, betterproto2.TYPE_DOUBLE, optional=True)
-    """
-    seconds since it has had this health and cause, as far as the daemon has seen it
-    """
-
-    nodes: "list[str]" = betterproto2.field(23, betterproto2.TYPE_STRING, repeated=True)
-    """
-    device nodes that exist for it: group, cdev
-    """
-
-    inspected_s: "float | None" = betterproto2.field(24, betterproto2.TYPE_DOUBLE, optional=True)
-    """
-    seconds since its last inspection came back
-    """
-
-    polled_s: "float | None" = betterproto2.field(25, betterproto2.TYPE_DOUBLE, optional=True)
-    """
-    seconds since the last poll of its IOMMU group's use came back
-    """
-
-    calls: "list[LastCall]" = betterproto2.field(26, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    the last answered Allocate and PreStartContainer about it
-    """
-
-
-default_message_pool.register_message("v1", "Device", Device)
-
-
-@dataclass(eq=False, repr=False)
-class DeviceOfClaims(betterproto2.Message):
-    """
-    What claims may do with a device.
-    """
-
-    claim_uid: "str | None" = betterproto2.field(1, betterproto2.TYPE_STRING, optional=True)
-    """
-    the claim that has it
-    """
-
-    stays: "bool" = betterproto2.field(2, betterproto2.TYPE_BOOL)
-    """
-    on its vfio driver when a claim ends; else it is returned to its first driver
-    """
-
-    rule: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """
-    which decided, as a word for programs; empty if it was another daemon's
-    """
-
-    why: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-    """
-    that rule, as a sentence
-    """
-
-    first_drivers: "list[Member]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    of this boot, before any act of ours: the device's and its companions'
-    """
-
-    offer: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
-    """
-    "offered", "claimed", "held", "unhealthy"; empty while it is not known
-    """
-
-    blocked: "str" = betterproto2.field(7, betterproto2.TYPE_STRING)
-    """
-    why it must not be given to a claim now, as a sentence; empty if it may
-    """
-
-
-default_message_pool.register_message("v1", "DeviceOfClaims", DeviceOfClaims)
-
-
-@dataclass(eq=False, repr=False)
-class Domain(betterproto2.Message):
-    uid: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-    """
-    empty while it is not known, as its namespace
-    """
-
-    namespace: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-
-    status: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-    """
-    "Ready", "NotReady", "Unread", "Unused"
-    """
-
-    missing: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
-    """
-    what its channels lack, as a sentence: the error of a claim that waits
-    """
-
-    labelled: "bool" = betterproto2.field(6, betterproto2.TYPE_BOOL)
-    """
-    the node's label names it, for certain
-    """
-
-    daemon_uid: "str | None" = betterproto2.field(7, betterproto2.TYPE_STRING, optional=True)
-    """
-    the claim of its daemon here
-    """
-
-    readiness: "str | None" = betterproto2.field(8, betterproto2.TYPE_STRING, optional=True)
-    """
-    "Ready", "NotReady", "Unread": what the API server said last; absent: host-managed
-    """
-
-    problem: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
-    """
-    why it could not be read the last time
-    """
-
-    since_s: "float | None" = betterproto2.field(10, betterproto2.TYPE_DOUBLE, optional=True)
-    """
-    seconds since it has had this status, as far as the daemon has seen it
-    """
-
-    read_s: "float | None" = betterproto2.field(11, betterproto2.TYPE_DOUBLE, optional=True)
-    """
-    seconds since it was last read
-    """
-
-
-default_message_pool.register_message("v1", "Domain", Domain)
-
-
-@dataclass(eq=False, repr=False)
-class Domains(betterproto2.Message):
-    """
-    Compute domains. Words for programs, and what a field means, are in core/domains/report.py.
-    """
-
-    mode: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-    """
-    "on", "host-managed"
-    """
-
-    claims: "Claims | None" = betterproto2.field(2, betterproto2.TYPE_MESSAGE, optional=True)
-    """
-    of channels and daemons
-    """
-
-    imex: "Imex | None" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, optional=True)
-
-    label: "Label | None" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, optional=True)
-
-    domains: "list[Domain]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    that claims here are for, in the order in which these came
-    """
-
-
-default_message_pool.register_message("v1", "Domains", Domains)
 
 
 @dataclass(eq=False, repr=False)
@@ -401,198 +44,15 @@ default_message_pool.register_message("v1", "HandOverResponse", HandOverResponse
 
 
 @dataclass(eq=False, repr=False)
-class Holder(betterproto2.Message):
-    pid: "int" = betterproto2.field(1, betterproto2.TYPE_INT32)
-
-    command: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-
-    pod_uid: "str | None" = betterproto2.field(3, betterproto2.TYPE_STRING, optional=True)
-
-
-default_message_pool.register_message("v1", "Holder", Holder)
-
-
-@dataclass(eq=False, repr=False)
-class Imex(betterproto2.Message):
-    known: "bool" = betterproto2.field(1, betterproto2.TYPE_BOOL)
-    """
-    the host has said something
-    """
-
-    present: "bool" = betterproto2.field(2, betterproto2.TYPE_BOOL)
-    """
-    the node has IMEX
-    """
-
-    clique_id: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """
-    empty on a node without NVLink fabric
-    """
-
-    reason: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-    """
-    why no container gets the node of a channel, as a sentence
-    """
-
-    host_problem: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
-    """
-    why the host's own IMEX daemon is not ready, as a sentence
-    """
-
-    problem: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
-    """
-    why the host could not be read the last time
-    """
-
-
-default_message_pool.register_message("v1", "Imex", Imex)
-
-
-@dataclass(eq=False, repr=False)
-class Label(betterproto2.Message):
-    status: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-    """
-    "Unread", "Unsure", "Absent", "Adding", "Set", "Removing", "Foreign"
-    """
-
-    value: "str | None" = betterproto2.field(2, betterproto2.TYPE_STRING, optional=True)
-    """
-    what it is, or what is being added or removed
-    """
-
-    problem: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """
-    why the last read or patch failed
-    """
-
-    said: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
-    """
-    status and value in words
-    """
-
-
-default_message_pool.register_message("v1", "Label", Label)
-
-
-@dataclass(eq=False, repr=False)
-class LastCall(betterproto2.Message):
-    kind: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-    """
-    "Allocate", "PreStartContainer"
-    """
-
-    age_s: "float" = betterproto2.field(2, betterproto2.TYPE_DOUBLE)
-
-    refused: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """
-    why, as a sentence; empty: it was granted
-    """
-
-    causes: "list[str]" = betterproto2.field(4, betterproto2.TYPE_STRING, repeated=True)
-
-
-default_message_pool.register_message("v1", "LastCall", LastCall)
-
-
-@dataclass(eq=False, repr=False)
-class Member(betterproto2.Message):
-    address: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    driver: "str | None" = betterproto2.field(2, betterproto2.TYPE_STRING, optional=True)
-
-
-default_message_pool.register_message("v1", "Member", Member)
-
-
-@dataclass(eq=False, repr=False)
-class Resource(betterproto2.Message):
-    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    registered: "bool" = betterproto2.field(2, betterproto2.TYPE_BOOL)
-    """
-    accepted by kubelet, with an open stream
-    """
-
-    problem: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """
-    why not, as a sentence
-    """
-
-    listed: "int" = betterproto2.field(4, betterproto2.TYPE_INT32)
-    """
-    Kubelet's counts: capacity, allocatable, allocated.
-    """
-
-    healthy: "int" = betterproto2.field(5, betterproto2.TYPE_INT32)
-
-    allocated: "int" = betterproto2.field(6, betterproto2.TYPE_INT32)
-
-
-default_message_pool.register_message("v1", "Resource", Resource)
-
-
-@dataclass(eq=False, repr=False)
-class Setting(betterproto2.Message):
-    key: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-
-    value: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-    """
-    as JSON
-    """
-
-    source: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """
-    where it came from: "flag --select", "default"
-    """
-
-
-default_message_pool.register_message("v1", "Setting", Setting)
-
-
-@dataclass(eq=False, repr=False)
-class Slices(betterproto2.Message):
-    slices: "int" = betterproto2.field(1, betterproto2.TYPE_INT64)
-
-    generation: "int" = betterproto2.field(2, betterproto2.TYPE_INT64)
-
-    settled: "bool" = betterproto2.field(3, betterproto2.TYPE_BOOL)
-    """
-    all is stored as it should be
-    """
-
-    tainted: "list[Blocked]" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, repeated=True)
-
-    withdrawn: "list[Blocked]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    not offered, as the server keeps no taints
-    """
-
-    left_out: "list[Blocked]" = betterproto2.field(6, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    never offered; named by address
-    """
-
-    problem: "str" = betterproto2.field(7, betterproto2.TYPE_STRING)
-
-    keeps_taints: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
-    """
-    whether the server does: "yes", "no", "unknown"
-    """
-
-
-default_message_pool.register_message("v1", "Slices", Slices)
-
-
-@dataclass(eq=False, repr=False)
-class StatusRequest(betterproto2.Message):
+class ViewRequest(betterproto2.Message):
     pass
 
 
-default_message_pool.register_message("v1", "StatusRequest", StatusRequest)
+default_message_pool.register_message("v1", "ViewRequest", ViewRequest)
 
 
 @dataclass(eq=False, repr=False)
-class StatusResponse(betterproto2.Message):
+class ViewResponse(betterproto2.Message):
     pid: "int" = betterproto2.field(1, betterproto2.TYPE_INT32)
     """
     as above
@@ -600,125 +60,59 @@ class StatusResponse(betterproto2.Message):
 
     version: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
 
-    role: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    status: "bytes" = betterproto2.field(3, betterproto2.TYPE_BYTES)
     """
-    "taking over", "serving", "handed over"
-    """
-
-    resources: "list[Resource]" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, repeated=True)
-
-    devices: "list[Device]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    sorted by address
-    """
-
-    kubelet_problem: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
-    """
-    why there is no kubelet, as a sentence; empty if there is one
-    """
-
-    ledger_problem: "str" = betterproto2.field(7, betterproto2.TYPE_STRING)
-    """
-    why kubelet's ledger could not be read the last time
-    """
-
-    uevents_problem: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
-    """
-    why uevents are not received, and what finds changes instead; empty if they are received
-    """
-
-    node: "str" = betterproto2.field(9, betterproto2.TYPE_STRING)
-    """
-    the node's name
-    """
-
-    settings: "list[Setting]" = betterproto2.field(10, betterproto2.TYPE_MESSAGE, repeated=True)
-    """
-    what the daemon runs with, in the order in which they are shown
-    """
-
-    claims: "Claims | None" = betterproto2.field(11, betterproto2.TYPE_MESSAGE, optional=True)
-    """
-    of GPUs; absent: DRA is off
-    """
-
-    domains: "Domains | None" = betterproto2.field(12, betterproto2.TYPE_MESSAGE, optional=True)
-    """
-    absent: compute domains are off
-    """
-
-    ledger_age_s: "float | None" = betterproto2.field(13, betterproto2.TYPE_DOUBLE, optional=True)
-    """
-    seconds since kubelet's ledger, as known, was asked for; absent: never
+    JSON of `DaemonStatus` (control/view.py); empty in a stream: nothing has changed
     """
 
 
-default_message_pool.register_message("v1", "StatusResponse", StatusResponse)
-
-
-@dataclass(eq=False, repr=False)
-class WatchRequest(betterproto2.Message):
-    pass
-
-
-default_message_pool.register_message("v1", "WatchRequest", WatchRequest)
-
-
-@dataclass(eq=False, repr=False)
-class WatchResponse(betterproto2.Message):
-    status: "StatusResponse | None" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, optional=True)
-    """
-    absent: nothing has changed, and the daemon is there
-    """
-
-
-default_message_pool.register_message("v1", "WatchResponse", WatchResponse)
+default_message_pool.register_message("v1", "ViewResponse", ViewResponse)
 
 
 class ControlStub(betterproto2_grpclib.ServiceStub):
-    async def status(
+    async def view(
         self,
-        message: "StatusRequest | None" = None,
+        message: "ViewRequest | None" = None,
         *,
         timeout: "float | None" = None,
         deadline: "Deadline | None" = None,
         metadata: "MetadataLike | None" = None,
-    ) -> "StatusResponse":
+    ) -> "ViewResponse":
         """
         What the daemon knows now.
         """
 
         if message is None:
-            message = StatusRequest()
+            message = ViewRequest()
 
         return await self._unary_unary(
-            "/v1.Control/Status",
+            "/v1.Control/View",
             message,
-            StatusResponse,
+            ViewResponse,
             timeout=timeout,
             deadline=deadline,
             metadata=metadata,
         )
 
-    async def watch(
+    async def watch_view(
         self,
-        message: "WatchRequest | None" = None,
+        message: "ViewRequest | None" = None,
         *,
         timeout: "float | None" = None,
         deadline: "Deadline | None" = None,
         metadata: "MetadataLike | None" = None,
-    ) -> "AsyncIterator[WatchResponse]":
+    ) -> "AsyncIterator[ViewResponse]":
         """
         What it knows now, and again after each change; UNAVAILABLE when the daemon hands over or ends.
         """
 
         if message is None:
-            message = WatchRequest()
+            message = ViewRequest()
 
         async for response in self._unary_stream(
-            "/v1.Control/Watch",
+            "/v1.Control/WatchView",
             message,
-            WatchResponse,
+            ViewResponse,
             timeout=timeout,
             deadline=deadline,
             metadata=metadata,
@@ -752,20 +146,20 @@ class ControlStub(betterproto2_grpclib.ServiceStub):
 
 
 class ControlBase(betterproto2_grpclib.ServiceBase):
-    async def status(self, message: "StatusRequest") -> "StatusResponse":
+    async def view(self, message: "ViewRequest") -> "ViewResponse":
         """
         What the daemon knows now.
         """
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
-    async def watch(self, message: "WatchRequest") -> "AsyncIterator[WatchResponse]":
+    async def watch_view(self, message: "ViewRequest") -> "AsyncIterator[ViewResponse]":
         """
         What it knows now, and again after each change; UNAVAILABLE when the daemon hands over or ends.
         """
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-        yield WatchResponse()
+        yield ViewResponse()
 
     async def hand_over(self, message: "HandOverRequest") -> "HandOverResponse":
         """
@@ -775,17 +169,17 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
-    async def __rpc_status(self, stream: "grpclib.server.Stream[StatusRequest, StatusResponse]") -> None:
+    async def __rpc_view(self, stream: "grpclib.server.Stream[ViewRequest, ViewResponse]") -> None:
         request = await stream.recv_message()
         assert request is not None
-        response = await self.status(request)
+        response = await self.view(request)
         await stream.send_message(response)
 
-    async def __rpc_watch(self, stream: "grpclib.server.Stream[WatchRequest, WatchResponse]") -> None:
+    async def __rpc_watch_view(self, stream: "grpclib.server.Stream[ViewRequest, ViewResponse]") -> None:
         request = await stream.recv_message()
         assert request is not None
         await self._call_rpc_handler_server_stream(
-            self.watch,
+            self.watch_view,
             stream,
             request,
         )
@@ -800,17 +194,17 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
 
     def __mapping__(self) -> "dict[str, grpclib.const.Handler]":
         return {
-            "/v1.Control/Status": grpclib.const.Handler(
-                self.__rpc_status,
+            "/v1.Control/View": grpclib.const.Handler(
+                self.__rpc_view,
                 grpclib.const.Cardinality.UNARY_UNARY,
-                StatusRequest,
-                StatusResponse,
+                ViewRequest,
+                ViewResponse,
             ),
-            "/v1.Control/Watch": grpclib.const.Handler(
-                self.__rpc_watch,
+            "/v1.Control/WatchView": grpclib.const.Handler(
+                self.__rpc_watch_view,
                 grpclib.const.Cardinality.UNARY_STREAM,
-                WatchRequest,
-                WatchResponse,
+                ViewRequest,
+                ViewResponse,
             ),
             "/v1.Control/HandOver": grpclib.const.Handler(
                 self.__rpc_hand_over,

@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpuactors.core.claims.report import ClaimReport
 from gpuactors.core.gpus.offer import why_blocked
-from gpuactors.core.gpus.report import ClaimReport, claim_reports, device_of_claims
+from gpuactors.core.gpus.report import claim_reports, device_of_claims
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.values.model import PciAddress

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.claims.report import ClaimReport
 from gpuactors.core.domains.exclusion import Readiness
 from gpuactors.core.domains.report import (
     DomainReport,
@@ -21,7 +22,6 @@ from gpuactors.core.domains.report import (
     label_report,
 )
 from gpuactors.core.events import Event
-from gpuactors.core.gpus.report import ClaimReport
 from gpuactors.core.values.claim import ClaimName, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts

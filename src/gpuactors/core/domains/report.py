@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
+from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.domains import exclusion, label, looks
 from gpuactors.core.domains.exclusion import Readiness
-from gpuactors.core.gpus.report import ClaimReport, claim_report
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import ClaimUid

@@ -1,4 +1,4 @@
-"""What an operator sees of claims: each claim, and of each device what becomes of it when a claim ends.
+"""What an operator sees of claims of GPUs: each claim, and of each device what becomes of it when a claim ends.
 
 Derived each time, never kept. Must not decide anything again: what a claim does at its end was decided when it reserved
 its devices.
@@ -9,38 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.devices.presence import function_at
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.offer import why_blocked
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry
+from gpuactors.core.state.claims import ClaimedGpu, Entry
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import ClaimName, ClaimUid, FirstDriver
-from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.claim import ClaimUid, FirstDriver
+from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
 
 OFFERED: Final = "offered"
 CLAIMED: Final = "claimed"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimReport:
-    """One claim."""
-
-    name: ClaimName
-    state: ClaimState
-    changed_at: float
-    devices: tuple[str, ...]
-    """Those that it has for itself; before it is reserved, those that it waits for. GPUs by PCI address, devices of a
-    compute domain by their names in the slice."""
-    admin_devices: tuple[str, ...]
-    """Those to which it has admin access."""
-    problem: str
-    waiting_calls: int
-    """Calls of kubelet that wait for an answer about it."""
-    domain: str = ""
-    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
 
 
 def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
@@ -49,27 +31,6 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
     return tuple(
         claim_report(claims, entry, devices_of(entry), admin_devices=_named(entry, admin=True))
         for entry in claims.entries.values()
-    )
-
-
-def claim_report(
-    claims: Claims,
-    entry: Entry,
-    devices: tuple[str, ...],
-    *,
-    admin_devices: tuple[str, ...] = (),
-    domain: str = "",
-) -> ClaimReport:
-    """One claim of any driver; the names of its devices are the driver's."""
-    return ClaimReport(
-        name=entry.name,
-        state=entry.state,
-        changed_at=entry.changed_at,
-        devices=devices,
-        admin_devices=admin_devices,
-        problem=entry.broken or entry.problem,
-        waiting_calls=sum(call.uid == entry.name.uid for call in claims.calls.values()),
-        domain=domain,
     )
 
 

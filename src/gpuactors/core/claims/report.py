@@ -1,0 +1,52 @@
+"""How a claim is reported: to an operator, and to another claim that waits for what it has.
+
+Derived each time, never kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuactors.core.state.claims import Claims, Entry
+from gpuactors.core.values.claim import ClaimName
+from gpuactors.core.values.claim_states import ClaimState
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReport:
+    """One claim."""
+
+    name: ClaimName
+    state: ClaimState
+    changed_at: float
+    devices: tuple[str, ...]
+    """Those that it has for itself; before it is reserved, those that it waits for. GPUs by PCI address, devices of a
+    compute domain by their names in the slice."""
+    admin_devices: tuple[str, ...]
+    """Those to which it has admin access."""
+    problem: str
+    waiting_calls: int
+    """Calls of kubelet that wait for an answer about it."""
+    domain: str = ""
+    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
+
+
+def claim_report(
+    claims: Claims,
+    entry: Entry,
+    devices: tuple[str, ...],
+    *,
+    admin_devices: tuple[str, ...] = (),
+    domain: str = "",
+) -> ClaimReport:
+    """One claim of any driver; the names of its devices are the driver's."""
+    return ClaimReport(
+        name=entry.name,
+        state=entry.state,
+        changed_at=entry.changed_at,
+        devices=devices,
+        admin_devices=admin_devices,
+        problem=entry.broken or entry.problem,
+        waiting_calls=sum(call.uid == entry.name.uid for call in claims.calls.values()),
+        domain=domain,
+    )

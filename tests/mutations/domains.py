@@ -196,8 +196,8 @@ DOMAINS: Final = (
     Mutation(
         "a claim of a lost checkpoint has nothing before it is read again",
         "core/domains/exclusion.py",
-        "        if other.domain is None:\n            unknown",
-        "        if other.domain is None:\n            continue\n            unknown",
+        "        if other.domain is None:\n            why",
+        "        if other.domain is None:\n            continue\n            why",
         tests=(
             f"{UNPREPARE}::test_what_a_claim_of_a_lost_checkpoint_has_is_nobody_else_s_before_it_is_read",
         ),

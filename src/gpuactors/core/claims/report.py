@@ -50,3 +50,20 @@ def claim_report(
         waiting_calls=sum(call.uid == entry.name.uid for call in claims.calls.values()),
         domain=domain,
     )
+
+
+def belongs(entry: Entry, of_pods: str = "") -> str:
+    """How a device is tied to a claim that has it, as the predicate of a sentence: `belongs to the claim ns/name`, with
+    what that claim waits for. `of_pods`: its pods, as a part of the sentence."""
+    why = f" ({entry.problem})" if entry.problem else ""
+    return f"{_tie(entry.state)} the claim {entry.name}{of_pods}{why}"
+
+
+def _tie(state: ClaimState) -> str:
+    match state:
+        case ClaimState.RELEASING:
+            return "is being released from"
+        case ClaimState.TAKEN_OVER:
+            return "belongs, by NVIDIA's driver, to"
+        case _:
+            return "belongs to"

@@ -10,8 +10,8 @@ import math
 from enum import StrEnum
 
 from gpuactors import limits
+from gpuactors.core.claims.report import belongs
 from gpuactors.core.domains import label
-from gpuactors.core.gpus.exclusion import doing
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.state.domains import Domains, DomainView
 from gpuactors.core.values.cause import Cause
@@ -124,12 +124,12 @@ def _incomplete(domains: Domains, kind: DeviceKind) -> Obstacle | None:
 def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Obstacle | None:
     for other in _others(domains, entry):
         if other.domain is None:
-            unknown = f"what the claim {other.name} has is not known yet{_why(other)}"
+            why = f" ({other.problem})" if other.problem else ""
+            unknown = f"what the claim {other.name} has is not known yet{why}"
             return Obstacle(Cause.CLAIMED_ELSEWHERE, unknown)
         for device in wanted:
             if device in other.domain.devices:
-                owned = f"{device}: it {doing(other)} the claim {other.name}{_why(other)}"
-                return Obstacle(Cause.CLAIMED_ELSEWHERE, owned)
+                return Obstacle(Cause.CLAIMED_ELSEWHERE, f"{device}: it {belongs(other)}")
     return None
 
 
@@ -154,7 +154,7 @@ def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> Obs
             return Obstacle(
                 Cause.OTHER_DOMAIN,
                 f"the node takes part in another ComputeDomain, {_in_words(own)}: one of its channels "
-                f"{doing(other)} the claim {other.name}{_why(other)}",
+                f"{belongs(other)}",
             )
     return None
 
@@ -167,10 +167,6 @@ def _in_words(own: ClaimedDomain) -> str:
 def _others(domains: Domains, entry: Entry) -> list[Entry]:
     entries = domains.claims.entries.values()
     return [other for other in entries if other.name.uid != entry.name.uid and other.state in OWNING]
-
-
-def _why(other: Entry) -> str:
-    return f" ({other.problem})" if other.problem else ""
 
 
 def lacking(domains: Domains, entry: Entry) -> Obstacle | None:

@@ -13,6 +13,7 @@ from typing import Final
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.assessment.ownership import observed_use
+from gpuactors.core.claims.report import belongs
 from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.devices.index import index_of
@@ -197,12 +198,10 @@ def _by_another_claim(
             owned = {f.address for f in gpu.functions}
             numbers = {f.iommu_group for a in owned if (f := index.functions.get(a)) is not None}
             if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):
-                why = f" ({other.problem})" if other.problem else ""
                 if other.state is ClaimState.RELEASING:
-                    message = f"it {doing(other)} the claim {other.name}{why}"
+                    message = f"it {belongs(other)}"
                 else:
-                    pods = _pods(state, other, gpu.address)
-                    message = f"it {doing(other)} the claim {other.name}{pods}{why}; {_WAITS}"
+                    message = f"it {belongs(other, _pods(state, other, gpu.address))}; {_WAITS}"
                 return Obstacle(_taken(address, gpu.address), message)
     return _by_owed_return(state, wanted, address)
 
@@ -210,20 +209,9 @@ def _by_another_claim(
 def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Obstacle | None:
     for owed in state.claims.owed.values():
         if owed.act and any(f.address in wanted for f in owed.gpu.functions):
-            doing = f"it is being returned from the claim {owed.claim}"
-            return Obstacle(_taken(address, owed.gpu.address), doing)
+            returned = f"it is being returned from the claim {owed.claim}"
+            return Obstacle(_taken(address, owed.gpu.address), returned)
     return None
-
-
-def doing(other: Entry) -> str:
-    """What a device has to do with a claim that has it."""
-    match other.state:
-        case ClaimState.RELEASING:
-            return "is being released from"
-        case ClaimState.TAKEN_OVER:
-            return "belongs, by NVIDIA's driver, to"
-        case _:
-            return "belongs to"
 
 
 def _pods(state: NodeState, entry: Entry, address: PciAddress) -> str:

@@ -10,9 +10,9 @@ import pytest
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.claims import cdi
-from gpuactors.core.claims.cdi import ClaimDevice
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.claims.metadata import PCI_BUS_ID, metadata_files
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Claim, ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress
 from tests.support.kubevirt import HostDevice, NotReadableError, host_device, start_container

@@ -279,7 +279,7 @@ ACTS: Final = (
     ),
     Mutation(
         "a device has the nodes of both backends",
-        "core/claims/cdi.py",
+        "core/gpus/cdi.py",
         '        found = [f"/dev/vfio/devices/{cdev}" for cdev in cdevs]\n',
         '        found = [f"/dev/vfio/{functions[0].iommu_group}"]\n'
         '        found += [f"/dev/vfio/devices/{cdev}" for cdev in cdevs]\n',

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpuactors.core.claims import cdi
-from gpuactors.core.claims.cdi import ClaimDevice
+from gpuactors.core.gpus import cdi as gpu_cdi
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
 from gpuactors.core.values.model import PciAddress
@@ -57,22 +58,22 @@ def edits(content: Json) -> Mapping[str, Any]:
 def test_a_device_has_the_nodes_of_one_backend(
     config: VfioConfig, cdev: str | None, expected: tuple[str, ...]
 ) -> None:
-    assert cdi.nodes(device(function(cdev=cdev), config=config)) == expected
+    assert gpu_cdi.nodes(device(function(cdev=cdev), config=config)) == expected
 
 
 def test_with_iommufd_each_function_of_the_group_has_its_node_and_the_groups_node_is_not_given() -> None:
     both = device(function(cdev="vfio3"), function(1, cdev="vfio4"), config=IOMMUFD)
-    assert cdi.nodes(both) == ("/dev/vfio/devices/vfio3", "/dev/vfio/devices/vfio4", "/dev/iommu")
+    assert gpu_cdi.nodes(both) == ("/dev/vfio/devices/vfio3", "/dev/vfio/devices/vfio4", "/dev/iommu")
 
 
 def test_the_groups_node_serves_its_companions_and_is_there_once() -> None:
-    assert cdi.nodes(device(function(), function(1))) == ("/dev/vfio/51", "/dev/vfio/vfio")
+    assert gpu_cdi.nodes(device(function(), function(1))) == ("/dev/vfio/51", "/dev/vfio/vfio")
 
 
 def test_the_nodes_of_the_container_are_those_of_the_host() -> None:
-    assert (cdi.CONTAINER_NODE, cdi.IOMMUFD_NODE) == (root.CONTAINER_NODE, root.IOMMUFD_NODE)
-    assert cdi.nodes(device(function()))[0] == root.group_node(51)
-    assert cdi.nodes(device(function(cdev="vfio3"), config=IOMMUFD))[0] == root.cdev_node("vfio3")
+    assert (gpu_cdi.CONTAINER_NODE, gpu_cdi.IOMMUFD_NODE) == (root.CONTAINER_NODE, root.IOMMUFD_NODE)
+    assert gpu_cdi.nodes(device(function()))[0] == root.group_node(51)
+    assert gpu_cdi.nodes(device(function(cdev="vfio3"), config=IOMMUFD))[0] == root.cdev_node("vfio3")
 
 
 def test_the_file_of_a_claims_devices() -> None:

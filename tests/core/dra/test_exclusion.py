@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.claims.cdi import ClaimDevice
 from gpuactors.core.events import Event, LedgerRead
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.claim import Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.claims.cdi import ClaimDevice
 from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.events import (
     ActDone,
@@ -20,6 +19,7 @@ from gpuactors.core.events import (
     ClaimUnreadable,
     ShutdownRequested,
 )
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import KIND, BackendPolicy
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values.claim import (

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from gpuactors.core.claims.cdi import ClaimDevice
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
@@ -20,6 +19,7 @@ from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import VfioConfig
 from gpuactors.core.gpus.exclusion import (
     allocated_devices,

@@ -8,7 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.core.claims.cdi import ClaimDevice, device_file
+from gpuactors.core.claims.cdi import device_file
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress
 from gpuactors.simulation.kube.server import FakeApiServer

@@ -15,8 +15,9 @@ import trio
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
+from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import ClaimContents
-from gpuactors.core.claims.outputs import ClaimsWanted, DeviceAct, FilesAct
+from gpuactors.core.claims.outputs import ClaimsWanted, FilesAct
 from gpuactors.core.events import ActDone, ActFailed, Event, GpusLooked
 from gpuactors.core.gpus.content import contents_of
 from gpuactors.core.state.claims import LookWanted

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, claims_wanted
+from gpuactors.core.claims.driver import DeviceAct
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, claims_wanted
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -18,6 +19,7 @@ from gpuactors.core.events import (
     HostChanged,
     HostScanned,
 )
+from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import (
@@ -143,7 +145,7 @@ class ClaimCore(CallsCore):
 
     @property
     def wanted(self) -> ClaimsWanted:
-        return claims_wanted(self.state)
+        return claims_wanted(self.state, GPUS)
 
     def _answer(self) -> Event | None:
         if (event := self._claims_answer()) is not None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, DeviceAct, FilesAct, claims_wanted
+from gpuactors.core.claims.driver import DeviceAct
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct, claims_wanted
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -28,6 +29,7 @@ from gpuactors.core.events import (
     HostScanned,
     Ticked,
 )
+from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
@@ -114,7 +116,7 @@ class Node:
 
     @property
     def wanted(self) -> ClaimsWanted:
-        return claims_wanted(self.state)
+        return claims_wanted(self.state, GPUS)
 
 
 def start(world: World) -> Node:

@@ -7,7 +7,8 @@ Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpuactors.core.claims.cdi import DeviceEdits
@@ -15,12 +16,23 @@ from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, Target
 from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import InTheWay, Obstacle
 
 Stepped = tuple[NodeState, list[Effect]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAct:
+    """What a device and its companions are to be bound to."""
+
+    number: int
+    target: Target
+    functions: tuple[FirstDriver, ...]
+    """Those that are to be touched, sorted by address."""
 
 
 class ClaimDriver(Protocol):
@@ -97,6 +109,10 @@ class ClaimDriver(Protocol):
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
+
+    def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+        """What devices are to be bound to, by their addresses: for the claims with acts whose intent is on disk, and
+        for none of them."""
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
         """What the files are to say of each result of the claim, in their order."""

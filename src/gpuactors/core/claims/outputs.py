@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 
 from gpuactors import limits
 from gpuactors.core.claims.cdi import DeviceEdits
-from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
 from gpuactors.core.claims.files import PlacedFile
-from gpuactors.core.gpus.driver import GPUS
-from gpuactors.core.gpus.returns import as_returned, ours
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     FILES,
-    ClaimedGpu,
     Claims,
     Entry,
     LookWanted,
@@ -26,7 +23,7 @@ from gpuactors.core.state.claims import (
     StoredEntry,
     load_of,
 )
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, Target
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
@@ -38,16 +35,6 @@ class ReadWanted:
 
     number: int
     claim: ClaimName
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAct:
-    """What a device and its companions are to be bound to."""
-
-    number: int
-    target: Target
-    functions: tuple[FirstDriver, ...]
-    """Those that are to be touched, sorted by address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +90,7 @@ NO_CLAIMS_WANTED = ClaimsWanted()
 """DRA is off."""
 
 
-def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
+def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
     """The orders that stand for the claims of one driver. A daemon that has handed over gives none: its successor has
     read the checkpoint."""
     claims, role = driver.claims(state), state.daemon.role
@@ -125,8 +112,7 @@ def claims_wanted(state: NodeState, driver: ClaimDriver = GPUS) -> ClaimsWanted:
         is_serving=not state.daemon.stopping,
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
         checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
-        devices=_owed_acts(claims)
-        | {g.address: _device_act(claims, e, g) for e in acting for g in e.gpus if g.address in e.acts},
+        devices=driver.device_acts(claims, acting),
         look=claims.look,
         files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
         offer=offer,
@@ -163,20 +149,6 @@ def _on_disk(entry: Entry) -> StoredEntry:
         given=entry.given,
         unplaced=entry.unplaced,
     )
-
-
-def _owed_acts(claims: Claims) -> dict[PciAddress, DeviceAct]:
-    return {
-        a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in claims.owed.items() if o.act
-    }
-
-
-def _device_act(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
-    number = entry.acts[gpu.address]
-    if entry.state is ClaimState.RELEASING:
-        functions = ours(claims, gpu).functions
-        return DeviceAct(number, Target.FIRST_DRIVER, tuple(as_returned(entry, f) for f in functions))
-    return DeviceAct(number, Target.VFIO, gpu.functions)
 
 
 def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:

@@ -7,11 +7,11 @@ server says that it is Ready. No worker does that, so it is the act AWAITED.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.strangers import strangers
@@ -35,6 +35,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.domain_reservation import claimed_domain, imex_of_claim
 from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import InTheWay, Obstacle
@@ -166,6 +167,9 @@ class ComputeDomains:
         assert entry.config is not None
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
         return replace(entry, domain=ClaimedDomain(entry.config.domain, "", "", devices, None))
+
+    def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+        return {}  # nothing of it is bound to a driver
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DomainEdits, ...]:
         own = entry.domain

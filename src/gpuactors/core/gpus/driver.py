@@ -7,11 +7,11 @@ Answers the questions of `claims/driver.py`, each from the module that decides i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.devices import inspections
@@ -51,6 +51,7 @@ from gpuactors.core.values.claim import (
     ClaimsOf,
     DeviceHealth,
     LookFinding,
+    Target,
 )
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect
@@ -215,6 +216,12 @@ class Gpus:
         own = _own_addresses(claim)
         return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
 
+    def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+        """Those of the returns that are owed, and of the claims."""
+        return returns.owed_acts(claims) | {
+            g.address: _act_of(claims, e, g) for e in acting for g in e.gpus if g.address in e.acts
+        }
+
     def devices(
         self, state: NodeState, entry: Entry, claim: Claim
     ) -> tuple[ClaimDevice, ...]:  # all is in the entry
@@ -245,6 +252,14 @@ def _own_addresses(claim: Claim | None) -> list[PciAddress]:
     """The devices that a claim is to have for itself."""
     names = exclusive_devices(claim) if claim is not None else ()
     return [address for name in names if (address := claimed_address(name)) is not None]
+
+
+def _act_of(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
+    number = entry.acts[gpu.address]
+    if entry.state is ClaimState.RELEASING:
+        functions = returns.ours(claims, gpu).functions
+        return DeviceAct(number, Target.FIRST_DRIVER, tuple(returns.as_returned(entry, f) for f in functions))
+    return DeviceAct(number, Target.VFIO, gpu.functions)
 
 
 def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu:

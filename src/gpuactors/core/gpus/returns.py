@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry, OwedReturn, one_of_each_group
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import BoundFunction, FirstDriver
+from gpuactors.core.values.claim import BoundFunction, FirstDriver, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Field, Level, Log
 from gpuactors.core.values.model import PciAddress
@@ -186,6 +187,13 @@ def over(claims: Claims, address: PciAddress) -> Claims:
 def of_act(claims: Claims, number: int) -> PciAddress | None:
     """The device whose return this act is; None if it is none's."""
     return next((a for a, o in claims.owed.items() if o.act == number), None)
+
+
+def owed_acts(claims: Claims) -> dict[PciAddress, DeviceAct]:
+    """The acts that return them, of those that were begun."""
+    return {
+        a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in claims.owed.items() if o.act
+    }
 
 
 def log_owed(owed: OwedReturn, reason: str, *, known: bool = False) -> Log:

@@ -15,6 +15,7 @@ from gpuactors.core.devices.identity import alias_ids
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
+from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import (
@@ -107,7 +108,7 @@ def project(state: NodeState) -> Outputs:
             r: PluginView(state.published.device_lists[r], order(p))
             for r, p in state.published.plugins.items()
         },
-        claims=claims_wanted(state),
+        claims=claims_wanted(state, GPUS),
         domains=domains_wanted(state),
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,

@@ -53,7 +53,7 @@ def numbers_of(state: NodeState) -> Iterator[int]:
         state.host.inspections.last,
         state.host.inspections.scan or 0,
         *state.host.inspections.functions.values(),
-        *(f.inspection for f in state.host.facts.values()),
+        *(s.inspection for s in state.host.seen.values()),
         state.kubelet.ledger.read,
         state.kubelet.ledger.outstanding or 0,
         state.kubelet.ledger.done,
@@ -97,7 +97,8 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             frozenset((a, r.again, r.due_at - at) for a, r in inspections.single.items()),
             frozenset((a, r.attempt, ranks[r.inspection]) for a, r in inspections.retries.items()),
         ),
-        frozenset((a, ranks[f.inspection], f.function) for a, f in state.host.facts.items()),
+        frozenset((a, ranks[s.inspection]) for a, s in state.host.seen.items()),
+        frozenset(state.host.functions.items()),
         (state.host.scanned, state.host.uevents, state.daemon.role, state.daemon.stopping),
         frozenset(state.published.device_lists.items()),
         frozenset(

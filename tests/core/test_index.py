@@ -85,7 +85,15 @@ def renamed_list(core: Core) -> None:
 DERIVATIONS = (
     (
         index,
-        ("_with_facts", "_with_names", "_with_ledger", "_owners", "_with_devices", "_with_groups", "_by_id"),
+        (
+            "_with_functions",
+            "_with_names",
+            "_with_ledger",
+            "_owners",
+            "_with_devices",
+            "_with_groups",
+            "_by_id",
+        ),
     ),
     (device_lists, ("_view",)),
 )
@@ -133,7 +141,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         (
             allocate,
             {
-                "with_facts": 1,
                 "with_names": 2,
                 "with_ledger": 3,
                 "owners": 3,
@@ -151,7 +158,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         (
             late_bind,
             {
-                "with_facts": 2,
+                "with_functions": 2,
                 "with_devices": 2,
                 "with_groups": 2,
                 "by_id": 2,
@@ -210,7 +217,7 @@ def test_a_start_derives_what_follows_from_each_function_once(
     for name, for_each in {**of_functions, **of_groups}.items():
         assert times.pop(name) == for_each * gpus, name
     assert times == {
-        "with_facts": 2, "with_ledger": 2, "owners": 2, "with_devices": 2, "with_groups": 1, "by_id": 1, "view": 1,
+        "with_functions": 2, "with_ledger": 2, "owners": 2, "with_devices": 3, "with_groups": 1, "by_id": 1, "view": 1,
     }  # fmt: skip
 
 
@@ -308,8 +315,8 @@ def test_an_inspection_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.feed(HostChanged(GPU, None, "change pci"))
     core.feed(inspect(core, gpu(GPU)))
     now = core.state.index
-    assert now.facts is core.state.host.facts is not before.facts
-    for name in ("functions", "short", "groups", "names", "devices", "by_id", "owners", "polled"):
+    assert core.state.host.seen[GPU].at == core.at
+    for name in ("functions", "groups", "names", "devices", "by_id", "owners", "polled"):
         assert getattr(now, name) is getattr(before, name), name
 
 
@@ -370,7 +377,7 @@ def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
     core.pass_time(60)
     moved = replace(
         core.state,
-        host=replace(core.state.host, facts={a: f for a, f in core.state.host.facts.items() if a == GPU}),
+        host=replace(core.state.host, functions={GPU: core.state.host.functions[GPU]}),
     )
     assert list(index_of(moved).devices) == [GPU]
     assert index_of(moved) == index_of(replace(moved, index=NO_INDEX))
@@ -418,7 +425,7 @@ def test_a_start_looks_each_function_up_once_for_its_group(gpus: int) -> None:
 def test_a_function_that_moves_to_another_group_leaves_its_own() -> None:
     """After a reboot of the IOMMU's numbers, or a hot plug into another slot."""
     first, second = gpu(address(1), 11), gpu(address(2), 12)
-    before = index._with_facts(NO_INDEX, Core(first, second).state)
+    before = index._with_functions(NO_INDEX, Core(first, second).state)
     moved = gpu(address(1), 12)
     groups = index._groups(before, {**before.functions, moved.address: moved}, {moved.address})
     assert groups == {12: (moved, second)}

@@ -82,7 +82,7 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_inspection_asked_for
         step()
     assert core.device_list() == {B: "Healthy"}
     assert core.state.host.inspections.functions == {}
-    assert A not in core.state.host.facts, "what is gone for good is forgotten"
+    assert A not in core.state.host.seen, "what is gone for good is forgotten"
 
 
 def test_a_storm_of_hints_costs_two_inspections() -> None:
@@ -238,13 +238,13 @@ SHORT = "/sys/bus/pci/devices/0000:01:00.0/vendor could not be read: no file des
 def test_a_shortage_of_ours_is_no_devices_fault() -> None:
     """Issue 10, 4: a free GPU became Unhealthy because the daemon had no descriptors to inspect it."""
     core = Core(gpu(A), gpu(B))
-    known = core.state.host.facts[A].function
+    known = core.state.host.functions[A]
     core.feed(HostChanged(A, None, "change pci"))
     for _ in range(5):
         core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
         assert core.device_list() == {A: "Healthy", B: "Healthy"}
         assert core.reason(A) == f"free; last known state, it cannot be inspected now: {SHORT}"
-        assert core.state.host.facts[A].function is known
+        assert core.state.host.functions[A] is known
         core.pass_time(limits.SHORTAGE_INSPECTION_S)  # every second, for as long as it lasts
     lines = [
         (e.level, e.fields["reason"])

@@ -46,7 +46,7 @@ def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
 def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
     """Allocate; all that it asks for comes back at once, the inspections last."""
     core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
-    functions = tuple(f.function for f in core.state.host.facts.values() if f.function is not None)
+    functions = tuple(core.state.host.functions.values())
     inspections = [
         FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
     ]
@@ -317,7 +317,7 @@ def restarted(core: Core, *devices: str) -> list[Answer]:
     """PreStartContainer."""
     core.at += 1
     core.feed(PreStartAsked(T, H100, tuple(map(DeviceId, devices))))
-    functions = tuple(f.function for f in core.state.host.facts.values() if f.function is not None)
+    functions = tuple(core.state.host.functions.values())
     inspections = [
         FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
     ]

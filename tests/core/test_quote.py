@@ -158,5 +158,5 @@ def test_ids_that_mean_nothing_here_leave_no_history_behind_for_ever() -> None:
         core.ledger = {f"strange {n}.{i}": "pod" for i in range(5)}
         core.feed(KubeletAppeared(f"socket {n}"))
     assert f"strange {n}.0" in core.device_list()
-    assert len(core.state.published.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.host.facts)
+    assert len(core.state.published.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.host.seen)
     assert "0000:01:00.0" in core.state.published.history

@@ -69,9 +69,9 @@ def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _old_inspections_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """An inspection overwrites what a later one has found."""
-    merge = inspections._merge
+    with_found = inspections._with_found
     monkeypatch.setattr(
-        inspections, "_merge", lambda facts, found, _number, at: merge(facts, found, 10**9, at)
+        inspections, "_with_found", lambda host, found, _number, at: with_found(host, found, 10**9, at)
     )
 
 

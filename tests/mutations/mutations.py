@@ -307,8 +307,8 @@ MUTATIONS: Final = (
     Mutation(
         "an older inspection overwrites what a later one found",
         "core/devices/inspections.py",
-        "        if before is None or before.inspection <= number:\n",
-        "        if True:\n",
+        "        if before is not None and before.inspection > number:\n",
+        "        if False:\n",
     ),
     Mutation(
         "a hint that comes during an inspection is forgotten",
@@ -327,7 +327,7 @@ MUTATIONS: Final = (
         "what came back incomplete is not inspected again",
         "core/devices/inspections.py",
         "        if failed or not complete:  # with growing waits, without end\n",
-        "        if failed and not complete and fact is None:\n",
+        "        if failed and not complete and function is None:\n",
     ),
     Mutation(
         "no scan after uevents were lost",
@@ -949,8 +949,8 @@ MUTATIONS: Final = (
     Mutation(
         "the last use that was seen of a claim's GPU outlives the claim",
         "core/gpus/driver.py",
-        "        if (fact := facts.get(a)) is not None\n        and (\n",
-        "        if (fact := facts.get(a)) is not None\n        and fact.inspection <= r.since and (\n",
+        "        if (last := seen.get(a)) is not None\n        and (\n",
+        "        if (last := seen.get(a)) is not None\n        and last.inspection <= r.since and (\n",
         tests=(CHANGES,),
     ),
     Mutation(

@@ -210,7 +210,7 @@ def test_a_daemon_that_ends_is_found_at_once(monkeypatch: pytest.MonkeyPatch, ho
             daemon: app.Daemon = await nursery.start(real, config)
             task_status.started(daemon)
             async for state in daemon.state:
-                if state.host.facts:
+                if state.host.functions:
                     break
             nursery.cancel_scope.cancel()
         if how == "dies":

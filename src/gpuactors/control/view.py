@@ -28,7 +28,7 @@ from gpuactors.core.reports.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import AdvertisedDevice, Fact, Health, Holder, PciAddress, Transition
+from gpuactors.core.values.model import AdvertisedDevice, Health, Holder, PciAddress, Seen, Transition
 
 NOT_LISTED = "not listed"
 """The health of a device that is gone and not advertised."""
@@ -240,7 +240,7 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
     function = found.function
-    fact = state.host.facts.get(function.address)
+    seen = state.host.seen.get(function.address)
     group = state.host.polls.groups.get(-1 if function.iommu_group is None else function.iommu_group)
     return DeviceView(
         address=function.address,
@@ -264,22 +264,22 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         remedy=_remedy(state, device, found.holders),
         listed=found.listed,
         for_claims=device_of_claims_view(state, function.address),
-        since_s=ago(_since(found, fact), at),
+        since_s=ago(_since(found, seen), at),
         nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
-        inspected_s=ago(fact.seen_at, at) if fact is not None else None,
+        inspected_s=ago(seen.at, at) if seen is not None else None,
         polled_s=ago(group.seen_at, at) if group is not None else None,
         calls=_calls(state, function.address, at),
     )
 
 
-def _since(found: DeviceReport, fact: Fact | None) -> float:
+def _since(found: DeviceReport, seen: Seen | None) -> float:
     """When the device came to its health and cause. Of one that is not listed these follow from what was inspected."""
     since = -math.inf
     for change in reversed(found.history):
         if (change.health, change.cause) != (found.health if found.listed else None, found.cause):
             break
         since = change.at
-    return since if found.listed or fact is None else max(since, fact.changed_at)
+    return since if found.listed or seen is None else max(since, seen.changed_at)
 
 
 def _calls(state: NodeState, address: PciAddress, at: float) -> tuple[LastCallView, ...]:

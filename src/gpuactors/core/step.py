@@ -70,7 +70,9 @@ def initial_state(
     return NodeState(
         host=Host(
             inspections=replace(wanted, last=wanted.last + 1),
-            facts={},
+            functions={},
+            seen={},
+            short={},
             scanned=False,
             uevents="not received yet",
             polls=usage.first_polls(),
@@ -263,8 +265,7 @@ def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
         case events.FunctionInspected():
             return inspections.inspected(state, event, at), _unreadable(state, event.functions)
         case events.InspectionFailed(_, address, reason):
-            fact = state.host.facts.get(address)
-            is_known = event.shortage and fact is not None and fact.short == reason
+            is_known = event.shortage and state.host.short.get(address) == reason
             return inspections.inspection_failed(state, event, at), [
                 Log(
                     Level.DEBUG if is_known else Level.WARNING,

@@ -249,7 +249,7 @@ GAUGES: Final = (
         "gpuactors_functions",
         "PCI functions of the node whose files are known.",
         (),
-        _one(lambda state, _: len(state.host.facts)),
+        _one(lambda state, _: len(state.host.functions)),
     ),
     Gauge(
         "gpuactors_calls_waiting",

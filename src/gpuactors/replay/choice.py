@@ -89,12 +89,12 @@ class Device:
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):
-            self.known = self.known or self.address in moment.state.host.facts
+            self.known = self.known or self.address in moment.state.host.seen
         return True
 
     def _is_about(self, played: Played) -> bool:
         if not self.known:
-            self.known = self.address in played.state.host.facts
+            self.known = self.address in played.state.host.seen
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
         about = (

@@ -186,7 +186,7 @@ def _same(before: NodeState, state: NodeState) -> bool:
     """
     return (
         before.published.device_lists is state.published.device_lists
-        and before.host.facts is state.host.facts
+        and before.host.functions is state.host.functions
         and before.claims.entries is state.claims.entries
         and before.offered.offer is state.offered.offer
         and before.domains is state.domains

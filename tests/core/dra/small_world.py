@@ -425,8 +425,8 @@ def _check_prepared(node: Node, uid: ClaimUid) -> None:
 
 def _seen_driver(node: Node) -> str | None:
     """The GPU's driver, as the daemon knows it."""
-    fact = node.state.host.facts.get(GPU)
-    return fact.function.driver if fact is not None and fact.function is not None else None
+    function = node.state.host.functions.get(GPU)
+    return function.driver if function is not None else None
 
 
 def _check_grant(node: Node) -> None:

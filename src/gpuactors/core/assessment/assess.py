@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
 from gpuactors.core.assessment.ownership import observed_use, ownership_of
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -25,7 +24,7 @@ def assessment_of(state: NodeState, device: Device, listed: Callable[[Device], H
     ownership = ownership_of(state, device)
     blocker = blocker_of(device, ownership, use)
     status = assess(device, ownership, blocker, use, listed)
-    if short := index_of(state).short.get(device.function.address):
+    if short := state.host.short.get(device.function.address):
         message = f"{status.message}; last known state, it cannot be inspected now: {short}"
         status = replace(status, message=message)
     return Assessment(ownership, blocker, status)

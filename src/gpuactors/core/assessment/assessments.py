@@ -31,7 +31,7 @@ def assessments_of(state: NodeState) -> Assessments:
     if (
         carried.devices is index.devices
         and carried.owners is index.owners
-        and carried.short is index.short
+        and carried.short is state.host.short
         and carried.uses is state.host.polls.groups
         and carried.orphans is state.kubelet.orphans
         and carried.read == ledger.read
@@ -63,7 +63,7 @@ def _refreshed(before: Assessments, state: NodeState) -> Assessments:
         before,
         devices=index.devices,
         owners=index.owners,
-        short=index.short,
+        short=state.host.short,
         uses=state.host.polls.groups,
         orphans=state.kubelet.orphans,
         read=state.kubelet.ledger.read,
@@ -89,7 +89,7 @@ def _refreshed(before: Assessments, state: NodeState) -> Assessments:
 def _touched(before: Assessments, state: NodeState) -> set[PciAddress]:
     """The devices of which something has changed: of itself, of another function of its group, or of their use."""
     index = index_of(state)
-    touched = changed_keys(before.devices, index.devices) | changed_keys(before.short, index.short)
+    touched = changed_keys(before.devices, index.devices) | changed_keys(before.short, state.host.short)
     groups = _with_other_use(before, state)
     for address in _with_other_owner(before, state):
         touched.add(address)

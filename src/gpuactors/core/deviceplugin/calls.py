@@ -237,7 +237,7 @@ def _noted(
     forgotten."""
     refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
     found = LastCall(kind, at, *refused)
-    last = {a: calls for a, calls in state.calls.last.items() if a in state.host.facts}
+    last = {a: calls for a, calls in state.calls.last.items() if a in state.host.seen}
     for address in addresses:
         last[address] = (*(c for c in last.get(address, ()) if c.kind is not kind), found)
     return replace(state, calls=replace(state.calls, last=last))
@@ -368,8 +368,7 @@ def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
 
 
 def _shortage(state: NodeState, address: PciAddress) -> str:
-    fact = state.host.facts.get(address)
-    return fact.short if fact is not None else ""
+    return state.host.short.get(address, "")
 
 
 def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
@@ -389,8 +388,8 @@ def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
 
 
 def _number(state: NodeState, address: PciAddress) -> int:
-    fact = state.host.facts.get(address)
-    return 0 if fact is None else fact.inspection
+    seen = state.host.seen.get(address)
+    return 0 if seen is None else seen.inspection
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,9 +328,9 @@ _OTHERS: Final = (
 
 def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
     """All entries of functions of this node, and the first of the others."""
-    others = (a for a in entries if a.address not in state.host.facts)
+    others = (a for a in entries if a.address not in state.host.seen)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
-    return [a for a in entries if a.id in first or a.address in state.host.facts]
+    return [a for a in entries if a.id in first or a.address in state.host.seen]
 
 
 def _recorded(
@@ -379,7 +379,7 @@ def _recorded(
         else:
             continue
         history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
-    unknown = [address for address in history if address not in state.host.facts]
+    unknown = [address for address in history if address not in state.host.seen]
     for address in unknown[: -limits.HISTORY_UNKNOWN_MAX]:  # the longest unchanged
         del history[address]
     return history

@@ -45,7 +45,7 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         now.resolved is was.resolved
         and now.ledger.entries is was.ledger.entries
         and now.pending_allocations is was.pending_allocations
-        and state.host.facts is before.host.facts
+        and state.host.seen is before.host.seen
     ):
         return state
     return indexed(_with_models(indexed(_named(indexed(state)))))

@@ -41,7 +41,7 @@ def index_of(state: NodeState) -> Index:
     """The index of exactly this state."""
     index, ledger = state.index, state.kubelet.ledger
     if (
-        index.facts is state.host.facts
+        index.functions is state.host.functions
         and index.resolved is state.kubelet.resolved
         and index.entries is ledger.entries
         and index.claims is ledger.claims
@@ -74,7 +74,7 @@ def check_index(state: NodeState) -> None:
 
 
 def _refreshed(before: Index, state: NodeState) -> Index:
-    index = before if before.facts is state.host.facts else _with_facts(before, state)
+    index = before if before.functions is state.host.functions else _with_functions(before, state)
     ledger = state.kubelet.ledger
     names = changed_keys(index.resolved, state.kubelet.resolved)
     if index.resolved is not state.kubelet.resolved:
@@ -118,29 +118,10 @@ def _refreshed(before: Index, state: NodeState) -> Index:
     return index
 
 
-def _with_facts(index: Index, state: NodeState) -> Index:
-    """After inspections: most of them find what was known, and change nothing but the inspection's number. Values that
-    did not change stay the same objects."""
-    inspected = {*other_keys(index.facts, state.host.facts)}
-    if not state.host.facts.keys() >= index.facts.keys():
-        inspected |= index.facts.keys() - state.host.facts.keys()
-    short = dict(index.short)
-    functions = dict(index.functions)
-    changed: set[PciAddress] = set()
-    for address in inspected:
-        fact, known = state.host.facts.get(address), index.functions.get(address)
-        short.pop(address, None)
-        if fact is not None and fact.short:
-            short[address] = fact.short
-        now = fact.function if fact is not None else None
-        if now is known or now == known:
-            continue
-        changed.add(address)
-        functions.pop(address, None) if now is None else functions.update({address: now})
-    index = replace(index, facts=state.host.facts, short=index.short if short == index.short else short)
-    if not changed:
-        return index
-    functions = _sorted(functions, index.functions)
+def _with_functions(index: Index, state: NodeState) -> Index:
+    """After inspections that found something else. Values that did not change stay the same objects."""
+    functions = state.host.functions
+    changed = changed_keys(index.functions, functions)
     names = dict(index.names)
     for address in changed:
         function = functions.get(address)

@@ -1,13 +1,17 @@
-"""Inspecting the host: which inspections are wanted, and how their results change the facts.
+"""Inspecting the host: which inspections are wanted, and how their results change what is known.
 
 Theory of operation. Every inspection and every scan gets a number when it is *requested*. A result with number n shows
-the host as it was at some moment after number n was issued. So a result replaces a fact only if the fact's number is
-not larger. At most one inspection per function and one scan are outstanding; a hint that comes meanwhile requests
-another one after it. So in whatever order results come in, every change on the host is followed by an inspection that
-was requested after it (or, if its hint is lost, by the next scan), and a storm of hints costs two inspections. A
-function that is gone keeps its number as long as a result with a smaller one may still come in and bring it back.
+the host as it was at some moment after number n was issued. So a result changes nothing at an address
+that an inspection with a larger number has seen. At most one inspection per function and one scan are outstanding; a
+hint that comes meanwhile requests another one after it. So in whatever order results come in, every change on the host
+is followed by an inspection that was requested after it (or, if its hint is lost, by the next scan), and a storm of
+hints costs two inspections. The address of a function that is gone keeps its number as long as a result with a smaller
+one may still come in and bring the function back.
 
-Must not decide what a fact means for kubelet.
+What is known of the functions is apart from when it was seen: a look that finds nothing new leaves the very objects
+that other values are derived of.
+
+Must not decide what a function means for kubelet.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.requests import Refresh
-from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Fact, Inspections, PciAddress, PciFunction, Retry
+from gpuactors.core.state import Host, NodeState
+from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen
 
 
 def first_inspections() -> Inspections:
@@ -58,44 +62,33 @@ def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
     """The addresses that a hint concerns: the function it names, or the known members of the group it names."""
     if event.address is not None:
         return frozenset((event.address, *_without_uevent(state, event.address)))
-    return frozenset(
-        a for a, f in state.host.facts.items() if f.function and f.function.iommu_group == event.iommu_group
-    )
+    return frozenset(a for a, f in state.host.functions.items() if f.iommu_group == event.iommu_group)
 
 
 def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
     """The physical function of a hinted virtual one: there is no uevent of it when its virtual functions go
     (drivers/pci/iov.c, sriov_disable). A function that is not known may be a virtual one of any that has some."""
-    facts = state.host.facts
-    fact = facts.get(address)
-    if fact is None or fact.function is None:
-        return [a for a, f in facts.items() if f.function is not None and f.function.has_virtual_functions]
-    physical = fact.function.physical
-    return [physical] if physical is not None else []
+    function = state.host.functions.get(address)
+    if function is None:
+        return [a for a, f in state.host.functions.items() if f.has_virtual_functions]
+    return [function.physical] if function.physical is not None else []
 
 
 def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     """A full scan came back: a function that it does not name is gone."""
     if event.inspection != state.host.inspections.scan:
         return state
-    facts = _merge(state.host.facts, event.functions, event.inspection, at)
-    named = {function.address for function in event.functions}
-    for address, fact in state.host.facts.items():
-        if address not in named and fact.inspection <= event.inspection:
-            facts[address] = _found(event.inspection, None, fact, at)
+    named = {function.address: function for function in event.functions}
+    host = _with_found(state.host, {**dict.fromkeys(state.host.seen), **named}, event.inspection, at)
     inspections = _scan_back(
         replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
     )
-    return _settle(
-        replace(state, host=replace(state.host, facts=facts, inspections=inspections, scanned=True)),
-        named,
-        event.inspection,
-        at,
-    )
+    host = replace(host, inspections=inspections, scanned=True)
+    return _settle(replace(state, host=host), named, event.inspection, at)
 
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
-    """A failed scan changes no fact and is requested again, after a wait that grows each time."""
+    """A failed scan shows nothing and is requested again, after a wait that grows each time."""
     if event.inspection != state.host.inspections.scan:
         return state
     failures = state.host.inspections.scan_failures
@@ -109,43 +102,28 @@ def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeStat
     """One inspection came back: the function at its address and the other members of its group."""
     if event.inspection != state.host.inspections.functions.get(event.address):
         return state
-    facts = _merge(state.host.facts, event.functions, event.inspection, at)
-    named = {function.address for function in event.functions}
-    before = state.host.facts.get(event.address)
-    if event.address not in named and (before is None or before.inspection <= event.inspection):
-        facts[event.address] = _found(event.inspection, None, before, at)
-    inspections = _inspection_back(state.host.inspections, event.address)
-    return _settle(
-        replace(state, host=replace(state.host, facts=facts, inspections=inspections)),
-        named | {event.address},
-        event.inspection,
-        at,
-    )
+    found = {event.address: None, **{function.address: function for function in event.functions}}
+    host = _with_found(state.host, found, event.inspection, at)
+    host = replace(host, inspections=_inspection_back(host.inspections, event.address))
+    return _settle(replace(state, host=host), found, event.inspection, at)
 
 
 def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
     """An inspection that failed as a whole: the function keeps its known attributes, with the failure as its fault.
 
-    A shortage is no fault: the fact keeps its number, and records why there is no newer one.
+    A shortage is no fault: the function was not seen again, and `Host.short` has the reason.
     """
     if event.inspection != state.host.inspections.functions.get(event.address):
         return state
-    facts = dict(state.host.facts)
-    before = facts.get(event.address)
-    if before is not None and before.function is not None and before.inspection <= event.inspection:
-        facts[event.address] = (
-            replace(before, short=event.reason)
-            if event.shortage
-            else _found(event.inspection, replace(before.function, fault=event.reason), before, at)
-        )
-    inspections = _inspection_back(state.host.inspections, event.address)
-    state = _settle(
-        replace(state, host=replace(state.host, facts=facts, inspections=inspections)),
-        {event.address},
-        event.inspection,
-        at,
-        failed=True,
-    )
+    host, known = state.host, state.host.functions.get(event.address)
+    if known is not None and host.seen[event.address].inspection <= event.inspection:
+        if event.shortage:
+            host = replace(host, short={**host.short, event.address: event.reason})
+        else:
+            found = {event.address: replace(known, fault=event.reason)}
+            host = _with_found(host, found, event.inspection, at)
+    host = replace(host, inspections=_inspection_back(host.inspections, event.address))
+    state = _settle(replace(state, host=host), {event.address}, event.inspection, at, failed=True)
     return _again_soon(state, event, at) if event.shortage else state
 
 
@@ -185,34 +163,31 @@ def deadline(inspections: Inspections) -> float:
     return min([inspections.whole.deadline, *(refresh.due_at for refresh in inspections.single.values())])
 
 
-def _merge(
-    facts: Mapping[PciAddress, Fact], functions: Iterable[PciFunction], number: int, at: float
-) -> dict[PciAddress, Fact]:
-    merged = dict(facts)
-    for function in functions:
-        before = merged.get(function.address)
-        if before is None or before.inspection <= number:
-            found = _with_identity(function, before)
-            # The known object, if it is equal: so derived values need only a comparison by identity.
-            known = before.function if before is not None else None
-            merged[function.address] = _found(number, known if known == found else found, before, at)
-    return merged
+def _with_found(host: Host, found: Mapping[PciAddress, PciFunction | None], number: int, at: float) -> Host:
+    """`host` after inspection `number` of these addresses, which came back at `at`; None: no function is there."""
+    seen, short, other = dict(host.seen), dict(host.short), dict[PciAddress, PciFunction | None]()
+    for address, function in found.items():
+        before, known = seen.get(address), host.functions.get(address)
+        if before is not None and before.inspection > number:
+            continue
+        now = _with_identity(function, known) if function is not None else None
+        is_known = before is not None and now == known
+        seen[address] = Seen(number, at, before.changed_at if before is not None and is_known else at)
+        short.pop(address, None)
+        if now != known:
+            other[address] = now
+    functions = host.functions
+    if other:
+        there = {a: f for a, f in {**functions, **other}.items() if f is not None}
+        functions = there if there.keys() <= functions.keys() else dict(sorted(there.items()))
+    return replace(host, functions=functions, seen=seen, short=short if short != host.short else host.short)
 
 
-def _found(number: int, function: PciFunction | None, before: Fact | None, at: float) -> Fact:
-    """The fact of an inspection that came back at `at`."""
-    is_known = before is not None and (before.function is function or before.function == function)
-    return Fact(
-        number, function, seen_at=at, changed_at=before.changed_at if before is not None and is_known else at
-    )
-
-
-def _with_identity(function: PciFunction, before: Fact | None) -> PciFunction:
+def _with_identity(function: PciFunction, known: PciFunction | None) -> PciFunction:
     """A function whose attributes cannot be read just now keeps its known identity.
 
     A GPU must not fall out of its resource, or out of kubelet's list, because one read failed.
     """
-    known = before.function if before is not None else None
     if known is not None and function.gpu_uuid is None and _is_of_model(function, known):
         # Only its host's driver says it; it is the same GPU as long as it is there.
         function = replace(function, gpu_uuid=known.gpu_uuid)
@@ -237,19 +212,20 @@ def _is_of_model(function: PciFunction, known: PciFunction) -> bool:
 def _settle(
     state: NodeState, inspected: Iterable[PciAddress], inspection: int, at: float, *, failed: bool = False
 ) -> NodeState:
-    """Removes the facts of functions that are gone for good, and plans another inspection of those that came back
+    """Forgets the addresses whose functions are gone for good, and plans another inspection of those that came back
     incomplete from this one, or failed."""
     inspections, retries = state.host.inspections, dict(state.host.inspections.retries)
     outstanding = [*inspections.functions.values(), *([inspections.scan] if inspections.scan else [])]
     oldest = min(outstanding, default=math.inf)
-    facts = {a: f for a, f in state.host.facts.items() if f.function is not None or f.inspection > oldest}
+    functions = state.host.functions
+    seen = {a: s for a, s in state.host.seen.items() if a in functions or s.inspection > oldest}
     for address in inspected:
         before = retries.get(address)
         if before is not None and before.inspection > inspection:
             continue  # that inspection was requested later and failed: a change may have come after this one
         retries.pop(address, None)
-        fact = facts.get(address)
-        complete = fact is None or fact.function is None or _is_complete(fact.function)
+        function = functions.get(address)
+        complete = function is None or _is_complete(function)
         due_at = math.inf
         if failed or not complete:  # with growing waits, without end
             attempt = before.attempt + 1 if before is not None else 0
@@ -258,7 +234,7 @@ def _settle(
             retries[address] = Retry(attempt, inspection)
         inspections = _due(inspections, address, due_at)
     inspections = replace(inspections, retries=retries)
-    return replace(state, host=replace(state.host, facts=facts, inspections=inspections))
+    return replace(state, host=replace(state.host, seen=seen, inspections=inspections))
 
 
 def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspections:

@@ -19,8 +19,7 @@ GONE: Final = Blocker(Cause.GONE, "the PCI function is gone from this node")
 
 def function_at(state: NodeState, address: PciAddress) -> PciFunction | None:
     """The function that the last inspection found there."""
-    fact = state.host.facts.get(address)
-    return fact.function if fact is not None else None
+    return state.host.functions.get(address)
 
 
 def not_offered(function: PciFunction) -> Blocker:

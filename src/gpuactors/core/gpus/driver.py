@@ -274,8 +274,8 @@ def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu
 def _looked_at_once(state: NodeState) -> NodeState:
     """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
     ones."""
-    claims, facts, since = state.claims, state.host.facts, state.host.inspections.last
-    settled = {a: since if n == returns.UNSEEN else n for a, n in claims.settled.items() if a in facts}
+    claims, seen, since = state.claims, state.host.seen, state.host.inspections.last
+    settled = {a: since if n == returns.UNSEEN else n for a, n in claims.settled.items() if a in seen}
     wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
     return with_inspections(replace(state, claims=replace(claims, settled=settled)), wanted)
 
@@ -297,13 +297,13 @@ def _looked_again(
 
 def _seen_again(state: NodeState) -> Claims:
     """The claims without the returned devices that an inspection has seen since, and a poll where they were in use."""
-    claims, facts, uses = state.claims, state.host.facts, state.host.polls.groups
+    claims, seen, uses = state.claims, state.host.seen, state.host.polls.groups
     unseen = {
         a: r
         for a, r in claims.returned.items()
-        if (fact := facts.get(a)) is not None
+        if (last := seen.get(a)) is not None
         and (
-            fact.inspection <= r.since
+            last.inspection <= r.since
             or ((group := _group_in_use(state, a)) is not None and uses[group].poll <= r.since)
         )
     }

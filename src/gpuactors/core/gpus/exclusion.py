@@ -170,9 +170,9 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
     """What has not been read since the claim came: an older view is no fact."""
     index, ledger = index_of(state), state.kubelet.ledger
     for function in functions:
-        fact = state.host.facts.get(function.address)
+        seen = state.host.seen.get(function.address)
         if function.address in state.host.inspections.functions and (
-            fact is None or fact.inspection <= entry.since
+            seen is None or seen.inspection <= entry.since
         ):
             return Obstacle(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
         group = function.iommu_group

@@ -22,10 +22,10 @@ def is_seen(state: NodeState, entry: Entry) -> bool:
 
 
 def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
-    fact = state.host.facts.get(address)
-    if fact is None:  # a function that is gone has none, once that was seen
+    seen = state.host.seen.get(address)
+    if seen is None:  # a function that is gone has none, once that was seen
         return address not in state.host.inspections.functions
-    return fact.inspection > since
+    return seen.inspection > since
 
 
 def astray(state: NodeState, entry: Entry) -> str:

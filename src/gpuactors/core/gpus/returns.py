@@ -40,7 +40,7 @@ _UNDER_WAY: Final = frozenset(
 
 def followed(before: NodeState, state: NodeState) -> Claims:
     """The claims of `state` with what its functions are found on; the same object if nothing follows."""
-    claims, functions, facts = state.claims, index_of(state).functions, state.host.facts
+    claims, functions, seen = state.claims, index_of(state).functions, state.host.seen
     was = index_of(before).functions
     if (
         was is functions
@@ -51,7 +51,7 @@ def followed(before: NodeState, state: NodeState) -> Claims:
         return claims
     gone = was.keys() - functions.keys() if was is not functions else frozenset()
     settled = {
-        a: n for a, n in claims.settled.items() if (fact := facts.get(a)) is not None and fact.inspection <= n
+        a: n for a, n in claims.settled.items() if (last := seen.get(a)) is not None and last.inspection <= n
     }
     known = claims.first_drivers
     if not gone.isdisjoint(known):

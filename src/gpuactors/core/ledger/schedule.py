@@ -73,7 +73,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     if over := _uses_that_are_over(state):
         groups = {g: use for g, use in state.host.polls.groups.items() if g not in over}
         state = indexed(with_polls(state, replace(state.host.polls, groups=groups)))
-    ledger, inspected = state.kubelet.ledger, state.host.facts is not before.host.facts
+    ledger, inspected = state.kubelet.ledger, state.host.seen is not before.host.seen
     if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))

@@ -21,17 +21,18 @@ from gpuactors.core.values.model import (
     Call,
     DeviceId,
     DeviceList,
-    Fact,
     Inspections,
     LastCall,
     Ledger,
     Orphan,
     PciAddress,
+    PciFunction,
     PluginState,
     Polls,
     Resolved,
     ResourceName,
     Role,
+    Seen,
     Settings,
     Token,
     Transition,
@@ -43,7 +44,14 @@ class Host:
     """What the kernel shows of the node: sysfs, uevents, the use of the groups."""
 
     inspections: Inspections
-    facts: Mapping[PciAddress, Fact]
+    functions: Mapping[PciAddress, PciFunction]
+    """Those that are there, sorted by address. Both the mapping and each function stay the same object until an
+    inspection finds something else, so that what is derived of them needs only a comparison by identity."""
+    seen: Mapping[PciAddress, Seen]
+    """When each was inspected last. An address where no function is any more stays as long as the result of an older
+    inspection may come back."""
+    short: Mapping[PciAddress, str]
+    """Why a function could not be inspected since: a shortage of the daemon's own, which is no fault of it."""
     scanned: bool
     """A first full scan has come back."""
     uevents: str

@@ -13,7 +13,6 @@ from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
     DeviceList,
-    Fact,
     Observed,
     PciAddress,
     PciFunction,
@@ -28,7 +27,8 @@ from gpuactors.core.values.owner import Named, Owner
 class Index:
     """The derived values, preceded by the values that they are derived from."""
 
-    facts: Mapping[PciAddress, Fact]
+    functions: Mapping[PciAddress, PciFunction]
+    """As `Host.functions`."""
     resolved: Mapping[Named, Resolved]
     entries: Mapping[Named, Pod]
     claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]]
@@ -47,10 +47,6 @@ class Index:
     observed: Mapping[int, Observed]
     """As `Polls.groups`."""
 
-    functions: Mapping[PciAddress, PciFunction]
-    """Those that are there, sorted by address."""
-    short: Mapping[PciAddress, str]
-    """As `Fact.short`, where it is not empty."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group; each sorted by address."""
     iommufd: bool
@@ -110,7 +106,7 @@ _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
 NO_INDEX: Final = Index(
-    facts=_NOTHING,
+    functions=_NOTHING,
     resolved=_NOTHING,
     entries=_NOTHING,
     claims=_NOTHING,
@@ -121,8 +117,6 @@ NO_INDEX: Final = Index(
     device_lists=_NOTHING,
     leaving=_EMPTY,
     observed=_NOTHING,
-    functions=_NOTHING,
-    short=_NOTHING,
     groups=_NOTHING,
     iommufd=False,
     switches=_EMPTY,

@@ -127,21 +127,17 @@ class PciFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """The result of inspection number `inspection` of an address; `function` is None if no relevant function is
-    there.
+class Seen:
+    """The last inspection of an address, whether it found a function or none.
 
-    An inspection with a smaller number never overwrites a fact: it may have read before the fact's inspection was
+    The result of an inspection with a smaller number changes nothing: it may have read before this one was
     requested."""
 
     inspection: int
-    function: PciFunction | None
-    short: str = ""
-    """Why it could not be inspected since: a shortage of the daemon's own, which is no fault of the function."""
-    seen_at: float = -math.inf
-    """When that inspection came back; infinitely long ago if it is not known, as in the two below."""
-    changed_at: float = -math.inf
-    """When an inspection first found it like this."""
+    at: float
+    """When it came back."""
+    changed_at: float
+    """When an inspection first found what is known of the address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,17 +34,17 @@ TAKEOVER: Final = (
     ),
     Mutation(
         "a claim that has ended here is taken over again at each start",
-        "actors/checkpoint_keeper.py",
+        "core/claims/restoration.py",
         "    if theirs is None or theirs.checksum == checkpoint.taken_from:\n",
         "    if theirs is None:\n",
-        tests=("tests/actors/test_checkpoint_keeper.py",),
+        tests=("tests/core/dra/test_restoration.py",),
     ),
     Mutation(
         "what was taken over stands among our own claims, which an older daemon cannot read",
-        "actors/checkpoint_keeper.py",
+        "core/claims/restoration.py",
         "        (taken_over if is_theirs else claims)[uid] = {**before, **encoded_entry(entry)}\n",
         "        claims[uid] = {**before, **encoded_entry(entry)}\n",
-        tests=("tests/actors/test_checkpoint_keeper.py",),
+        tests=("tests/core/dra/test_restoration.py",),
     ),
     Mutation(
         "a claim that was taken over is prepared anew",

@@ -1,0 +1,130 @@
+"""What a daemon goes on with at its start: the checkpoint as it was found, the files of the claims, and the checkpoint
+that NVIDIA's driver has left.
+
+A checkpoint is lost if it is damaged, or if there is none beside the files of claims. Then the CDI and metadata files
+name the devices of the claims. Files of no claim are to be removed, as a daemon that was killed may have left them. So
+are metadata files without the CDI file of the devices, which is written last, and is gone after a reboot: no container
+can be started with what they are left of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Origin, Restored, Theirs
+from gpuactors.core.claims.files import FoundFiles
+from gpuactors.core.claims.outputs import CheckpointWanted
+from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
+from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
+from gpuactors.core.values.claim import ClaimsOf, ClaimUid, FirstDriver, Json
+from gpuactors.core.values.claim_states import ClaimState
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What the checkpoint keeper reports and does after it has read."""
+
+    entries: tuple[StoredEntry, ...]
+    first_drivers: tuple[FirstDriver, ...]
+    owed: tuple[OwedReturn, ...]
+    warning: str
+    """What is missing, as a sentence; empty if nothing is."""
+    kept: Checkpoint
+    """What the next content of the file goes on from: `next_content`."""
+    stray: tuple[ClaimUid, ...]
+    """Claims whose files are to be removed."""
+    clear_mounted: bool
+    """Whether all directories that containers mount are to be removed."""
+
+
+def restoration(
+    restored: Restored, found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf, *, owns: bool
+) -> Restoration:
+    """Decides what of it counts. `owns`: this daemon serves from now on. Until then another one does, whose newest
+    claim may be in its files and not yet in what was read: nothing is removed.
+
+    Where the checkpoint is of another boot, no container runs that has mounted a directory of a claim, and nobody knows
+    whose these are: all are removed. Except where claims of NVIDIA's driver are taken over: its directories are in the
+    same place.
+    """
+    checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.first_drivers.values())
+    lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and bool(found))
+    try:
+        stored = {**checkpoint.claims, **checkpoint.taken_over}
+        entries = tuple(decoded_entry(uid, content) for uid, content in stored.items())
+        owed = tuple(map(decoded_return, checkpoint.owed))
+    except MalformedError as exc:
+        lost = True
+        warning = (
+            f"an entry of the checkpoint makes no sense ({exc}), and all were found out from the CDI files"
+        )
+    else:
+        warning = restored.sentence if lost else ""
+    if lost:
+        claimed = {uid for uid, of_claim in found.items() if of_claim.devices is not None}
+        entries, unknown = entries_of({uid: found[uid] for uid in found if uid in claimed}, of)
+        owed = ()
+        checkpoint = replace(checkpoint, claims={}, owed=(), taken_over={}, taken_from="")
+        if unknown:
+            warning += f"; whose files are those of {', '.join(unknown)} cannot be read, and they are left"
+    else:
+        claimed = {entry.name.uid for entry in entries}
+    is_theirs = restored.theirs is not None and bool(restored.theirs.claims)
+    entries, checkpoint = _taken_over(entries, checkpoint, restored.theirs)
+    return Restoration(
+        entries=entries,
+        first_drivers=drivers,
+        owed=owed,
+        warning=warning,
+        kept=checkpoint,
+        stray=tuple(uid for uid in found if uid not in claimed) if owns else (),
+        clear_mounted=owns and restored.origin is Origin.OTHER_BOOT and not is_theirs,
+    )
+
+
+def _taken_over(
+    entries: tuple[StoredEntry, ...], checkpoint: Checkpoint, theirs: Theirs | None
+) -> tuple[tuple[StoredEntry, ...], Checkpoint]:
+    """The entries with the claims that NVIDIA's driver has prepared: each state of its file counts once, as the file
+    goes on naming those that have ended here since."""
+    if theirs is None or theirs.checksum == checkpoint.taken_from:
+        return entries, checkpoint
+    known = {entry.name.uid for entry in entries}
+    taken = tuple(entry for entry in theirs.claims if entry.name.uid not in known)
+    return (*entries, *taken), replace(checkpoint, taken_from=theirs.checksum)
+
+
+def entries_of(
+    found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf
+) -> tuple[tuple[StoredEntry, ...], tuple[ClaimUid, ...]]:
+    """The claims by their files, and the UIDs of files whose claim or devices cannot be read. What a claim of a compute
+    domain has is read from the API server again; a GPU must not be offered until then."""
+    entries, unknown = [], []
+    for uid, of_claim in found.items():
+        gpus = tuple(_gpus(of_claim.devices or ()))
+        if of_claim.claim is None or (of is ClaimsOf.GPUS and not gpus):
+            unknown.append(uid)
+        else:
+            entries.append(StoredEntry(of_claim.claim, ClaimState.PREPARED, None, gpus))
+    return tuple(entries), tuple(unknown)
+
+
+def _gpus(devices: Iterable[str]) -> Iterable[ClaimedGpu]:
+    for device in devices:
+        if (address := claimed_address(device)) is not None:
+            stays = "its first driver in this boot is not known, as the checkpoint is lost"
+            yield ClaimedGpu(address, (FirstDriver(address, None, vfio=True),), stays)
+
+
+def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:
+    """What is to be written, with what a newer daemon has written into the file and this one does not know."""
+    claims, taken_over = dict[ClaimUid, Mapping[str, Json]](), dict[ClaimUid, Mapping[str, Json]]()
+    for entry in wanted.entries:
+        uid, is_theirs = entry.name.uid, entry.state is ClaimState.TAKEN_OVER
+        before = (kept.taken_over if is_theirs else kept.claims).get(uid, {})
+        (taken_over if is_theirs else claims)[uid] = {**before, **encoded_entry(entry)}
+    first_drivers = {f.address: f for f in wanted.first_drivers}
+    owed = tuple(map(encoded_return, wanted.owed))
+    return replace(kept, claims=claims, taken_over=taken_over, first_drivers=first_drivers, owed=owed)

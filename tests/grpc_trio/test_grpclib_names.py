@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.grpc_trio.grpclib_names import (
+from tests.grpc_trio.grpclib_names import (
     GRPCLIB_VERSION,
     PRIVATE_NAMES,
     SET_IN_INIT,

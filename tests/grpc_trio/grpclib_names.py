@@ -1,8 +1,8 @@
-"""Every private name of grpclib and h2 that this package leans on, and for what.
+"""Every private name of grpclib and h2 that gpuactors.grpc_trio uses, and for what.
 
-grpclib is pinned to the version below; `tests/grpc_trio/test_grpclib_names.py` fails with a clear message when
+grpclib is pinned to the version below; `test_grpclib_names.py` fails with a clear message when
 the version, a name or a signature has changed. Then: read the new source, adjust the adaptor, run its tests, and only
-then change what is written here. Data only; nothing here runs in production.
+then change what is written here.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ release:
     @python -m tests.release.make
 
 # Write all of docs/ again that follows from the code.
-docs: causes metrics log-events tables
+docs: causes metrics tables
 
 # Record docs/media/ anew: the terminal's recordings and the picture of the replay page, from real runs. A minute.
 recording:
@@ -118,10 +118,6 @@ causes:
 # Write docs/metrics.md again from what observe/metrics.py declares.
 metrics:
     python -m gpuactors.observe.metrics > docs/metrics.md
-
-# Write docs/log-events.md again from what observe/log_events.py declares.
-log-events:
-    python -m gpuactors.observe.log_events > docs/log-events.md
 
 # Generate the protobuf code of protos/ again.
 gen: (_generate "src/gpuactors")

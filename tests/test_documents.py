@@ -18,8 +18,8 @@ from gpuactors.core.reports.kube_events import CONTESTED
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.doctor.finding import Check
-from gpuactors.observe.log_events import EVENTS
 from gpuactors.simulation.run import list_scenarios
+from tests.observe.documented_events import EVENTS
 from tests.support.markdown import anchors, blocks, links, spans
 from tests.support.said import is_said
 from tests.test_tree import ROOT, texts

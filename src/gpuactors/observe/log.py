@@ -1,6 +1,6 @@
 """Logging set-up: one line per event on standard error, as JSON or for a console, for our own code and for libraries.
 
-Event names are `noun.verb` (`device.changed`, `host.scanned`), declared in log_events.py; details are fields, not
+Event names are `noun.verb` (`device.changed`, `host.scanned`), declared in docs/log-events.md; details are fields, not
 prose. Fields that hold for all that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio
 gives each task its own. Must not decide which lines are written, and must not start a thread or an event loop.
 """

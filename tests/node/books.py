@@ -203,14 +203,38 @@ def address_of(device: str) -> str:
     return f"{domain}:{bus}:{slot}.{function}"
 
 
+@final
+class _PodResources:
+    """Kubelet's PodResources. The connection is kept, as a look comes each 0.2 s; after a failure the next call makes
+    another one, as kubelet may have started again. For use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: tuple[grpc.Channel, Mapping[str, Any]] | None = None
+
+    def call(self, method: str, request: object) -> Any:
+        """Raises grpc.RpcError."""
+        with self._lock:
+            if self._kept is None:
+                channel = grpc.insecure_channel(f"unix:{kubelet_dir()}/pod-resources/kubelet.sock")
+                self._kept = channel, _PROTO.stub(channel, "PodResourcesLister")
+            kept = self._kept
+        try:
+            return kept[1][method](request, timeout=_CALL_S)
+        except grpc.RpcError:
+            with self._lock:
+                if self._kept is kept:
+                    self._kept = None  # closed when the last call of another thread over it has ended
+            raise
+
+
+_POD_RESOURCES: Final = _PodResources()
+
+
 def pod_resources(method: str, request: object | None = None) -> Any:
     """One call of kubelet's PodResources. Raises grpc.RpcError."""
-    with grpc.insecure_channel(f"unix:{kubelet_dir()}/pod-resources/kubelet.sock") as channel:
-        call = _PROTO.stub(channel, "PodResourcesLister")[method]
-        name = {"List": "ListPodResourcesRequest", "GetAllocatableResources": "AllocatableResourcesRequest"}[
-            method
-        ]
-        return call(request or _PROTO.message(name)(), timeout=_CALL_S)
+    name = {"List": "ListPodResourcesRequest", "GetAllocatableResources": "AllocatableResourcesRequest"}
+    return _POD_RESOURCES.call(method, request or _PROTO.message(name[method])())
 
 
 def _allocated() -> Mapping[str, tuple[tuple[str, str], ...]] | None:

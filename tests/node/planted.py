@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -161,11 +162,23 @@ def _run(scenario: str, gates: str, environment: Mapping[str, str]) -> subproces
     command = (sys.executable, "-m", "tests.node.run", "--set", gates, *scenario.split(), "-x")
     # Without CI: there a scenario that has failed would be played once more.
     once = {**os.environ, "CI": "", **environment}
-    return subprocess.run(
+    with subprocess.Popen(
         command, cwd=CHECKOUT, env=once, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False,
-    )  # fmt: skip
+        text=True,
+    ) as running:  # fmt: skip
+        try:
+            said, _ = running.communicate()
+        except BaseException:  # `subprocess.run` would kill it while it takes the node down
+            running.terminate()
+            running.wait()
+            raise
+    return subprocess.CompletedProcess(command, running.returncode, said)
+
+
+def _interrupted(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupted)
     sys.exit(main(sys.argv[1:]))

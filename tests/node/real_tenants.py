@@ -63,6 +63,17 @@ def _device(group: int) -> tuple[int, int]:
     return major, added + group
 
 
+_COMPONENTS: Final = frozenset(
+    {"etcd", "kube-apiserver", "kube-controller", "kube-scheduler", "kubelet", "containerd"}
+)
+"""Of the nodes themselves, by /proc/PID/comm, which has 15 characters: hundreds of descriptors, and never a group's."""
+
+
+def _command(pid: str) -> str:
+    with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as file:
+        return file.read().rstrip()
+
+
 def _owner(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cgroup", encoding="ascii") as file:
@@ -93,6 +104,8 @@ class RealTenants(Tenants):
         major, added = _DEVICES[LANE]
         for pid in (name for name in os.listdir("/proc") if name.isdigit()):
             try:
+                if _command(pid) in _COMPONENTS:
+                    continue
                 for descriptor in os.scandir(f"/proc/{pid}/fd"):
                     # A container's path is the host's: it is cheaper to read than the device number.
                     if os.readlink(descriptor.path).startswith("/dev/vfio/"):

@@ -161,7 +161,7 @@ tables:
     python -m tests.tables
 
 # Resolve the requirements anew: exact versions with hashes, for every Python from 3.11 on.
-lock: _uv (_lock "runtime" "pyproject.toml") (_lock "build" "--group build") (_lock "dev" "pyproject.toml --extra live --group dev") (_lock "nvml" "pyproject.toml --extra nvml --constraints requirements/runtime.txt") (_lock "helm" "--group helm --no-deps")
+lock: _uv (_lock "runtime" "pyproject.toml") (_lock "build" "--group build") (_lock "dev" "pyproject.toml --group dev") (_lock "nvml" "pyproject.toml --extra nvml --constraints requirements/runtime.txt") (_lock "helm" "--group helm --no-deps")
 
 _lock NAME WHAT:
     uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

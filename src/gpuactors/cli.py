@@ -187,9 +187,7 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
 @click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random choices.")
 @click.option("--speed", default=1.0, show_default=True, help="Speed on a terminal; 2 is twice as fast.")
-@click.option(
-    "--json", "json_lines", is_flag=True, help="Print one JSON object per step instead of the live table."
-)
+@click.option("--json", "json_lines", is_flag=True, help="Print one JSON object per step instead of text.")
 @click.option(
     "--script",
     default=None,

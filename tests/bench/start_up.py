@@ -62,10 +62,7 @@ def measure(node: Node, starts: int) -> list[Figure]:
 
 
 def imports(runs: int) -> list[Figure]:
-    """What of a start is the interpreter and the import of the daemon's modules, with the shares of the packages.
-
-    An installation without the extra `live` (the image) has no rich: there its share is not spent.
-    """
+    """What of a start is the interpreter and the import of the daemon's modules, with the shares of the packages."""
     bare_ms: list[float] = []
     import_ms: list[float] = []
     for i in range(-1, runs):

@@ -6,7 +6,6 @@ import io
 import json
 import random
 import re
-import sys
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -42,7 +41,7 @@ from gpuactors.simulation.kubelet.device_manager import (
 from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
 from gpuactors.simulation.script import Scenario, Step
-from gpuactors.simulation.show import aligned
+from gpuactors.simulation.show import ScenarioResult, Show, aligned
 from gpuactors.simulation.world import World
 
 NAMES = [scenario.name for scenario in SCENARIOS]
@@ -379,23 +378,21 @@ def boot() -> Step:
     return Step("Boot", "Two GPUs.", start_node(*h100s(2, VFIO)), (Counts(H100, 2, 2, 0),))
 
 
-def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_plain_text_with_pauses_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SCENARIOS", (story(boot()),))
-    monkeypatch.setenv("TERM", "xterm")
-    out = Terminal()
-    assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
-    assert "Step 1 of 1: Boot" in out.getvalue()
-    assert "\x1b[" in out.getvalue()
-    assert out.getvalue().count("0000:19:00.0") > 1  # drawn again as the counts changed
+    paused: list[float] = []
 
+    async def played(scenario: Scenario, seed: int, show: Show, pause_s: float) -> ScenarioResult:
+        paused.append(pause_s)
+        return await play(scenario, seed, show, 0.0)
 
-def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SCENARIOS", (story(boot()),))
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    out = Terminal()
-    assert run.simulate(scenario="test", seed=0, speed=1e6, json_lines=False, out=out) == 0
-    assert "\x1b[" not in out.getvalue()
-    assert "Step 1 of 1: Boot" in out.getvalue()
+    play = run.play
+    monkeypatch.setattr(run, "play", played)
+    for out, json_lines in ((Terminal(), False), (Terminal(), True), (io.StringIO(), False)):
+        run.simulate(scenario="test", seed=0, speed=2.0, json_lines=json_lines, out=out)
+        assert "\x1b[" not in out.getvalue()
+        assert ("Step 1 of 1: Boot" in out.getvalue()) is not json_lines
+    assert paused == [run.PAUSE_S / 2.0, 0.0, 0.0]
 
 
 def test_columns_are_aligned() -> None:

@@ -1,7 +1,6 @@
 """A terminal as a whole screen, with ANSI codes: its other screen, so that what was there before is there again.
 
-Of a screen only the lines that differ are written, in one write, so nothing flickers. A dozen codes do; rich, which
-`simulate` can use, is not in the image.
+Of a screen only the lines that differ are written, in one write, so nothing flickers. A dozen codes do.
 """
 
 from __future__ import annotations

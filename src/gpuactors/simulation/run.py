@@ -16,7 +16,7 @@ from gpuactors.simulation.expectations import Sound
 from gpuactors.simulation.log_tail import LogTail
 from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.script import Scenario, Step
-from gpuactors.simulation.show import ScenarioResult, Show, StepResult, make_show
+from gpuactors.simulation.show import JsonLines, PlainText, ScenarioResult, Show, StepResult
 from gpuactors.simulation.world import World, open_world
 
 PAUSE_S: Final = 4.0
@@ -41,8 +41,8 @@ def simulate(*, scenario: str, seed: int, speed: float, json_lines: bool, out: T
     found = next((s for s in SCENARIOS if s.name == scenario), None)
     if found is None:
         raise ValueError(f"no scenario {scenario!r}; there are {', '.join(s.name for s in SCENARIOS)}")
-    show, human = make_show(out, json_lines=json_lines)
-    pause_s = PAUSE_S / speed if human else 0.0
+    show: Show = JsonLines(out) if json_lines else PlainText(out)
+    pause_s = PAUSE_S / speed if out.isatty() and not json_lines else 0.0
     code = EXIT_FAILED
     try:
         result = trio.run(play, found, seed, show, pause_s)
@@ -52,8 +52,6 @@ def simulate(*, scenario: str, seed: int, speed: float, json_lines: bool, out: T
     except* BrokenPipeError:
         # `simulate | head`: the reader has gone. What is still buffered must not fail at the process's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-    finally:
-        show.stop()
     return code
 
 
@@ -95,24 +93,16 @@ async def play_step(world: World, number: int, of: int, step: Step, show: Show) 
     """Plays one step and waits until its expectations are met."""
     before = world.kubelet.view
     began_at, negative_s = trio.current_time(), world.negative_s
-    show.step_begins(number, of, step, world.moment())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_show_changes, world, show)
-        unmet: tuple[str, ...]
-        try:
-            with trio.fail_after(step.within_s):
-                await step.act(world)
-        except Exception as error:
-            unmet = (f"the step could not be done: {str(error) or type(error).__name__}",)
-            settled_s = trio.current_time() - began_at
-        else:
-            expected = (*step.expect, Sound())
-            outcome = await world.settle(expected, before, step.within_s, began_at)
-            unmet, settled_s = outcome.unmet, outcome.settled_s
-        nursery.cancel_scope.cancel()
+    show.step_begins(number, of, step)
+    unmet: tuple[str, ...]
+    try:
+        with trio.fail_after(step.within_s):
+            await step.act(world)
+    except Exception as error:
+        unmet = (f"the step could not be done: {str(error) or type(error).__name__}",)
+        settled_s = trio.current_time() - began_at
+    else:
+        expected = (*step.expect, Sound())
+        outcome = await world.settle(expected, before, step.within_s, began_at)
+        unmet, settled_s = outcome.unmet, outcome.settled_s
     return StepResult(number, step, world.moment(), unmet, settled_s, world.negative_s - negative_s)
-
-
-async def _show_changes(world: World, show: Show) -> None:
-    async for _ in world.kubelet.changes():
-        show.changed(world.moment())

@@ -1,4 +1,4 @@
-"""How a scenario is shown: a live table on a terminal, plain text elsewhere, or JSON lines for a program.
+"""How a scenario is shown: plain text, or JSON lines for a program.
 
 Must not play anything and must not judge. Apart from times, the text depends only on the scenario and its seed.
 """
@@ -10,17 +10,12 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, final
+from typing import Any, Final, Protocol, TextIO, final
 
 from gpuactors.simulation.expectations_claims import ClaimSeen
 from gpuactors.simulation.kubelet.device_manager import DeviceRow, Phase
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.world import Moment
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-    from rich.table import Table
 
 WIDTH_MAX: Final = 110
 RESOURCES_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
@@ -76,31 +71,11 @@ class Show(Protocol):
 
     def opening(self, scenario: Scenario, seed: int) -> None: ...
 
-    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None: ...
-
-    def changed(self, moment: Moment) -> None:
-        """Something has changed within a step."""
-        ...
+    def step_begins(self, number: int, of: int, step: Step) -> None: ...
 
     def step_ends(self, result: StepResult) -> None: ...
 
     def closing(self, result: ScenarioResult) -> None: ...
-
-    def stop(self) -> None:
-        """Restores the terminal. May be called at any time, and again."""
-        ...
-
-
-def make_show(out: TextIO, *, json_lines: bool) -> tuple[Show, bool]:
-    """The show for this output, and whether the output is a terminal."""
-    if json_lines:
-        return JsonLines(out), False
-    if not out.isatty():
-        return PlainText(out), False
-    try:
-        return LiveTable(out), True
-    except ImportError:  # rich comes with `pip install gpuactors[live]`
-        return PlainText(out), True
 
 
 # --- for a program ---------------------------------------------------------------------------------------------
@@ -116,10 +91,7 @@ class JsonLines:
     def opening(self, scenario: Scenario, seed: int) -> None:
         pass
 
-    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None:
-        pass
-
-    def changed(self, moment: Moment) -> None:
+    def step_begins(self, number: int, of: int, step: Step) -> None:
         pass
 
     def step_ends(self, result: StepResult) -> None:
@@ -189,9 +161,6 @@ class JsonLines:
             log=list(result.log),
         )
 
-    def stop(self) -> None:
-        pass
-
     def _line(self, **fields: Any) -> None:
         self._out.write(json.dumps(fields, ensure_ascii=False) + "\n")
         self._out.flush()
@@ -236,14 +205,11 @@ class PlainText:
         self._say(f"Scenario {scenario.name} (seed {seed})", "")
         self._prose(scenario.text)
 
-    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None:
+    def step_begins(self, number: int, of: int, step: Step) -> None:
         title = f"Step {number} of {of}: {step.title}"
         self._say("", title, "-" * len(title))
         self._prose(step.text)
         self._out.flush()
-
-    def changed(self, moment: Moment) -> None:
-        pass
 
     def step_ends(self, result: StepResult) -> None:
         tables = [aligned(RESOURCES_HEAD, resource_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
@@ -267,9 +233,6 @@ class PlainText:
         self._wrapped(closing_lines(result))
         self._out.flush()
 
-    def stop(self) -> None:
-        pass
-
     def _prose(self, text: str) -> None:
         for number, paragraph in enumerate(_paragraphs(text)):
             self._say(*([""] if number else []), *textwrap.wrap(paragraph, self._width))
@@ -281,116 +244,6 @@ class PlainText:
     def _say(self, *lines: str) -> None:
         for line in lines:
             self._out.write(line.rstrip() + "\n")
-
-
-@final
-class LiveTable:
-    """The same with colours; the tables are redrawn at every change. Needs rich."""
-
-    def __init__(self, out: TextIO) -> None:
-        from rich.console import Console
-
-        self._console = Console(file=out, highlight=False, width=_width())
-        self._live: Live | None = None
-
-    def opening(self, scenario: Scenario, seed: int) -> None:
-        self._console.print(f"[bold]Scenario {scenario.name}[/bold] (seed {seed})\n")
-        self._prose(scenario.text)
-
-    def step_begins(self, number: int, of: int, step: Step, moment: Moment) -> None:
-        from rich.live import Live
-
-        self._console.print()
-        self._console.rule(f"[bold]Step {number} of {of}: {_plain(step.title)}", align="left", style="cyan")
-        self._prose(step.text)
-        self._live = Live(self._tables(moment), console=self._console, auto_refresh=False)
-        self._live.start(refresh=True)
-
-    def changed(self, moment: Moment) -> None:
-        if self._live is not None:
-            self._live.update(self._tables(moment), refresh=True)
-
-    def step_ends(self, result: StepResult) -> None:
-        self.changed(result.moment)
-        self.stop()
-        self._lines(outcome_lines(result), "green" if result.ok else "red")
-
-    def closing(self, result: ScenarioResult) -> None:
-        self._console.print()
-        self._lines(closing_lines(result), "bold green" if result.ok else "bold red")
-
-    def stop(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _tables(self, moment: Moment) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        resources = Table(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-        for number, name in enumerate(RESOURCES_HEAD):
-            _column(resources, name, is_name=number == 0, right=number > 0)
-        for row in resource_rows(moment):
-            resources.add_row(*row[:-1], Text(row[-1], style=_colour_of_free(row[-1])))
-        devices = Table(box=None, header_style="dim", pad_edge=False)
-        for number, name in enumerate(DEVICES_HEAD):
-            _column(devices, name, is_name=number == 0, right=name == "NUMA")
-        for resource, device, numa, health, pod in device_rows(moment):
-            shown_health = Text(health, style=_COLOUR_OF_HEALTH.get(health, ""))
-            devices.add_row(resource, device, numa, shown_health, pod)
-        gpus = self._table(GPUS_HEAD, gpu_rows(moment), "Claim")
-        domain = self._table(DOMAIN_HEAD, domain_rows(moment), "ComputeDomain")
-        imex = self._table(IMEX_HEAD, imex_rows(moment), "Claim")
-        calls = self._table(CALLS_HEAD, call_rows(moment), "Claim")
-        shown = (resources, devices, gpus, domain, imex, calls)
-        tables = [part for table in shown if table.row_count for part in ("", table)]
-        remarks = [Text(line, style="yellow") for line in remark_lines(moment)]
-        return Group(*tables, *([""] if remarks else []), *remarks, "")
-
-    def _table(self, head: Row, rows: Sequence[Row], long: str) -> Table:
-        """A table whose column `long` may be broken."""
-        from rich.table import Table
-
-        table = Table(box=None, header_style="dim", pad_edge=False)
-        for name in head:
-            _column(table, name, is_name=name == long, right=False)
-        for row in rows:
-            table.add_row(*row)
-        return table
-
-    def _prose(self, text: str) -> None:
-        self._console.print(_plain("\n\n".join(_paragraphs(text))))
-
-    def _lines(self, lines: Sequence[str], style: str) -> None:
-        for line in lines:
-            self._console.print(_plain(line), style=style)
-
-
-def _column(table: Table, name: str, *, is_name: bool, right: bool) -> None:
-    """Long resource names are broken where the terminal is narrow; figures never."""
-    table.add_column(
-        name,
-        justify="right" if right else "left",
-        overflow="fold",
-        no_wrap=not is_name,
-        min_width=None if is_name else len(name),
-    )
-
-
-_COLOUR_OF_HEALTH: Final = {"Healthy": "green", "Unhealthy": "red", "not listed": "red"}
-
-
-def _colour_of_free(free: str) -> str:
-    return "bold red" if free.startswith("-") else "bold green"
-
-
-def _plain(text: str) -> str:
-    """Text in which rich finds no markup."""
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _width() -> int:

@@ -15,7 +15,6 @@ from typing import Final
 
 import trio
 
-from gpuactors import app
 from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.driver import SysfsBinder
@@ -27,7 +26,8 @@ from gpuactors.core.values.claim import ClaimName, ClaimUid, DeviceHealth, Prepa
 from gpuactors.core.values.effects import Log
 from gpuactors.core.values.model import DeviceList, ResourceName, Settings
 from gpuactors.core.values.selector import parse_selector
-from gpuactors.dra import DraOutside
+from gpuactors.daemon import app
+from gpuactors.daemon.claims import DraOutside
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.places import Places
 from gpuactors.host.reader import InlineReader

@@ -15,11 +15,11 @@ from typing import Any, Final, cast, final
 
 import trio
 
-from gpuactors import app
 from gpuactors.acts.files import MOUNTED
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.domain import DRIVER, DomainMode, DomainSettings, ImexFacts
-from gpuactors.domains import DomainsOutside
+from gpuactors.daemon import app
+from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.host.imex import ImexFiles
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.client import ApiClient

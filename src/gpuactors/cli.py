@@ -63,8 +63,8 @@ def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     resolved = _resolved(flags)
     config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
-    from gpuactors import app  # modules that only the daemon needs are not loaded for the other commands
-    from gpuactors.absence import AbsentError
+    from gpuactors.daemon import app  # what only the daemon needs is not loaded for the other commands
+    from gpuactors.daemon.absence import AbsentError
 
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
 

@@ -14,8 +14,6 @@ import trio
 
 from gpuactors import inspection_claims, inspection_domains
 from gpuactors.actors import pod_resources
-from gpuactors.app import about, node_of, sysfs_of
-from gpuactors.app import settings_of as core_settings_of
 from gpuactors.config import Config, Resolved
 from gpuactors.control.claims_view import ClaimView
 from gpuactors.control.client import NoDaemonError, Running, read_status
@@ -33,6 +31,8 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.model import PciFunction, Role
 from gpuactors.core.values.names import is_domain_id
+from gpuactors.daemon.app import about, node_of, sysfs_of
+from gpuactors.daemon.app import settings_of as core_settings_of
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse

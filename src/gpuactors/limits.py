@@ -320,8 +320,8 @@ RESTART_BACKOFF_INITIAL_S: Final = 0.1
 RESTART_BACKOFF_MAX_S: Final = 10.0
 RESTART_MAX_FAILURES: Final = 5
 RESTART_WITHIN_S: Final = 60.0
-"""An actor that the state hangs on (`app.py` says which) and that fails more often than this is broken: the process
-exits with code 70 and is restarted by its supervisor. Any other one is restarted for ever."""
+"""An actor that the state hangs on (`daemon/app.py` says which) and that fails more often than this is broken: the
+process exits with code 70 and is restarted by its supervisor. Any other one is restarted for ever."""
 
 KUBELET_DIR_RETRY_S: Final = 1.0
 """How often to check for kubelet's device-plugins directory while it does not exist (inotify needs it to)."""

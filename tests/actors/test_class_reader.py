@@ -12,12 +12,13 @@ import trio
 from structlog.testing import CapturedCall, CapturingLogger
 from trio.testing import MockClock
 
-from gpuactors import dra, limits
+from gpuactors import limits
 from gpuactors.actors import class_reader
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
+from gpuactors.daemon import claims
 from gpuactors.ports.kube import ApiAway
 from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, forbidden
@@ -93,14 +94,14 @@ async def test_one_that_never_answers_is_given_up_and_that_is_said_once(autojump
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
     """What the daemon logs."""
     logger = CapturingLogger()
-    monkeypatch.setattr(dra, "log", logger)
+    monkeypatch.setattr(claims, "log", logger)
     return logger.calls
 
 
 async def read(at: Cluster) -> None:
     """As the daemon wires it."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(dra.read_classes, at.classes, Latest(SERVING).subscribe())
+        nursery.start_soon(claims.read_classes, at.classes, Latest(SERVING).subscribe())
         await trio.sleep(HOUR_S)
         nursery.cancel_scope.cancel()
 

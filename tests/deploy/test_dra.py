@@ -11,7 +11,7 @@ import pytest
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.dra import INSTANCE_VARIABLE
+from gpuactors.daemon.claims import INSTANCE_VARIABLE
 from gpuactors.host.root import (
     DRIVERS_PROBE,
     GROUP_NODES,

@@ -214,7 +214,7 @@ def planted(mutation: Mutation, copy: Path) -> str | None:
     if text.count(mutation.before) != 1:
         return f"{mutation.file} has {text.count(mutation.before)} places like it: write this bug anew"
     path.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
-    imported = run((sys.executable, "-c", "import gpuactors.app"), copy, FEW)
+    imported = run((sys.executable, "-c", "import gpuactors.daemon.app"), copy, FEW)
     return (
         f"the program cannot even be imported with it: {said(imported)[-1]}" if imported.returncode else None
     )

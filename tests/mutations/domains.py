@@ -292,7 +292,7 @@ DOMAINS: Final = (
     ),
     Mutation(
         "devices are published before kubelet can ask for them",
-        "dra.py",
+        "daemon/claims.py",
         "        await self._registered.wait()\n",
         "        await trio.lowlevel.checkpoint()\n",
         tests=(PUBLISHED,),

@@ -173,7 +173,7 @@ EDGES: Final = (
     ),
     Mutation(
         "a container lives on with a CDI directory that the host has removed",
-        "dra.py",
+        "daemon/claims.py",
         "reached_by=(kubelet, MountedDirectory(cdi_dir)),",
         "reached_by=(kubelet,),",
         tests=(f"{CLAIMS}::test_a_cdi_directory_that_is_removed_under_its_mount_ends_the_containers_life",),

@@ -10,7 +10,7 @@ EVERY_CALL: Final = "tests/simulation/test_every_call_fails.py"
 BUGS: Final = f"{EVERY_CALL}::test_every_call_of_an_actor_fails_once_by_a_bug"
 EIO: Final = f"{EVERY_CALL}::test_every_call_of_an_adaptor_fails_once[EIO-claims]"
 READER: Final = "tests/host/test_reader.py"
-APP: Final = "tests/test_app.py"
+APP: Final = "tests/daemon/test_app.py"
 LOCK: Final = "tests/acts/test_state_lock.py"
 RAISE_ONLY: Final = "tests/test_adaptors_raise_only.py"
 
@@ -79,7 +79,7 @@ FAILURES: Final = (
     ),
     Mutation(
         "a daemon that offers nothing says nothing",
-        "app.py",
+        "daemon/app.py",
         "            if not offers_anything(daemon.state.value):\n",
         "            if False:\n",
         tests=(
@@ -89,7 +89,7 @@ FAILURES: Final = (
     ),
     Mutation(
         "any actor that fails for ever ends the process",
-        "app.py",
+        "daemon/app.py",
         "    max_failures=None,\n",
         "    max_failures=limits.RESTART_MAX_FAILURES,\n",
         tests=(f"{APP}::test_an_actor_that_fails_for_ever_takes_no_daemon_with_it",),

@@ -15,7 +15,7 @@ TREE = {
     "pyproject.toml": "[tool.pytest.ini_options]\n",
     "protos/none.proto": "",
     "src/gpuactors/__init__.py": "",
-    "src/gpuactors/app.py": "from gpuactors.sums import total\n",
+    "src/gpuactors/daemon/app.py": "from gpuactors.sums import total\n",
     "src/gpuactors/sums.py": "def total(numbers):\n    return sum(numbers)\n",
     SUMS: (
         "from gpuactors.sums import total\n"
@@ -82,7 +82,7 @@ def test_a_named_test_that_is_not_there_is_an_error_and_no_find(tree: Path, name
 def test_a_bug_by_which_the_tests_cannot_begin_is_not_found_by_them(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tree / "src/gpuactors/app.py").write_text("")
+    (tree / "src/gpuactors/daemon/app.py").write_text("")
     (tree / SUMS).write_text(TREE[SUMS].replace("README.md", "pyproject.toml"))
     renamed = Mutation("it has another name", "sums.py", "def total", "def sum_of", tests=(SUMS,))
     assert tried(tree, renamed, bug(f"{SUMS}::test_of_none")) == 1

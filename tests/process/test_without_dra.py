@@ -11,7 +11,7 @@ import sys
 
 class Refuses:
     def find_spec(self, name, path=None, target=None):
-        ours = ("kube", "ports.kube", "http", "ports.http", "endpoints")
+        ours = ("kube", "ports.kube", "http", "ports.http", "daemon.endpoints")
         theirs = ("httpcore", "h11", "certifi", "prometheus_client")
         if name in theirs or name in [f"gpuactors.{one}" for one in ours]:
             raise AssertionError(f"{name} is imported")

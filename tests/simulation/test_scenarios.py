@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trio
 
-from gpuactors import app
 from gpuactors.config import Config
 from gpuactors.core.values.cause import Cause
+from gpuactors.daemon import app
 from gpuactors.simulation import run
 from gpuactors.simulation.expectations import (
     Counts,

@@ -195,8 +195,8 @@ def _warm_bytecode(scenario: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     for module in (
         "gpuactors.__main__",
-        "gpuactors.app",
-        "gpuactors.dra",
+        "gpuactors.daemon.app",
+        "gpuactors.daemon.claims",
         "gpuactors.inspection",
         "gpuactors.doctor.run",
         "tests.vm.guest.runner",

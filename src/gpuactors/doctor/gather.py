@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 import trio
 
 from gpuactors import limits
-from gpuactors.app import node_of, sysfs_of
 from gpuactors.config import Config, Resolved
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.unix import path_problem, socket_path
@@ -22,6 +21,7 @@ from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.domain import DomainUid, ImexFacts
 from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.model import PciFunction, ResourceName
+from gpuactors.daemon.app import node_of, sysfs_of
 from gpuactors.doctor import settings
 from gpuactors.doctor.checks.daemon import is_unsettled
 from gpuactors.doctor.facts import (
@@ -179,7 +179,7 @@ class _Reading:
         return await _known("which GPUs are in use", read, self._progress, deadline_s)
 
     async def imex(self) -> Known[ImexFacts]:
-        from gpuactors.imex_of_host import host_imex  # which other nodes do not need
+        from gpuactors.daemon.imex_sources import host_imex  # which other nodes do not need
 
         imex = host_imex(self._config, _node_of(self._config))
         return await _known("the host's IMEX", imex.read, self._progress, limits.DOCTOR_READ_S)
@@ -221,7 +221,7 @@ class _Reading:
         return await _known("the API server", read, self._progress, limits.DOCTOR_API_S)
 
     async def classes(self) -> Known[tuple[DeviceClass, ...]]:
-        from gpuactors.api_client import client_of  # as in `_ask_api_server`
+        from gpuactors.daemon.api_client import client_of  # as in `_ask_api_server`
         from gpuactors.kube.device_classes import KubeDeviceClasses
 
         async def read() -> tuple[DeviceClass, ...]:
@@ -252,7 +252,7 @@ class _Read:
 
 def _node_of(config: Config) -> NodeApi | None:
     """Our Node; None where the API server is not known, which another check says."""
-    from gpuactors.api_client import client_of
+    from gpuactors.daemon.api_client import client_of
     from gpuactors.kube.nodes import KubeNode
 
     try:
@@ -263,7 +263,7 @@ def _node_of(config: Config) -> NodeApi | None:
 
 async def _ask_api_server(config: Config, node: str) -> ApiServer:
     """What a daemon with these settings reads first. Raises `PortError`."""
-    from gpuactors.api_client import client_of  # which other nodes do not need
+    from gpuactors.daemon.api_client import client_of  # which other nodes do not need
     from gpuactors.kube.domains import KubeDomains
     from gpuactors.kube.nodes import KubeNode
     from gpuactors.kube.slices import KubeSlices

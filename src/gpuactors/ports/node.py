@@ -1,7 +1,7 @@
 """The actors' interfaces to the outside, as protocols: the host's files, uevents, kubelet, a predecessor, a journal.
 
-An actor knows only these; `app.py` passes it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake. Must not
-import anything but the core's values and the latest-value cell.
+An actor knows only these; `daemon/app.py` passes it the adaptor (`host/`, `kubelet/`) or, in the simulation, a fake.
+Must not import anything but the core's values and the latest-value cell.
 """
 
 from __future__ import annotations

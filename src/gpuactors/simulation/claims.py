@@ -15,10 +15,10 @@ from typing import Any, Final, final
 
 from gpuactors.acts.apart import inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.app import Outside
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
+from gpuactors.daemon.app import Outside
 from gpuactors.host.root import HostRoot
 from gpuactors.simulation.cluster import NAMESPACE, NODE, Cluster, open_cluster
 from gpuactors.simulation.expectations_claims import ClaimsSeen, GpuSeen

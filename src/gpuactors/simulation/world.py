@@ -20,12 +20,12 @@ from typing import Final, final
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gpuactors import app
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.config import Config
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Health, ResourceName, Role
+from gpuactors.daemon import app
 from gpuactors.simulation.claims import ClaimsSide, open_claims
 from gpuactors.simulation.domains import DomainsSide, open_domains
 from gpuactors.simulation.expectations import Expectation, Situation

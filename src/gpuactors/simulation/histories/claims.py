@@ -15,7 +15,7 @@ from gpuactors.acts.apart import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
-from gpuactors.dra import DraOutside
+from gpuactors.daemon.claims import DraOutside
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.node import ClaimsKubelet
 from gpuactors.simulation.histories.administrator import ADMINISTERED, LOADS_LATE, Administrator

@@ -12,7 +12,7 @@ from typing import Any, Final, final
 
 from gpuactors.acts.files import MOUNTED
 from gpuactors.core.values.domain import DRIVER, LABEL, AllocationMode, DomainMode, DomainSettings
-from gpuactors.domains import DomainsOutside
+from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.host.imex import InlineImex
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.domains import KubeDomains

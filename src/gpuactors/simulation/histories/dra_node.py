@@ -18,7 +18,7 @@ from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.state.claims import ClaimSettings
-from gpuactors.dra import DraOutside
+from gpuactors.daemon.claims import DraOutside
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode

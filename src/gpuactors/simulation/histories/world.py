@@ -22,7 +22,6 @@ from typing import Final, Literal, final
 
 import trio
 
-from gpuactors import app
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.devices.presence import function_at
 from gpuactors.core.state import NodeState
@@ -30,8 +29,9 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ENDED
 from gpuactors.core.values.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
 from gpuactors.core.values.selector import Selector, parse_selector
-from gpuactors.domains import DomainsOutside
-from gpuactors.dra import DraOutside
+from gpuactors.daemon import app
+from gpuactors.daemon.claims import DraOutside
+from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gpuactors import absence, limits
+from gpuactors import limits
 from gpuactors.actors import (
     busy_poller,
     feature_keeper,
@@ -53,6 +53,7 @@ from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Answer, Level, Log
 from gpuactors.core.values.model import ResourceName, Role, Settings
 from gpuactors.core.values.text import encodable
+from gpuactors.daemon import absence
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
@@ -83,10 +84,10 @@ from gpuactors.process import startup_signals
 from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:
-    from gpuactors.domains import DomainActors, DomainsOutside
-    from gpuactors.dra import DraActors, DraOutside
-    from gpuactors.endpoints import HttpOutside
-    from gpuactors.kube_events import EventsOutside
+    from gpuactors.daemon.claims import DraActors, DraOutside
+    from gpuactors.daemon.domains import DomainActors, DomainsOutside
+    from gpuactors.daemon.endpoints import HttpOutside
+    from gpuactors.daemon.kube_events import EventsOutside
 
 log = get_logger()
 
@@ -203,25 +204,25 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
 
 
 def _dra_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DraOutside:
-    from gpuactors import dra  # with the API server's client, which only DRA needs
+    from gpuactors.daemon import claims  # with the API server's client, which only DRA needs
 
-    return dra.outside_of(config, node_of(config), hanging.subscribe())
+    return claims.outside_of(config, node_of(config), hanging.subscribe())
 
 
 def _domains_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DomainsOutside:
-    from gpuactors import domains  # as in `_dra_of`
+    from gpuactors.daemon import domains  # as in `_dra_of`
 
     return domains.outside_of(config, node_of(config), hanging.subscribe())
 
 
 def _events_of(config: Config) -> EventsOutside:
-    from gpuactors import kube_events  # as in `_dra_of`
+    from gpuactors.daemon import kube_events  # as in `_dra_of`
 
     return kube_events.outside_of(config, node_of(config))
 
 
 def _http_of(config: Config, sockets: tuple[OwnSockets, ...], journal: FileJournal | None) -> HttpOutside:
-    from gpuactors import endpoints  # with the client library of Prometheus, which only they need
+    from gpuactors.daemon import endpoints  # with the client library of Prometheus, which only they need
 
     return endpoints.outside_of(config, sockets, journal.kept if journal is not None else None)
 
@@ -386,13 +387,13 @@ async def run_daemon(
         for served in plugins_of_claims:
             served.start(actor)
         if outside.dra is not None and (classes := outside.dra.classes) is not None:
-            from gpuactors import dra  # as in `_dra_of`
+            from gpuactors.daemon import claims  # as in `_dra_of`
 
-            actor("class_reader", lambda: dra.read_classes(classes, cells.state.subscribe()))
+            actor("class_reader", lambda: claims.read_classes(classes, cells.state.subscribe()))
         if journal is not None:
             actor("journal", journal.run)
         if http is not None:
-            from gpuactors import endpoints  # as in `_dra_of`
+            from gpuactors.daemon import endpoints  # as in `_dra_of`
 
             actor(
                 "http", lambda: endpoints.serve(http, cells.state.subscribe(), cells.role.subscribe(), post)
@@ -401,7 +402,7 @@ async def run_daemon(
             keeping = feature_keeper.FeaturePorts(features, _features_unwritten, time.time)
             actor("feature_keeper", lambda: feature_keeper.run(cells.state.subscribe(), keeping))
         if (events := outside.events) is not None:
-            from gpuactors import kube_events  # as in `_dra_of`
+            from gpuactors.daemon import kube_events  # as in `_dra_of`
 
             actor("event_poster", lambda: kube_events.post(events, cells.state.subscribe()))
         if outside.control is not None:
@@ -431,12 +432,12 @@ def _plugins_of_claims(
 ) -> Iterator[DraActors | DomainActors]:
     """The actors of each DRA driver that is on; imported where they are, as in `_dra_of`."""
     if outside.dra is not None:
-        from gpuactors import dra
+        from gpuactors.daemon import claims
 
         caller = InboxCaller(inbox, replies, ClaimsOf.GPUS, ended)
-        yield dra.DraActors(outside.dra, cells.claims, caller, inbox)
+        yield claims.DraActors(outside.dra, cells.claims, caller, inbox)
     if outside.domains is not None:
-        from gpuactors import domains
+        from gpuactors.daemon import domains
 
         caller = InboxCaller(inbox, replies, ClaimsOf.DOMAINS, ended)
         yield domains.DomainActors(outside.domains, cells.domains, caller, inbox)

@@ -43,7 +43,6 @@ from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.acts.writes import ProcessWrites
-from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.claims.outputs import ClaimsWanted
@@ -56,6 +55,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList, kernel_ids
 from gpuactors.core.values.quote import quoted_name
 from gpuactors.core.values.slices import Publication
+from gpuactors.daemon.api_client import client_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id, command_line
 from gpuactors.host.places import Places

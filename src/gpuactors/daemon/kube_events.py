@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 
 from gpuactors.actors import event_poster
-from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.state import NodeState
+from gpuactors.daemon.api_client import client_of
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.events import KubeEvents
 from gpuactors.observe.log import get_logger

@@ -1,4 +1,4 @@
-"""Compute domains, wired: the claims of their channels and daemons (`dra.py`, a second time), the node's label, and
+"""Compute domains, wired: the claims of their channels and daemons (`claims.py`, a second time), the node's label, and
 what is read of domains and of the host's IMEX.
 
 domains cell -> label_keeper  -> our Node at the API server          -> inbox
@@ -15,18 +15,18 @@ from typing import final
 
 import trio
 
-from gpuactors import dra
 from gpuactors.actors import domain_reader, label_keeper, relay
 from gpuactors.actors.registry import DomainCells
-from gpuactors.api_client import client_of
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.events import Event
 from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import NAMESPACES, DomainMode, DomainSettings
+from gpuactors.daemon import claims as dra
+from gpuactors.daemon.api_client import client_of
+from gpuactors.daemon.imex_sources import host_imex
 from gpuactors.grpc_trio import Owner
-from gpuactors.imex_of_host import host_imex
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.observe.log import get_logger

@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from gpuactors import limits
-from gpuactors.app import Daemon, Outside, run_daemon
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, ResourceName
+from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.node import LedgerContents, UeventSource
 from tests.core.builders import SETTINGS

@@ -10,12 +10,11 @@ from typing import Final
 
 from gpuactors.core.values.domain import device_of
 from gpuactors.core.values.model import pci_address
-from gpuactors.progress import Progress
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.page import Page
 from gpuactors.replay.play import Moment, play, until, wall_seconds
-from gpuactors.replay.progress import ReplayProgress
+from gpuactors.replay.progress import Line, ReplayProgress
 from gpuactors.replay.reading import Damage, Meter, files_to_read
 from gpuactors.replay.text import Tally, Text, as_json
 
@@ -51,7 +50,7 @@ def replay(
     echo: Callable[[str], None],
     begin: str | None = None,
     device: str | None = None,
-    progress: Progress | None = None,
+    progress: Line | None = None,
 ) -> int:
     """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
 

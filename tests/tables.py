@@ -16,12 +16,12 @@ from typing import Any, Final, Protocol
 import yaml
 
 from gpuactors import limits
+from gpuactors.cli.doctor.finding import Check
 from gpuactors.config import DECLARATIONS, Declaration, schema
 from gpuactors.core.reports.kube_events import CONTESTED, OF_A_DEVICE
 from gpuactors.core.reports.node_features import LABELS
 from gpuactors.core.values.cause import MEANINGS
 from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, On
-from gpuactors.doctor.finding import Check
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]

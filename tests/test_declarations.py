@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from gpuactors.cli import cli
+from gpuactors.cli.commands import cli
+from gpuactors.cli.examples import EXAMPLES
 from gpuactors.config import (
     CONFIG_FILE_VARIABLE,
     DECLARATIONS,
@@ -27,7 +28,6 @@ from gpuactors.config import (
 )
 from gpuactors.config.declaration import LIST_SEPARATOR, Described, declared
 from gpuactors.config.options import Configured
-from gpuactors.examples import EXAMPLES
 from tests.test_documents import parse
 
 each_setting = pytest.mark.parametrize("setting", DECLARATIONS.values(), ids=KEYS)

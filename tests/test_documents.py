@@ -12,12 +12,12 @@ from typing import Final
 import click
 import pytest
 
-from gpuactors.cli import cli
+from gpuactors.cli.commands import cli
+from gpuactors.cli.doctor.finding import Check
 from gpuactors.config import DECLARATIONS
 from gpuactors.core.reports.kube_events import CONTESTED
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.doctor.finding import Check
 from gpuactors.simulation.run import list_scenarios
 from tests.observe.documented_events import EVENTS
 from tests.support.markdown import anchors, blocks, links, spans

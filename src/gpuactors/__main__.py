@@ -12,9 +12,9 @@ def main() -> NoReturn:
     """Runs the command line."""
     if sys.argv[1:2] == ["run"]:
         startup_signals.guard()
-    from gpuactors import cli
+    from gpuactors.cli import commands
 
-    cli.main()
+    commands.main()
 
 
 if __name__ == "__main__":

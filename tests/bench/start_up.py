@@ -16,7 +16,7 @@ from typing import Final
 from tests.bench.figures import Figure, distribution
 from tests.bench.node import Node
 
-IMPORTS: Final = "import gpuactors.cli, gpuactors.daemon.app"
+IMPORTS: Final = "import gpuactors.cli.commands, gpuactors.daemon.app"
 LEAVE: Final = "import os; os._exit(0)"
 SHOWN: Final = 12
 """Packages that are shown by name; the rest is one sum."""

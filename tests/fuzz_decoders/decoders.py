@@ -22,6 +22,7 @@ from gpuactors.acts.checkpoint import OLD_FILE_NAME as OLD_CHECKPOINT
 from gpuactors.acts.checkpoint import CheckpointFile, _encoded
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
+from gpuactors.cli.doctor.settings import of_daemon
 from gpuactors.config import ConfigError, resolve
 from gpuactors.control.client import OtherVersionError, running
 from gpuactors.control.pb.control import v1 as control_pb
@@ -34,7 +35,6 @@ from gpuactors.core.domains import config as domain_config
 from gpuactors.core.gpus import config as gpu_config
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid
 from gpuactors.core.values.domain import DomainUid
-from gpuactors.doctor.settings import of_daemon
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.host import pci_ids
 from gpuactors.http import serve

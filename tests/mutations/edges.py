@@ -80,11 +80,11 @@ EDGES: Final = (
     ),
     Mutation(
         "the doctor calls a GPU that outlived its pod as if it had no daemon to ask",
-        "doctor/checks/gpus.py",
+        "cli/doctor/checks/gpus.py",
         "(view.address, view.driver, Cause.ORPHANED)",
         "(view.address, view.driver, Cause.FREE)",
         tests=(
-            "tests/doctor/test_node.py::test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it",
+            "tests/cli/doctor/test_node.py::test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it",
         ),
     ),
     Mutation(
@@ -127,11 +127,11 @@ EDGES: Final = (
     ),
     Mutation(
         "the doctor has another cause than the daemon for a GPU that outlived its pod",
-        "doctor/checks/gpus.py",
+        "cli/doctor/checks/gpus.py",
         "        if (known.address, known.driver, known.cause) == (view.address, view.driver, Cause.ORPHANED):\n",
         "        if (known.address, known.driver, known.cause) == (view.address, view.driver, ''):\n",
         tests=(
-            "tests/doctor/test_node.py::test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it",
+            "tests/cli/doctor/test_node.py::test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it",
         ),
     ),
     Mutation(

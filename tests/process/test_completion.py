@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from gpuactors.cli import cli
-from gpuactors.completion import script
+from gpuactors.cli.commands import cli
+from gpuactors.cli.completion import script
 from tests.process.node import open_node
 from tests.support.terminal import OnTerminal
 

@@ -51,7 +51,7 @@ def test_what_threads_took_is_given_back(how: str) -> None:
 
 COUNTED = """
 import gc
-import gpuactors.daemon.app, gpuactors.cli
+import gpuactors.daemon.app, gpuactors.cli.commands
 from gpuactors.process import malloc
 
 malloc.keep_the_start()

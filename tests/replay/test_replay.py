@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from gpuactors import limits
+from gpuactors.cli.progress import Progress
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Level, Log
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.observe.journal_format import FORMAT
-from gpuactors.progress import Progress
 from gpuactors.replay.counts import Counts, counts_of
 from gpuactors.replay.play import Began, Played, Resumed, play
 from gpuactors.replay.progress import ReplayProgress

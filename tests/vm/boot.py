@@ -197,8 +197,8 @@ def _warm_bytecode(scenario: str) -> None:
         "gpuactors.__main__",
         "gpuactors.daemon.app",
         "gpuactors.daemon.claims",
-        "gpuactors.inspection",
-        "gpuactors.doctor.run",
+        "gpuactors.cli.inspect.view",
+        "gpuactors.cli.doctor.run",
         "tests.vm.guest.runner",
         f"tests.vm.guest.{scenario}",
         # What it imports later, where there is such a module.

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuactors.cli import cli
+from gpuactors.cli.commands import cli
 from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.found import FOUND, KNOWN, known
 from gpuactors.simulation.histories.play import Played, play, play_chosen

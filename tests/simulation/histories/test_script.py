@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.cli import cli
+from gpuactors.cli.commands import cli
 from gpuactors.simulation.histories.events import KINDS, check_names
 from gpuactors.simulation.histories.kinds import SLOTS
 from gpuactors.simulation.histories.script import (

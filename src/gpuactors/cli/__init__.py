@@ -1,0 +1,1 @@
+"""The command line. `commands.py` parses it and imports what one command needs only when that command runs."""

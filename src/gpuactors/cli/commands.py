@@ -1,0 +1,399 @@
+"""The command line. It parses the arguments, calls the one function that does the work, and turns errors into exit
+codes.
+
+Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, a replay differs, or `doctor` has a FAIL; 2
+wrong usage; 65 no journal that can be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was
+never there (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written
+(EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+import trio
+
+from gpuactors.cli import completion
+from gpuactors.cli.examples import epilog
+from gpuactors.cli.formats import Format, either
+from gpuactors.cli.progress import Progress
+from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
+from gpuactors.config.options import Configured
+from gpuactors.observe import log, stdout
+from gpuactors.ports.node import ControlError, HostError
+from gpuactors.process import malloc
+
+EX_DATAERR: Final = 65
+EX_UNAVAILABLE: Final = 69
+EX_SOFTWARE: Final = 70
+EX_CANTCREAT: Final = 73
+EX_CONFIG: Final = 78
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _output(*formats: Format) -> Callable[[F], F]:
+    choices = click.Choice([str(known) for known in formats])
+    return click.option(
+        "-o", "output", type=choices, default=choices.choices[0], show_default=True, help="Output format."
+    )
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=epilog("")
+)
+@click.version_option(package_name="gpuactors", prog_name="gpuactors")
+def cli() -> None:
+    """Device plugin for GPUs that are passed through to virtual machines.
+
+    Each setting is a flag, an environment variable GPUACTORS_… and a key of the configuration file.
+    """
+
+
+@cli.command(cls=Configured, epilog=epilog("run"))
+def run(**flags: object) -> None:
+    """Run the device plugin until a signal stops it."""
+    resolved = _resolved(flags)
+    config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
+    from gpuactors.daemon import app  # what only the daemon needs is not loaded for the other commands
+    from gpuactors.daemon.absence import AbsentError
+
+    log.configure(config.log_format, config.log_level, node=app.node_of(config))
+
+    malloc.give_back()
+    malloc.keep_the_start()
+    try:
+        trio.run(app.run_until_signal, config, sources)
+    except Exception as exc:
+        # Not except*: on Python 3.11.2 an exit from within it is grouped, and the exit code is another one.
+        cause = _first(exc)
+        if isinstance(cause, AbsentError):
+            log.get_logger().error("daemon.gave_up", reason=str(cause))
+            sys.exit(EX_UNAVAILABLE)
+        if isinstance(cause, HostError):
+            _fail(str(cause), EX_CONFIG)
+        log.get_logger().error("daemon.died", exc_info=exc)
+        _fail(f"internal error, please report it: {cause!r}", EX_SOFTWARE)
+
+
+@cli.command(cls=Configured, epilog=epilog("inspect"))
+@_output(Format.TABLE, Format.WIDE, Format.JSON, Format.YAML)
+@click.option(
+    "-w", "--watch", is_flag=True, help="Show the running daemon's view as it changes, until Ctrl-C."
+)
+def inspect(output: str, watch: bool, **flags: object) -> None:
+    """Show the GPUs of this node: driver, IOMMU group, health, why. And claims and compute domains.
+
+    The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
+    settings would list.
+
+    With --watch the daemon must run. On a terminal the screen is kept up to date, in colour unless NO_COLOR is set;
+    Ctrl-C or q ends it. Elsewhere a line, or with -o json or yaml a document, is written for each change.
+    """
+    from gpuactors.cli.inspect import report, view
+
+    config = _config(flags)
+    if watch:
+        _watch(config, Format(output))
+        return
+    try:
+        found = view.inspect(config, Progress(sys.stderr))
+    except HostError as exc:
+        _fail(str(exc), EX_UNAVAILABLE)
+    match output:
+        case Format.TABLE:
+            click.echo(report.as_table(found))
+        case Format.WIDE:
+            click.echo(report.as_wide(found))
+        case _:
+            click.echo(either(output, report.as_json(found)))
+
+
+def _watch(config: Config, output: Format) -> None:
+    from gpuactors.cli.live import run as live
+
+    try:
+        live.watch(
+            config, output, out=sys.stdout, keys=sys.stdin, aside=lambda text: click.echo(text, err=True)
+        )
+    except ControlError as exc:
+        _fail(f"nothing to watch: {exc}", EX_UNAVAILABLE)
+
+
+@cli.command(cls=Configured, epilog=epilog("explain"))
+@click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN", shell_complete=completion.explainable)
+@_output(Format.TEXT, Format.JSON, Format.YAML)
+def explain(address: str, output: str, **flags: object) -> None:
+    """Explain one GPU: owner, holders, health and why, history. Or one claim, or one compute domain.
+
+    ADDRESS is its PCI address; the PCI domain may be left out (23:00.0). CLAIM is NAMESPACE/NAME of a ResourceClaim, or
+    its UID; DOMAIN is that of a ComputeDomain. The running daemon is asked. Without one this command reads the node
+    itself, and has no history and no claims.
+    """
+    from gpuactors.cli.inspect import report, view
+
+    config = _config(flags)
+    try:
+        found = view.explain(config, address, Progress(sys.stderr))
+    except view.UnknownAddressError as exc:
+        _fail(str(exc), 1)
+    except HostError as exc:
+        _fail(str(exc), EX_UNAVAILABLE)
+    if output == Format.TEXT:
+        click.echo(report.explained_text(found))
+    else:
+        click.echo(either(output, report.explained_json(found)))
+
+
+@cli.command(cls=Configured, epilog=epilog("doctor"))
+@click.option(
+    "--pre",
+    is_flag=True,
+    help="Before installation: only the host, and other plugins; no daemon is expected.",
+)
+@_output(Format.TEXT, Format.JSON, Format.YAML)
+def doctor(pre: bool, output: str, **flags: object) -> None:
+    """Find what is wrong on this node, and what to do about it.
+
+    IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit; each finding is PASS, WARN or
+    FAIL. The settings are the running daemon's, but for those given here. Nothing is changed on the node. Exit code 1:
+    something is a FAIL.
+    """
+    from gpuactors.cli.doctor.run import examined
+
+    found = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr))
+    columns = shutil.get_terminal_size((100, 24)).columns
+    click.echo(found.text(columns) if output == Format.TEXT else either(output, found.json()))
+    sys.exit(1 if found.is_failed else 0)
+
+
+@cli.command(epilog=epilog("simulate"))
+@click.option(
+    "--scenario",
+    default="incident",
+    show_default=True,
+    metavar="NAME",
+    help="Which scenario to play.",
+    shell_complete=completion.scenarios,
+)
+@click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random choices.")
+@click.option("--speed", default=1.0, show_default=True, help="Speed on a terminal; 2 is twice as fast.")
+@click.option("--json", "json_lines", is_flag=True, help="Print one JSON object per step instead of text.")
+@click.option(
+    "--script",
+    default=None,
+    metavar="'KIND@SLOT+WAIT; …'",
+    help="Play this order of events instead of a scenario; show kubelet's counts after each.",
+)
+def simulate(
+    scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool, script: str | None
+) -> None:
+    """Play a scenario: the real daemon on a fake node. Needs no root.
+
+    The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: the
+    device lists that kubelet received were not what they should have been.
+
+    With --script one order of events is played instead, in memory and in simulated time. `just fuzz` prints such a
+    command for each failure that it finds.
+    """
+    if script is not None:
+        sys.exit(_replay_script(script, seed, json_lines=json_lines))
+    from gpuactors.simulation import run as simulation
+
+    if list_only:
+        for name, line in simulation.list_scenarios():
+            click.echo(f"{name:<18} {line}")
+        return
+    if scenario not in dict(simulation.list_scenarios()):
+        names = ", ".join(name for name, _ in simulation.list_scenarios())
+        raise click.BadParameter(f"no scenario {scenario!r}; there are {names}", param_hint="--scenario")
+    if speed <= 0:
+        raise click.BadParameter("must be greater than 0", param_hint="--speed")
+    sys.exit(
+        simulation.simulate(scenario=scenario, seed=seed, speed=speed, json_lines=json_lines, out=sys.stdout)
+    )
+
+
+def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
+    from gpuactors.simulation.histories import events, replay
+    from gpuactors.simulation.histories.script import ScriptError, parse_script
+
+    try:
+        steps = events.check_names(parse_script(script))
+    except ScriptError as exc:
+        raise click.BadParameter(str(exc), param_hint="--script") from exc
+    return replay.replay(steps, seed, json_lines=json_lines, out=sys.stdout)
+
+
+@cli.command(epilog=epilog("replay"))
+@click.argument("journal", metavar="FILE|DIR", type=click.Path(exists=True))
+@click.option(
+    "--since",
+    metavar="T",
+    default=None,
+    help="Begin here: seconds after the start of the journal, or a time (ISO 8601).",
+)
+@click.option("--until", metavar="T", default=None, help="End here, written as for --since.")
+@click.option(
+    "--device",
+    metavar="ADDRESS|NAME",
+    default=None,
+    help="Show only what concerns this PCI device, or this device of compute domains (channel-0).",
+)
+@click.option(
+    "--diff", "only_differences", is_flag=True, help="Show only what differs from what was recorded."
+)
+@click.option(
+    "--html",
+    metavar="FILE",
+    default=None,
+    help="Write a page with the timeline of each device to FILE instead.",
+)
+@_output(Format.TEXT, Format.JSON)
+def replay(
+    journal: str,
+    since: str | None,
+    until: str | None,
+    device: str | None,
+    only_differences: bool,
+    html: str | None,
+    output: str,
+) -> None:
+    """Replay a journal; show what differs from what was recorded.
+
+    The recorded events are given to the same core again. FILE is one file of a journal; DIR is a directory of such
+    files, or the daemon's state directory. Exit code 1: something differs.
+    """
+    from gpuactors.replay import reading, run
+
+    try:
+        code = run.replay(
+            journal,
+            begin=since,
+            end=until,
+            device=device,
+            progress=Progress(sys.stderr),
+            only_differences=only_differences,
+            html=html,
+            json_lines=output == "json",
+            echo=click.echo,
+        )
+    except reading.JournalError as exc:
+        _fail(str(exc), EX_DATAERR)
+    except run.TimeError as exc:
+        raise click.BadParameter(str(exc), param_hint=exc.option) from None
+    except run.DeviceError as exc:
+        raise click.BadParameter(str(exc), param_hint="--device") from None
+    except run.PageError as exc:
+        _fail(str(exc), EX_CANTCREAT)
+    sys.exit(code)
+
+
+@cli.group(name="config", epilog=epilog("config"))
+def config_group() -> None:
+    """Show the settings, or the schema of the configuration file."""
+
+
+@config_group.command(cls=Configured, epilog=epilog("config show"))
+@_output(Format.TABLE, Format.JSON, Format.YAML)
+def show(output: str, **flags: object) -> None:
+    """Show each setting: key, value, and where the value came from.
+
+    The running daemon is asked for its settings. If no daemon runs with this --state-dir, or if any other flag is
+    given, the settings are those of a daemon that is started now with the same flags and environment.
+    """
+    from gpuactors.cli.inspect import view
+
+    resolved = _resolved(flags)
+    shown = view.Shown(view.settings_of(resolved))
+    if not _given(flags).keys() - {"state_dir"}:
+        shown = view.shown(resolved, Progress(sys.stderr))
+    if output != Format.TABLE:
+        known = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
+        click.echo(either(output, json.dumps(known, indent=2, ensure_ascii=False)))
+        return
+    if shown.heading:
+        click.echo(f"{shown.heading}\n")
+    key_width = max(len(s.key) for s in shown.settings)
+    value_width = max(len(s.value) for s in shown.settings)
+    for s in shown.settings:
+        click.echo(f"{s.key:<{key_width}}  {s.value:<{value_width}}  {s.source}".rstrip())
+
+
+@config_group.command(name="schema", epilog=epilog("config schema"))
+def show_schema() -> None:
+    """Print the JSON Schema of the configuration file."""
+    click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
+
+
+@cli.command(name="completion", epilog=epilog("completion"))
+@click.argument("shell", type=click.Choice(completion.SHELLS))
+def completion_script(shell: str) -> None:
+    """Print the script for completion in a shell.
+
+    GPUs, claims and compute domains that `explain` takes come from the running daemon.
+    """
+    click.echo(completion.script(cli, shell))
+
+
+def main() -> NoReturn:
+    """Runs the command of the command line, and ends the process."""
+    if sys.stdout is not None:
+        sys.stdout = stdout.opened()
+    try:
+        try:
+            if completion.VARIABLE in os.environ:
+                completion.register()
+            cli(prog_name=completion.PROGRAM)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except Exception as exc:
+        cause = _first(exc)
+        if not isinstance(cause, stdout.StdoutError):
+            raise
+        stdout.give_up()
+        if cause.errno == errno.EPIPE:  # `gpuactors … | head`: the reader has closed the pipe
+            sys.exit(1)
+        _fail(
+            f"standard output cannot be written: {cause.strerror}; free the disk, or write elsewhere",
+            EX_CANTCREAT,
+        )
+    raise AssertionError("click ends the process itself")
+
+
+def _config(flags: dict[str, object]) -> Config:
+    return _resolved(flags).config
+
+
+def _resolved(flags: dict[str, object]) -> Resolved:
+    try:
+        return resolve(_given(flags), os.environ)
+    except ConfigError as exc:
+        _fail(str(exc), EX_CONFIG)
+
+
+def _given(flags: dict[str, object]) -> dict[str, object]:
+    """The flags that were on the command line."""
+    return {key: value for key, value in flags.items() if value is not None and value != ()}
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    with suppress(OSError):  # the exit code remains where the sentence cannot be written
+        click.echo(f"gpuactors: {text}", err=True)
+    sys.exit(code)
+
+
+def _first(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc

@@ -1,0 +1,42 @@
+"""The checks, in the order of the report: each file is a group, a pure function of the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.cli.doctor.checks import claims, daemon, gpus, iommu, kubelet, kubevirt, state, vfio
+from gpuactors.cli.doctor.facts import Facts, offers_gpus
+from gpuactors.cli.doctor.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The findings of one group."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+
+GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
+    ("IOMMU", iommu.check),
+    ("GPUs", gpus.check),
+    ("vfio", vfio.check),
+    ("kubelet", kubelet.check),
+    ("daemon", daemon.check),
+    ("claims", claims.check),
+    ("KubeVirt", kubevirt.check),
+    ("state", state.check),
+)
+
+
+_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "vfio"})
+"""Where no GPU is offered, these are the host's own business."""
+
+
+def examine(facts: Facts) -> tuple[Group, ...]:
+    """All findings; a group without one is left out."""
+    left_out = frozenset[str]() if offers_gpus(facts.config) else _OF_GPUS
+    groups = (Group(name, tuple(check(facts))) for name, check in GROUPS if name not in left_out)
+    return tuple(group for group in groups if group.findings)

@@ -1,0 +1,150 @@
+"""What claims need besides, with DRA or compute domains on: directories, the API server, the daemon's part, IMEX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuactors.cli.doctor.facts import Claims, Facts, Place, Unknown
+from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, sentence, warned
+from gpuactors.control.claims_view import ClaimsView
+from gpuactors.control.client import Running
+from gpuactors.control.domains_view import DomainsView
+from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Nothing where both are off; before installation only what the host has."""
+    if isinstance(facts.claims, Claims):
+        yield from _directories(facts.claims)
+    elif facts.claims is not None:
+        yield failed(Check.CDI_DIRECTORY, facts.claims.reason, "Check these disks.")
+    match facts.api:
+        case None:
+            pass
+        case Unknown(reason):
+            yield failed(
+                Check.API_SERVER,
+                reason,
+                "Check --kubeconfig or the pod's service account, --node-name, and the role of deploy/overlays/dra "
+                "(with compute domains of deploy/overlays/compute-domains). Claims need Kubernetes 1.34 or newer.",
+            )
+        case api:
+            yield passed(Check.API_SERVER, f"{api.address} answers, and knows the node {facts.node}")
+    yield from _classes(facts)
+    if isinstance(facts.daemon, Running):
+        view = facts.daemon.view
+        if facts.config.dra == "on":
+            yield from _served(view.claims, "--dra")
+        if facts.config.compute_domains != "off":
+            yield from _served(view.domains.claims if view.domains is not None else None, "--compute-domains")
+            yield from _label(view.domains, facts.node)
+    yield from _imex(facts)
+
+
+def _directories(claims: Claims) -> Iterator[Finding]:
+    yield _writable(
+        Check.CDI_DIRECTORY, claims.cdi, "Make it writable for the daemon, or name another with --cdi-dir."
+    )
+    places = (claims.registry, *claims.plugins)
+    found = [
+        _writable(
+            Check.PLUGIN_DIRECTORIES,
+            place,
+            "See that kubelet runs with this --kubelet-dir; in a pod mount the directory writable.",
+        )
+        for place in places
+    ]
+    if wrong := [finding for finding in found if finding.remedy]:
+        yield from wrong
+    else:
+        yield passed(Check.PLUGIN_DIRECTORIES, f"{', '.join(place.path for place in places)}: writable")
+
+
+def _writable(check: Check, place: Place, remedy: str) -> Finding:
+    if not place.writable:
+        where = (
+            "" if place.nearest == place.path else f": it does not exist, and {place.nearest} is not writable"
+        )
+        return failed(check, f"{place.path} is not writable{where}", remedy)
+    if not place.is_directory:
+        return passed(check, f"{place.path} will be made")
+    return passed(check, f"{place.path} is writable")
+
+
+def _classes(facts: Facts) -> Iterator[Finding]:
+    """A warning and no failure: a class with such a name may be meant for nodes without the device plugin."""
+    match facts.classes:
+        case None:
+            return
+        case Unknown(reason):
+            yield warned(
+                Check.DEVICE_CLASSES,
+                f"whether a DeviceClass has a resource of this node is not known: {reason}",
+                "See the reason. The daemon's account needs `list` of deviceclasses (resource.k8s.io), which the role "
+                "of deploy/overlays/dra grants.",
+            )
+        case classes:
+            found = contested(classes, facts.resources)
+            yield from (warned(Check.DEVICE_CLASSES, sentence_of(one), sentence(REMEDY)) for one in found)
+            if not found:
+                what = f"none of {len(classes)} DeviceClasses has a resource of this node's device plugin"
+                yield passed(Check.DEVICE_CLASSES, what)
+
+
+def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:
+    if domains is not None and domains.label.problem:
+        yield warned(
+            Check.CLAIMS_SERVED,
+            f"the node's label: {domains.label.problem}",
+            f"Compare `kubectl get node {node} --show-labels` with `gpuactors inspect`.",
+        )
+
+
+def _served(claims: ClaimsView | None, flag: str) -> Iterator[Finding]:
+    if claims is None:
+        yield warned(
+            Check.CLAIMS_SERVED,
+            f"the running daemon serves no claims ({flag} off)",
+            f"Start it with {flag} on, or leave {flag} out here.",
+        )
+        return
+    slices = claims.slices
+    problems = [
+        claims.problem,
+        slices.problem if slices is not None else "nothing is known of the ResourceSlices yet",
+    ]
+    for problem in filter(None, problems):
+        yield failed(
+            Check.CLAIMS_SERVED,
+            problem,
+            "See the daemon's log: it tries again by itself, and says when it succeeds.",
+        )
+    blocked = [] if slices is None else [*slices.tainted, *slices.withdrawn, *slices.left_out]
+    for device in blocked:
+        yield warned(
+            Check.CLAIMS_SERVED,
+            f"{device.name} is not to be given to a claim now: {device.reason or 'no reason is known'}",
+            "See `gpuactors explain` of it.",
+        )
+    if not any(problems) and slices is not None and not blocked:
+        yield passed(
+            Check.CLAIMS_SERVED,
+            f"{claims.driver}: {slices.slices} ResourceSlices, {len(claims.claims)} claims",
+        )
+
+
+def _imex(facts: Facts) -> Iterator[Finding]:
+    match facts.imex:
+        case None:
+            return
+        case Unknown(reason):
+            yield failed(Check.IMEX, reason, "Check --host-root; in a pod the mount of the host's /proc.")
+        case imex if imex.absent:
+            yield failed(
+                Check.IMEX, imex.absent, "Load NVIDIA's driver (550 or newer), or set --compute-domains off."
+            )
+        case imex if imex.host_problem:
+            yield warned(Check.IMEX, imex.host_problem, "See the operator's own IMEX daemon on this host.")
+        case imex:
+            clique = f"clique {imex.clique_id}" if imex.clique_id else "no NVLink fabric beyond this node"
+            yield passed(Check.IMEX, f"IMEX channels have the major number {imex.channel_major}; {clique}")

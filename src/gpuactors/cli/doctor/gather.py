@@ -1,0 +1,306 @@
+"""Reads the facts that the checks judge: the only I/O of `gpuactors doctor`. Nothing is written, no device is opened.
+
+Each read has a deadline, after which the fact is unknown and the rest is still checked: a sysfs or a kubelet that hangs
+is what an operator calls the doctor for. What takes long is named on the terminal meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar, final
+
+import trio
+
+from gpuactors import limits
+from gpuactors.cli.doctor import settings
+from gpuactors.cli.doctor.checks.daemon import is_unsettled
+from gpuactors.cli.doctor.facts import (
+    ApiServer,
+    Claims,
+    Devices,
+    Facts,
+    Known,
+    NoDaemon,
+    Place,
+    State,
+    Unknown,
+    offers_by_both,
+    wants_claims,
+)
+from gpuactors.cli.inspect.view import assessed
+from gpuactors.cli.progress import Progress
+from gpuactors.config import Config, Resolved
+from gpuactors.control.client import NoDaemonError, Running, read_status
+from gpuactors.control.unix import path_problem, socket_path
+from gpuactors.core.gpus.device_classes import DeviceClass
+from gpuactors.core.values.domain import DomainUid, ImexFacts
+from gpuactors.core.values.inventory import is_selected, named
+from gpuactors.core.values.model import PciFunction, ResourceName
+from gpuactors.daemon.app import node_of, sysfs_of
+from gpuactors.host import vfio
+from gpuactors.host.reader import ThreadedReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.threads import in_thread
+from gpuactors.host.use import SysfsUse
+from gpuactors.kubelet import look
+from gpuactors.kubelet.dra.plugin import PLUGINS, REGISTRY
+from gpuactors.kubelet.ledger import KubeletLedger
+from gpuactors.observe.journal import DIRECTORY
+from gpuactors.ports.node import LedgerContents, LedgerError, PortError
+
+if TYPE_CHECKING:
+    from gpuactors.ports.kube import NodeApi
+
+T = TypeVar("T")
+
+_NO_DOMAIN: Final = DomainUid("00000000-0000-0000-0000-000000000000")
+"""To be looked for: whether the API server knows ComputeDomains at all."""
+
+
+async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
+    """All facts. What may be well a moment later, as kubelet's list in the middle of a change, is read again then."""
+    daemon = None if pre else await _daemon(resolved.config, progress)
+    judged = settings.of_daemon(resolved, daemon) if isinstance(daemon, Running) else settings.own(resolved)
+    reading = _Reading(judged.config, progress)
+    functions = await reading.functions()
+    resources = _resources(judged.config, functions, daemon)
+    ledger = await reading.ledger(resources)
+    if isinstance(daemon, Running) and is_unsettled(daemon, ledger):
+        await trio.sleep(limits.KUBELET_LIST_AGAIN_S)
+        daemon, ledger = await _daemon(resolved.config, progress), await reading.ledger(resources)
+    with_claims = wants_claims(judged.config) and not pre
+    node = daemon.about.node if isinstance(daemon, Running) else node_of(judged.config)
+    api = await reading.api(node) if with_claims else None
+    with_classes = offers_by_both(judged.config) and isinstance(api, ApiServer)
+    return Facts(
+        pre=pre,
+        config=judged.config,
+        node=node,
+        user=os.geteuid(),
+        settings=judged.source,
+        host=await reading.host(),
+        devices=await reading.devices(functions, ledger),
+        directory=await reading.directory(),
+        resources=resources,
+        ledger=ledger,
+        daemon=daemon,
+        claims=await reading.claims() if with_claims else None,
+        api=api,
+        classes=await reading.classes() if with_classes else None,
+        imex=await reading.imex() if judged.config.compute_domains != "off" else None,
+        state=await reading.state() if not pre else None,
+    )
+
+
+def _resources(
+    config: Config, functions: Known[tuple[PciFunction, ...]], daemon: Known[Running] | NoDaemon | None
+) -> frozenset[ResourceName]:
+    """The resources of which kubelet's own list is wanted: those of this node's devices, and the daemon's."""
+    found = () if isinstance(functions, Unknown) else functions
+    ours = {named(f) for f in found if is_selected(config.selectors, f)}
+    served = {r.name for r in daemon.view.resources} if isinstance(daemon, Running) else set()
+    return frozenset(ours | {ResourceName(name) for name in served})
+
+
+async def _daemon(config: Config, progress: Progress) -> Known[Running] | NoDaemon:
+    path = socket_path(str(config.state_dir))
+
+    async def read() -> Running | NoDaemon:
+        try:
+            return await read_status(path)
+        except NoDaemonError as exc:
+            return NoDaemon(str(exc))
+
+    deadline_s = limits.CONTROL_CONNECT_S + 2 * limits.CONTROL_CALL_S  # it has its own, and better words
+    return await _known("the running daemon", read, progress, deadline_s)
+
+
+async def _known(
+    what: str, read: Callable[[], Awaitable[T]], progress: Progress, deadline_s: float
+) -> Known[T]:
+    """What `read` returns, or why it is unknown."""
+    result: Known[T] = Unknown(
+        f"{what} could not be read within {deadline_s:g} s: it hangs; look for hung tasks in the kernel's log (dmesg)"
+    )
+    with trio.move_on_after(deadline_s):
+        try:
+            result = await progress.during(what, read)
+        except PortError as exc:
+            result = Unknown(str(exc))
+        except OSError as exc:
+            result = Unknown(
+                f"{what} cannot be read: {exc.strerror}" + f" ({exc.filename})" * bool(exc.filename)
+            )
+    return result
+
+
+@final
+class _Reading:
+    """The reads that depend on the settings."""
+
+    def __init__(self, config: Config, progress: Progress) -> None:
+        self._config = config
+        self._progress = progress
+        self._root = HostRoot(str(config.host_root))
+        self._kubelet_dir = str(config.kubelet_dir)
+
+    async def _blocking(self, what: str, call: Callable[[], T]) -> Known[T]:
+        """In a thread of its own, which is left behind if it hangs."""
+
+        async def read() -> T:
+            return await in_thread(call, name=what, ended=lambda: None)
+
+        return await _known(what, read, self._progress, limits.DOCTOR_READ_S)
+
+    # --- the host -----------------------------------------------------------------------------------------
+
+    async def host(self) -> Known[vfio.VfioHost]:
+        return await self._blocking("the host's IOMMU, modules and nodes", lambda: vfio.read(self._root))
+
+    async def functions(self) -> Known[tuple[PciFunction, ...]]:
+        async def read() -> tuple[PciFunction, ...]:
+            return await ThreadedReader(sysfs_of(self._config)).scan()
+
+        return await _known(f"the PCI bus of {self._root.prefix}", read, self._progress, limits.DOCTOR_READ_S)
+
+    async def devices(
+        self, functions: Known[tuple[PciFunction, ...]], ledger: Known[LedgerContents]
+    ) -> Known[Devices]:
+        if isinstance(functions, Unknown):
+            return functions
+        use = SysfsUse(self._root, "proc" if self._config.holders == "proc" else "passive")
+
+        async def read() -> Devices:
+            return Devices(functions, await assessed(self._config, functions, _Read(ledger), use))
+
+        deadline_s = 2 * limits.POLL_DEADLINE_S  # a poll has its own, and better words
+        return await _known("which GPUs are in use", read, self._progress, deadline_s)
+
+    async def imex(self) -> Known[ImexFacts]:
+        from gpuactors.daemon.imex_sources import host_imex  # which other nodes do not need
+
+        imex = host_imex(self._config, _node_of(self._config))
+        return await _known("the host's IMEX", imex.read, self._progress, limits.DOCTOR_READ_S)
+
+    # --- kubelet ------------------------------------------------------------------------------------------
+
+    async def directory(self) -> Known[look.PluginDirectory]:
+        return await self._blocking(
+            "kubelet's directory of device plugins", lambda: look.look(self._kubelet_dir)
+        )
+
+    async def ledger(self, resources: Collection[ResourceName]) -> Known[LedgerContents]:
+        async def read() -> LedgerContents:
+            return await KubeletLedger(self._kubelet_dir).read(resources)
+
+        deadline_s = 2 * limits.LEDGER_DEADLINE_S  # as in `devices`
+        return await _known("kubelet's ledger", read, self._progress, deadline_s)
+
+    # --- what claims need ---------------------------------------------------------------------------------
+
+    async def claims(self) -> Known[Claims]:
+        config, plugins = self._config, os.path.join(self._kubelet_dir, PLUGINS)
+        drivers = [config.driver_name] * (config.dra == "on")
+        drivers += [config.domains_driver] * (config.compute_domains != "off")
+
+        def read() -> Claims:
+            return Claims(
+                cdi=_place(str(config.cdi_dir)),
+                registry=_place(os.path.join(self._kubelet_dir, REGISTRY)),
+                plugins=tuple(_place(os.path.join(plugins, driver)) for driver in drivers),
+            )
+
+        return await self._blocking("the directories of claims", read)
+
+    async def api(self, node: str) -> Known[ApiServer]:
+        async def read() -> ApiServer:
+            return await _ask_api_server(self._config, node)
+
+        return await _known("the API server", read, self._progress, limits.DOCTOR_API_S)
+
+    async def classes(self) -> Known[tuple[DeviceClass, ...]]:
+        from gpuactors.daemon.api_client import client_of  # as in `_ask_api_server`
+        from gpuactors.kube.device_classes import KubeDeviceClasses
+
+        async def read() -> tuple[DeviceClass, ...]:
+            return await KubeDeviceClasses(client_of(self._config)).list_classes()
+
+        return await _known("the DeviceClasses", read, self._progress, limits.DOCTOR_API_S)
+
+    # --- the daemon's own ---------------------------------------------------------------------------------
+
+    async def state(self) -> Known[State]:
+        return await self._blocking("the state directory", lambda: _state(str(self._config.state_dir)))
+
+
+@final
+class _Read:
+    """A ledger that was read already. Implements `ports.node.LedgerReader`."""
+
+    def __init__(self, ledger: Known[LedgerContents]) -> None:
+        self._ledger = ledger
+
+    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+        """As `LedgerReader.read`."""
+        await trio.lowlevel.checkpoint()
+        if isinstance(self._ledger, Unknown):
+            raise LedgerError(self._ledger.reason)
+        return self._ledger
+
+
+def _node_of(config: Config) -> NodeApi | None:
+    """Our Node; None where the API server is not known, which another check says."""
+    from gpuactors.daemon.api_client import client_of
+    from gpuactors.kube.nodes import KubeNode
+
+    try:
+        return KubeNode(client_of(config), node_of(config))
+    except PortError:
+        return None
+
+
+async def _ask_api_server(config: Config, node: str) -> ApiServer:
+    """What a daemon with these settings reads first. Raises `PortError`."""
+    from gpuactors.daemon.api_client import client_of  # which other nodes do not need
+    from gpuactors.kube.domains import KubeDomains
+    from gpuactors.kube.nodes import KubeNode
+    from gpuactors.kube.slices import KubeSlices
+
+    client = client_of(config)
+    await KubeNode(client, node).read()
+    driver = config.driver_name if config.dra == "on" else config.domains_driver
+    async with KubeSlices(client, driver, node).follow() as slices:
+        await anext(slices)
+    if config.compute_domains != "off":
+        await KubeDomains(client).find_domain(_NO_DOMAIN)
+    return ApiServer(client.server)
+
+
+def _place(path: str) -> Place:
+    nearest = os.path.abspath(path)
+    while not os.path.exists(nearest) and nearest != os.path.dirname(nearest):
+        nearest = os.path.dirname(nearest)
+    writable = os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
+    return Place(path, os.path.isdir(path), nearest, writable)
+
+
+def _state(directory: str) -> State:
+    place = _place(directory)
+    problem = path_problem(directory) or ""
+    too_long = len(os.fsencode(socket_path(directory))) > limits.SOCKET_PATH_MAX_BYTES
+    if place.writable and not place.is_directory and not too_long:
+        problem = ""  # the daemon makes it
+    disk = os.statvfs(place.nearest)
+    return State(place, problem, disk.f_bavail * disk.f_frsize, _size(os.path.join(directory, DIRECTORY)))
+
+
+def _size(directory: str) -> int:
+    """Bytes of the files in it."""
+    size = 0
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):  # removed meanwhile
+                size += entry.stat().st_size
+    return size

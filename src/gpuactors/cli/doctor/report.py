@@ -1,0 +1,123 @@
+"""The report: as text that fits a terminal, and as JSON. Must not judge."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from gpuactors.cli.doctor.checks import Group
+from gpuactors.cli.doctor.checks.kubevirt import PermittedDevice, permitted, yaml
+from gpuactors.cli.doctor.facts import Facts
+from gpuactors.cli.doctor.finding import Finding, Level
+from gpuactors.core.values.quote import first_of
+
+COLUMNS_MAX = 100
+COLUMNS_MIN = 80
+_INDENT = " " * 8
+"""Below a finding's message, which begins after its level."""
+
+
+def is_failed(groups: tuple[Group, ...]) -> bool:
+    """Whether any finding is a FAIL."""
+    return any(finding.level is Level.FAIL for group in groups for finding in group.findings)
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = COLUMNS_MAX) -> str:
+    """For a terminal of so many columns; more than COLUMNS_MAX are not used, and fewer than COLUMNS_MIN not kept to.
+    The YAML at the end is never broken."""
+    width = max(COLUMNS_MIN, min(columns, COLUMNS_MAX))
+    lines = _folded(_heading(facts), width)
+    for group in groups:
+        lines += ["", group.name]
+        for finding in group.findings:
+            lines += _lines(finding, width)
+    lines += ["", _summary(groups), *_to_paste(permitted(facts), width)]
+    return "\n".join(lines)
+
+
+def _heading(facts: Facts) -> str:
+    when = ", before installation" if facts.pre else ""
+    user = (
+        f"; as user {facts.user}, not root: what that may not read or write is a FAIL" if facts.user else ""
+    )
+    return f"Node {facts.node}{when}; settings {facts.settings}{user}"
+
+
+def _lines(finding: Finding, width: int) -> Iterator[str]:
+    devices = f"{', '.join(first_of(finding.devices))}: " if finding.devices else ""
+    yield from _folded(f"{devices}{finding.message}", width, f"  {finding.level}  ")
+    if finding.remedy:
+        yield from _folded(f"To do: {finding.remedy}", width, _INDENT)
+
+
+def _folded(text: str, width: int, first: str = "") -> list[str]:
+    rest = _INDENT if first else "  "
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _summary(groups: tuple[Group, ...]) -> str:
+    counts = _counts(groups)
+    return ", ".join(f"{counts[level]} {level}" for level in (Level.FAIL, Level.WARN, Level.PASS))
+
+
+def _counts(groups: tuple[Group, ...]) -> Counter[Level]:
+    return Counter(finding.level for group in groups for finding in group.findings)
+
+
+def _to_paste(devices: tuple[PermittedDevice, ...], width: int) -> list[str]:
+    if not devices:
+        return []
+    head = "To add to the custom resource KubeVirt (kubectl -n kubevirt edit kubevirt), beside what it permits already:"
+    return ["", *_folded(head, width), "", yaml(devices)]
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+def as_json(facts: Facts, groups: tuple[Group, ...]) -> str:
+    """One object; its keys are stable, and every one is always there."""
+    counts = _counts(groups)
+    known = {
+        "node": facts.node,
+        "version": metadata.version("gpuactors"),
+        "pre": facts.pre,
+        "settings": facts.settings,
+        "failed": is_failed(groups),
+        "counts": {level: counts[level] for level in Level},
+        "findings": [_finding(group.name, finding) for group in groups for finding in group.findings],
+        "permitted_host_devices": [
+            {
+                "pciVendorSelector": device.selector,
+                "resourceName": device.resource,
+                "externalResourceProvider": True,
+            }
+            for device in permitted(facts)
+        ],
+    }
+    return json.dumps(known, indent=2, ensure_ascii=False)
+
+
+def _finding(group: str, finding: Finding) -> dict[str, Any]:
+    return {
+        "group": group,
+        "check": finding.check,
+        "level": finding.level,
+        "message": finding.message,
+        "remedy": finding.remedy or None,
+        "cause": finding.cause,
+        "devices": list(finding.devices),
+    }

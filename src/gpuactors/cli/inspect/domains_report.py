@@ -1,0 +1,219 @@
+"""Compute domains in the output of `gpuactors inspect` and `gpuactors explain`: as text, and as values for JSON.
+
+Must not decide anything: what is said of a domain comes from the daemon's view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gpuactors.cli.inspect.claims_report import (
+    MEANINGS,
+    claim_dict,
+    claim_facts,
+    claim_lines,
+    claim_title,
+    folded,
+    lasted,
+    slices_dict,
+    slices_lines,
+    wrapped,
+)
+from gpuactors.control.claims_view import ClaimView
+from gpuactors.control.domains_view import DomainsView, DomainView
+from gpuactors.core.domains.exclusion import Readiness
+from gpuactors.core.domains.report import DomainStatus, LabelStatus
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import LABEL, DomainMode
+from gpuactors.core.values.quote import first_of
+
+_CLAIM_MEANINGS: Final[Mapping[str, str]] = {
+    **MEANINGS,
+    ClaimState.WAITING: "its domain is being read, or somebody else has its channel or the node",
+    ClaimState.RESERVED: "its device is its own; that is being written to disk",
+    ClaimState.BINDING: "its channel is its own; label, daemon and readiness are waited for",
+    ClaimState.WRITING: "its CDI and metadata files are being written",
+    ClaimState.VERIFYING: "it was prepared, and kubelet asks again: its domain and IMEX are being read",
+    ClaimState.STOPPED: "an act failed; its device stays its own until kubelet asks again",
+    ClaimState.RELEASING: "its files are being removed",
+}
+
+_MEANINGS: Final[Mapping[str, str]] = {
+    DomainStatus.READY: "its channels can be used here",
+    DomainStatus.UNREAD: "label and daemon are there; whether it is Ready is read when a claim waits for that",
+    DomainStatus.UNUSED: "no claim here is for a channel of it",
+}
+
+_READINESS: Final[Mapping[str, str]] = {
+    Readiness.READY: "the API server says Ready for this node, as last read",
+    Readiness.NOT_READY: "the API server does not say Ready for this node, as last read",
+    Readiness.UNREAD: "not read since the label was added, or since the daemon started",
+}
+
+
+# --- of a node --------------------------------------------------------------------------------------------
+
+
+def sections(domains: DomainsView | None) -> list[list[str]]:
+    """The domains with their claims, and the slices, each as the lines of one section; nothing while they are off."""
+    if domains is None:
+        return []
+    claims = domains.claims
+    head = [f"Compute domains of driver {claims.driver}"]
+    if claims.problem:
+        head += wrapped(claims.problem, indent=2)
+    for name, text in (*_imex_facts(domains), *_label_facts(domains)):
+        head += wrapped(f"{name}: {text}", indent=2)
+    for domain in domains.domains:
+        head += _domain_lines(domain, [claim for claim in claims.claims if claim.domain == domain.uid])
+    others = [claim for claim in claims.claims if domains.of(claim) is None]
+    if others:
+        head.append("  claims without a domain: not read yet, or ended")
+    for claim in others:
+        head += claim_lines(claim, indent=4)
+    return [head, slices_lines(claims.slices, f"ResourceSlices of driver {claims.driver}")]
+
+
+def _imex_facts(domains: DomainsView) -> list[tuple[str, str]]:
+    imex = domains.imex
+    name = "IMEX" if imex.present or not imex.known else "No IMEX"
+    said = (
+        imex.reason or f"clique {imex.clique_id}" if imex.known else "the host has not said yet what it has"
+    )
+    return [(name, text) for text in (said, imex.host_problem, imex.problem) if text]
+
+
+def _label_facts(domains: DomainsView) -> list[tuple[str, str]]:
+    label = domains.label
+    if domains.mode != DomainMode.ON and label.status == LabelStatus.ABSENT:
+        return []
+    return [("Label", text) for text in (label.said, label.problem) if text]
+
+
+def _domain_lines(domain: DomainView, claims: list[ClaimView]) -> list[str]:
+    """A reason that the domain and a claim of it have in common stands once."""
+    lines = wrapped(f"{_titled(domain)}  {domain.status}", indent=2)
+    reason = domain.missing or domain.problem
+    lines += wrapped(reason, indent=4) if reason else []
+    for claim in claims:
+        lines += claim_lines(claim, indent=4, said=reason)
+    return lines
+
+
+def _titled(domain: DomainView) -> str:
+    return f"{domain}, UID {domain.uid}" if domain.name else f"UID {domain.uid}"
+
+
+def domains_dict(domains: DomainsView | None) -> dict[str, Any] | None:
+    """The domains, their claims and the slices, for JSON; None while compute domains are off."""
+    if domains is None:
+        return None
+    imex, label = domains.imex, domains.label
+    return {
+        "driver": domains.claims.driver,
+        "mode": domains.mode,
+        "problem": domains.claims.problem or None,
+        "imex": {
+            "present": imex.present if imex.known else None,
+            "clique": imex.clique_id or None,
+            "reason": imex.reason or None,
+            "host_problem": imex.host_problem or None,
+            "problem": imex.problem or None,
+        },
+        "label": {"status": label.status, "value": label.value, "problem": label.problem or None},
+        "domains": [_domain_dict(domain) for domain in domains.domains],
+        "claims": [_claim_dict(claim) for claim in domains.claims.claims],
+        "slices": slices_dict(domains.claims.slices),
+    }
+
+
+def _domain_dict(domain: DomainView) -> dict[str, Any]:
+    return {
+        "namespace": domain.namespace or None,
+        "name": domain.name or None,
+        "uid": domain.uid,
+        "status": domain.status,
+        "missing": domain.missing or None,
+        "labelled": domain.labelled,
+        "daemon": domain.daemon_uid,
+        "readiness": domain.readiness,
+        "problem": domain.problem or None,
+    }
+
+
+def _claim_dict(claim: ClaimView) -> dict[str, Any]:
+    known = claim_dict(claim)
+    del known["admin_devices"]  # is refused
+    return known | {"domain": claim.domain or None}
+
+
+# --- of a claim -------------------------------------------------------------------------------------------
+
+
+def claim_explanation(
+    claim: ClaimView, domains: DomainsView, time: Callable[[float], str]
+) -> list[tuple[str, str]]:
+    """The facts of a claim; `time` is the time of day of so many seconds ago."""
+    domain = domains.of(claim)
+    facts = [*claim_facts(claim, time), *(("Device", device) for device in first_of(claim.devices))]
+    if domain is None:
+        return facts
+    facts.append(("ComputeDomain", f"{_titled(domain)}: {domain.status}"))
+    missing = domain.missing if domain.missing != claim.problem else ""
+    return facts + [("ComputeDomain", f"  {line}") for line in folded(missing)]
+
+
+def claim_titled(claim: ClaimView) -> list[str]:
+    """Which claim it is, and what its state means."""
+    return claim_title(claim, _CLAIM_MEANINGS)
+
+
+def claim_explanation_dict(claim: ClaimView, domains: DomainsView) -> dict[str, Any]:
+    """A claim with its domain, for JSON."""
+    domain = domains.of(claim)
+    return _claim_dict(claim) | {"domain": _domain_dict(domain) if domain is not None else None}
+
+
+# --- of a domain ------------------------------------------------------------------------------------------
+
+
+def domain_named(domains: DomainsView | None, text: str) -> DomainView | None:
+    """The domain of this NAMESPACE/NAME or UID. Of several of one name the last one: the others were deleted."""
+    known = domains.domains if domains is not None else ()
+    return next((domain for domain in reversed(known) if text in (str(domain), domain.uid)), None)
+
+
+def domain_title(domain: DomainView) -> list[str]:
+    """Which domain it is, and what its status means."""
+    meaning = _MEANINGS.get(domain.status) or domain.missing
+    return [f"ComputeDomain {domain}", *wrapped(f"{domain.status}: {meaning}")]
+
+
+def domain_explanation(domain: DomainView, domains: DomainsView) -> list[tuple[str, str]]:
+    """The facts of a domain: what its channels need, and the claims."""
+    claims = [claim for claim in domains.claims.claims if claim.domain == domain.uid]
+    daemon = next((claim for claim in claims if claim.uid == domain.daemon_uid), None)
+    facts = [("UID", domain.uid)]
+    if domains.mode == DomainMode.ON:
+        label = [f"{LABEL} names it"] if domain.labelled else [text for _, text in _label_facts(domains)]
+        facts += [("Label", line) for text in label for line in folded(text)]
+        found = _claim_lines(daemon) if daemon is not None else ["no claim of it is here"]
+        facts += [("Daemon", line) for line in found]
+        facts.append(("Readiness", _READINESS.get(domain.readiness or "", "not known")))
+    if domain.read_s is not None:
+        facts.append(("Last read", f"{lasted(domain.read_s)} ago"))
+    facts += [("Problem", line) for line in folded(domain.problem)]
+    facts += [("Claim", line) for claim in claims if claim is not daemon for line in _claim_lines(claim)]
+    return facts + [(name, line) for name, text in _imex_facts(domains) for line in folded(text)]
+
+
+def _claim_lines(claim: ClaimView) -> list[str]:
+    devices = ", ".join(first_of(claim.devices))
+    return folded(f"{claim}, {claim.state} for {lasted(claim.age_s)}" + (f", {devices}" if devices else ""))
+
+
+def domain_explanation_dict(domain: DomainView, domains: DomainsView) -> dict[str, Any]:
+    """A domain with its claims, for JSON."""
+    claims = [_claim_dict(claim) for claim in domains.claims.claims if claim.domain == domain.uid]
+    return _domain_dict(domain) | {"claims": claims}

@@ -1,0 +1,274 @@
+"""The view that `gpuactors inspect` and `gpuactors explain` show: the running daemon's, or else one inspection by the
+command (`report.py` prints it). Its inspection is assessed by the same core that the daemon runs, from the
+same three sources: sysfs, kubelet's ledger, the use of the groups. It opens no device and has no history. Must not
+write anything anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from gpuactors.actors import pod_resources
+from gpuactors.cli.inspect import claims_report, domains_report
+from gpuactors.cli.progress import SILENT, Progress
+from gpuactors.config import Config, Resolved
+from gpuactors.control.claims_view import ClaimView
+from gpuactors.control.client import NoDaemonError, Running, read_status
+from gpuactors.control.domains_view import DomainView
+from gpuactors.control.unix import socket_path
+from gpuactors.control.view import (
+    DeviceView,
+    NodeView,
+    Setting,
+    view_of,
+)
+from gpuactors.core.events import Event, GroupsObserved, HostScanned
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.model import PciFunction, Role
+from gpuactors.core.values.names import is_domain_id
+from gpuactors.daemon.app import about, node_of, sysfs_of
+from gpuactors.daemon.app import settings_of as core_settings_of
+from gpuactors.host.reader import ThreadedReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.use import SysfsUse
+from gpuactors.kubelet.ledger import KubeletLedger
+from gpuactors.ports.node import ControlError, LedgerReader, UseReader
+
+NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
+
+_ROUNDS: Final = 8
+"""Reads and polls of the command's own inspection: the first of each, and those that the core requests after their
+results."""
+
+
+class UnknownAddressError(Exception):
+    """There is no such device; the text lists those there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A view of the node, and its source."""
+
+    view: NodeView
+    by_daemon: bool
+    source: str
+    """The source of the view, in words."""
+    problem: str = ""
+    """Why a daemon that runs, or may run, was not asked: its view may differ. Empty if none runs for certain."""
+    node: str = ""
+    """The node's name."""
+    wall: float = 0.0
+    """When it was made, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One device of a view."""
+
+    device: DeviceView
+    inspected: Inspected
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedClaim:
+    """One claim of a view."""
+
+    claim: ClaimView | None
+    """As the driver of GPUs has it; None if it has no device of this driver."""
+    inspected: Inspected
+    of_domains: ClaimView | None = None
+    """As the driver of compute domains has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedDomain:
+    """One compute domain of a view."""
+
+    domain: DomainView
+    inspected: Inspected
+
+
+def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
+    """The running daemon's view of the node, or the command's own. Raises `ports.node.HostError` if the node cannot be
+    read."""
+    return trio.run(inspected, config, progress)
+
+
+def explain(
+    config: Config, address: str, progress: Progress = SILENT
+) -> Explained | ExplainedClaim | ExplainedDomain:
+    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim or compute domain by
+    its NAMESPACE/NAME or UID.
+
+    Raises `UnknownAddressError`, and `ports.node.HostError` as `inspect`.
+    """
+    found = inspect(config, progress)
+    try:
+        if (named := find_named(found, address)) is not None:
+            return named
+        return Explained(find(found.view, address), found)
+    except UnknownAddressError as exc:
+        if found.by_daemon:
+            raise
+        # In a pod the daemon has its settings as arguments, which this command does not know.
+        raise UnknownAddressError(f"{exc}\nread by {found.source}") from None
+
+
+async def inspected(config: Config, progress: Progress = SILENT) -> Inspected:
+    """As `inspect`."""
+    problem = ""
+    try:
+        running = await _read_status(config, progress)
+    except NoDaemonError as exc:
+        source = f"this command itself: {exc}"
+    except ControlError as exc:
+        problem = str(exc)
+        source = f"this command itself, not by the daemon: {exc}"
+    else:
+        return by_running(running, time.time())
+    view = await progress.during("the host and kubelet's ledger", lambda: _inspect_host(config))
+    return Inspected(view, False, source, problem, node_of(config), time.time())
+
+
+async def _read_status(config: Config, progress: Progress) -> Running:
+    path = socket_path(str(config.state_dir))
+    return await progress.during("the running daemon's view", lambda: read_status(path))
+
+
+def by_running(running: Running, wall: float) -> Inspected:
+    """The view of this daemon, made at `wall`, in seconds since 1970."""
+    return Inspected(running.view, True, _name_of(running), "", running.about.node, wall)
+
+
+def _name_of(running: Running) -> str:
+    idle = "" if running.view.role == Role.SERVING else f", which does not serve kubelet: {running.view.role}"
+    return f"the running daemon (process {running.pid}, version {running.version}){idle}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Settings, and their source."""
+
+    settings: tuple[Setting, ...]
+    heading: str = ""
+    """Empty where they are those of a daemon that is started now."""
+
+
+def settings_of(resolved: Resolved) -> tuple[Setting, ...]:
+    """Each setting of a daemon that is started with this configuration, with its source."""
+    return about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
+
+
+def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
+    """The settings of the running daemon, or else those of one that is started now."""
+    own = settings_of(resolved)
+    try:
+        running = trio.run(_read_status, resolved.config, progress)
+    except NoDaemonError:
+        return Shown(own)
+    except ControlError as exc:
+        return Shown(
+            own,
+            f"Settings that a daemon started now would have; the running one could not be asked: {exc}",
+        )
+    return Shown(running.about.settings, f"Settings of {_name_of(running)} on node {running.about.node}")
+
+
+async def _inspect_host(config: Config) -> NodeView:
+    ledger = KubeletLedger(str(config.kubelet_dir))
+    use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
+    return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use)
+
+
+async def assessed(
+    config: Config, functions: tuple[PciFunction, ...], ledger: LedgerReader, use: UseReader
+) -> NodeView:
+    """The view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as often
+    as the core requests it."""
+    state = initial_state(core_settings_of(config))
+    number = project(state).inspections.scan
+    assert number is not None
+    event: Event | None = HostScanned(number, functions)
+    for _ in range(_ROUNDS):
+        if event is None:
+            break
+        state, _effects = step(state, event, trio.current_time())
+        event = await _answer(state, ledger, use)
+    # This command needs no uevents: it has just scanned.
+    return replace(view_of(state, trio.current_time()), uevents_problem="")
+
+
+async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
+    """The next requests of the core."""
+    wanted = project(state)
+    if wanted.ledger.read is not None:
+        return await pod_resources.read(wanted.ledger.read, (), ledger)
+    if wanted.poll.poll is not None:
+        return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets, whole=True))
+    return None
+
+
+def find_named(found: Inspected, name: str) -> ExplainedClaim | ExplainedDomain | None:
+    """The claim or the compute domain of this NAMESPACE/NAME or UID; None if it is no name of one. Raises
+    `UnknownAddressError`."""
+    view, text = found.view, name.strip()
+    claim = claims_report.claim_named(view.claims, text)
+    of_domains = claims_report.claim_named(view.domains.claims if view.domains is not None else None, text)
+    domain = domains_report.domain_named(view.domains, text)
+    if domain is not None and (named := claim or of_domains) is not None:
+        raise UnknownAddressError(
+            f"{text} is a claim, UID {named.uid}, and a ComputeDomain, UID {domain.uid}: explain one by its UID"
+        )
+    if domain is not None:
+        return ExplainedDomain(domain, found)
+    if claim is not None or of_domains is not None:
+        return ExplainedClaim(claim, found, of_domains)
+    if "/" not in text and not is_domain_id(text):  # the UID of an object is such a UUID
+        return None
+    if not found.by_daemon:
+        raise UnknownAddressError(f"only the running daemon knows claims, and {name} looks like one")
+    if view.claims is None and view.domains is None:
+        raise UnknownAddressError(
+            f"the running daemon serves no claims (--dra off, --compute-domains off), so it knows no claim {name}"
+        )
+    raise UnknownAddressError(f"the running daemon knows no claim {name}; it knows {_known_claims(view)}")
+
+
+def _known_claims(view: NodeView) -> str:
+    claims = [str(claim) for claim in view.claims.claims] if view.claims is not None else []
+    if view.domains is not None:
+        claims += [str(claim) for claim in view.domains.claims.claims]
+        claims += [f"the ComputeDomain {domain}" for domain in view.domains.domains]
+    return ", ".join(claims) or "none"
+
+
+def find(view: NodeView, address: str) -> DeviceView:
+    """The device at `address`. Raises `UnknownAddressError`."""
+    wanted = address.strip().lower()
+    full = wanted if wanted.count(":") == 2 else f"0000:{wanted}"
+    fitting = [d for d in view.devices if d.address == full] or [
+        d for d in view.devices if d.address.partition(":")[2] == wanted
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UnknownAddressError(f"{address} is in several PCI domains: say which of {_addresses(fitting)}")
+    for device in view.devices:
+        if any(member.address in (wanted, full) for member in device.group):
+            raise UnknownAddressError(
+                f"{address} is no GPU that the selectors match, but in the IOMMU group of {device.address}: "
+                "explain that one"
+            )
+    if not view.devices:
+        raise UnknownAddressError(f"there is no GPU at {address}. {NO_DEVICES}")
+    raise UnknownAddressError(f"there is no GPU at {address}; there are {_addresses(view.devices)}")
+
+
+def _addresses(devices: tuple[DeviceView, ...] | list[DeviceView]) -> str:
+    return ", ".join(device.address for device in devices)

@@ -1,0 +1,170 @@
+"""One screen of the node: the counts of each resource, each GPU in a line, and as much of the claims as fits.
+
+Pure: from what is known, the time and the size, the lines. Must not know a terminal's codes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from gpuactors.cli.inspect import claims_report, domains_report
+from gpuactors.cli.inspect.claims_report import lasted
+from gpuactors.cli.inspect.report import WIDE, cells, registration, shown, utc
+from gpuactors.cli.inspect.view import Inspected
+from gpuactors.cli.live.text import Line, Piece, Style, cut, end, fitted, line, padded, width
+from gpuactors.cli.live.watched import Watched
+from gpuactors.control.view import DeviceView, NodeView, ResourceView
+from gpuactors.core.values.model import Health
+
+NEW_S: Final = 5.0
+"""How long something that has changed stands out."""
+
+_FULL: Final = ("ADDRESS", "DRIVER", "GROUP", "NUMA", "HEALTH", "SINCE", "REASON")
+_NARROW: Final = ("ADDRESS", "DRIVER", "HEALTH", "SINCE", "REASON")
+_FULL_COLUMNS: Final = 96
+"""On a narrower screen the reason needs the room of group and NUMA node."""
+
+_COUNTS: Final = ("CAPACITY", "ALLOCATABLE", "ALLOCATED", "FREE", "UNHEALTHY")
+_GAP: Final = "  "
+_DRIVER_MAX: Final = 14
+"""`nvgrace_gpu_vfio_pci` must leave the reason some room."""
+
+
+def frame(
+    watched: Watched, at: float, wall: float, columns: int, rows: int, *, wide: bool = False
+) -> list[Line]:
+    """The lines of a screen of that size, each of exactly `columns`. `at`: the clock of `watched`; `wall`: the time of
+    day, in seconds since 1970."""
+    found = watched.inspected(at, wall)
+    lines = [_title(watched, found, wall, columns), *_notices(watched, found, at), ()]
+    lines += _resources(found.view, columns)
+    names = WIDE if wide else _FULL if columns >= _FULL_COLUMNS else _NARROW
+    lines += _devices(found, names, rows - len(lines))
+    for section in _claims(found.view):
+        lines += [(), *map(line, section)]
+    if len(lines) > rows:
+        more = len(lines) - rows + 1
+        lines[rows - 1 :] = [line(f"… and {more} lines more: gpuactors inspect", Style.FAINT)]
+    return [fitted(found_line, columns) for found_line in lines]
+
+
+def _title(watched: Watched, found: Inspected, wall: float, columns: int) -> Line:
+    assert watched.running is not None
+    running, time = watched.running, utc(wall)
+    name = f"Node {found.node}  gpuactors {running.version}, process {running.pid}, {running.view.role}"
+    return (
+        Piece(padded(name, max(0, columns - width(time) - 2)) + _GAP, Style.HEAD),
+        Piece(time, Style.FAINT),
+    )
+
+
+def _notices(watched: Watched, found: Inspected, at: float) -> list[Line]:
+    lines = []
+    if watched.gone_since is not None:
+        gone = f"the daemon is gone since {lasted(at - watched.gone_since)}; still trying; this is what it said last"
+        lines += [line(gone, Style.ALARM), line(f"  {watched.why_gone}", Style.FAINT)]
+    elif watched.last_change is not None:
+        then, what = watched.last_change
+        style = Style.NEW if at - then < NEW_S else Style.FAINT
+        lines.append(line(f"last change {lasted(at - then)} ago: {what}", style))
+    for name, problem in (
+        ("uevents", found.view.uevents_problem),
+        ("kubelet's ledger", found.view.ledger_problem),
+        ("kubelet", found.view.kubelet_problem),
+    ):
+        lines += [line(f"{name}: {problem}", Style.BAD)] if problem else []
+    return lines
+
+
+# --- resources --------------------------------------------------------------------------------------------
+
+
+def _resources(view: NodeView, columns: int) -> list[Line]:
+    if not view.resources:
+        return [line("No resource is advertised to kubelet.", Style.FAINT), ()]
+    longest = max(len("RESOURCE"), *(width(r.name) for r in view.resources))
+    counts = "".join(f"{_GAP}{name}" for name in _COUNTS)
+    room = min(longest, max(len("RESOURCE"), columns - width(counts)))
+    lines = [line(padded("RESOURCE", room) + counts, Style.HEAD)]
+    for resource in view.resources:
+        unhealthy = resource.listed - resource.healthy
+        known = (resource.listed, resource.healthy, resource.allocated, resource.free, unhealthy)
+        *numbers, last = (f"{_GAP}{n:>{len(name)}}" for name, n in zip(_COUNTS, known, strict=True))
+        style = Style.BAD if unhealthy else Style.PLAIN
+        lines.append(
+            (
+                Piece(padded(end(resource.name, room), room) + "".join(numbers)),
+                Piece(last, style),
+                Piece(f"{_GAP}{_causes(resource, view)}", style),
+            )
+        )
+        if not resource.registered or resource.problem:
+            lines.append(line(f"  {registration(resource)}", Style.BAD))
+    return [*lines, ()]
+
+
+def _causes(resource: ResourceView, view: NodeView) -> str:
+    """Why devices of it are not Healthy, each cause with how many there are."""
+    of_it = [d for d in view.devices if d.listed and d.resource == resource.name]
+    causes = Counter(d.cause for d in of_it if d.health != Health.HEALTHY)
+    return ", ".join(f"{cause} {number}" for cause, number in sorted(causes.items()))
+
+
+# --- devices ----------------------------------------------------------------------------------------------
+
+
+def _devices(found: Inspected, names: Sequence[str], room: int) -> list[Line]:
+    devices = shown(found.view)
+    if not devices:
+        return [line("No GPU is on this node that the selectors match.", Style.FAINT)]
+    rows = {device.address: cells(device, found.view, names) for device in devices}
+    widths = [max(width(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
+    if "CDEV" not in names:
+        widths[names.index("DRIVER")] = min(widths[names.index("DRIVER")], _DRIVER_MAX)
+    head = _GAP.join(padded(name, w) for name, w in zip(names, widths, strict=False))
+    lines = [line(f"{head}{_GAP}{names[-1]}", Style.HEAD)]
+    fitting = _that_fit(devices, room - 1)
+    lines += [_device(device, rows[device.address], widths, names.index("HEALTH")) for device in fitting]
+    if len(fitting) < len(devices):
+        left = [device for device in devices if device not in fitting]
+        unhealthy = sum(not _is_well(device) for device in left)
+        lines.append(
+            line(
+                f"… and {len(left)} GPUs more, {unhealthy} of them not Healthy: gpuactors inspect",
+                Style.FAINT,
+            )
+        )
+    return lines
+
+
+def _that_fit(devices: Sequence[DeviceView], room: int) -> list[DeviceView]:
+    """All, or else as many as fit beside a line about the rest: first those that are not Healthy."""
+    if len(devices) <= room:
+        return list(devices)
+    first = sorted(devices, key=lambda device: (_is_well(device), device.address))[: max(1, room - 1)]
+    return sorted(first, key=lambda device: device.address)
+
+
+def _is_well(device: DeviceView) -> bool:
+    return device.listed and device.health == Health.HEALTHY
+
+
+def _device(device: DeviceView, row: Sequence[str], widths: Sequence[int], health: int) -> Line:
+    is_new = device.since_s is not None and device.since_s < NEW_S
+    plain = Style.NEW if is_new else Style.PLAIN
+    status = Style.GOOD if _is_well(device) else Style.BAD if device.listed else Style.FAINT
+    pieces = [
+        Piece(padded(cell, w) + _GAP, status if i == health else plain)
+        for i, (cell, w) in enumerate(zip(row, widths, strict=False))
+    ]
+    return (*pieces, Piece(row[-1], plain))
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _claims(view: NodeView) -> list[list[str]]:
+    sections = [*claims_report.sections(view.claims), *domains_report.sections(view.domains)]
+    return [[cut(text, claims_report.COLUMNS) for text in section] for section in sections]

@@ -1,0 +1,50 @@
+"""What is printed where standard output is no terminal, or as JSON or YAML: everything once, then what changes, a line
+or a document for each, flushed at once. So it can be read by grep or jq, as with `kubectl get --watch`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, final
+
+from gpuactors.cli.formats import Format, yaml_of
+from gpuactors.cli.inspect.report import as_json, as_table, as_wide, utc
+from gpuactors.cli.inspect.view import Inspected
+from gpuactors.cli.live.watched import Change, Watched
+
+_DOCUMENT: Final = "---\n"
+
+
+@final
+class Stream:
+    """Prints the changes. `aside` gets what is no part of a document: that the daemon is gone, and back."""
+
+    def __init__(self, output: Format, echo: Callable[[str], None], aside: Callable[[str], None]) -> None:
+        self._output = output
+        self._echo = echo
+        self._aside = aside if output in (Format.JSON, Format.YAML) else echo
+        self._is_first = True
+
+    def changed(self, changes: tuple[Change, ...], found: Inspected, wall: float) -> None:
+        """The daemon has said what it knows now."""
+        is_first, self._is_first = self._is_first, False
+        if self._output is Format.JSON:
+            self._echo(json.dumps(json.loads(as_json(found)), ensure_ascii=False))
+        elif self._output is Format.YAML:
+            self._echo(_DOCUMENT + yaml_of(as_json(found)))
+        elif is_first:
+            self._echo((as_wide(found) if self._output is Format.WIDE else as_table(found)) + "\n")
+        else:
+            for change in changes:
+                self._echo("  ".join((utc(wall), *filter(None, change.row))))
+
+    def gone(self, watched: Watched, wall: float) -> None:
+        """No daemon is there; said once."""
+        self._aside(f"{utc(wall)}  daemon  gone, still trying: {watched.why_gone}")
+
+    def back(self, watched: Watched, wall: float) -> None:
+        """A daemon is there again."""
+        assert watched.running is not None
+        running = watched.running
+        self._aside(f"{utc(wall)}  daemon  back: process {running.pid}, version {running.version}")

@@ -1,0 +1,125 @@
+"""A terminal as a whole screen, with ANSI codes: its other screen, so that what was there before is there again.
+
+Of a screen only the lines that differ are written, in one write, so nothing flickers. A dozen codes do.
+"""
+
+from __future__ import annotations
+
+import os
+import termios
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, TextIO, final
+
+from gpuactors.cli.live.text import Line, Style
+
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+"""The other screen, no cursor, no automatic new line, empty."""
+_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_AT_ONCE: Final = ("\x1b[?2026h", "\x1b[?2026l")
+"""What is between is shown at once, by terminals that know these."""
+_CLEAR: Final = "\x1b[2J"
+_SIZE_UNKNOWN: Final = (100, 30)
+
+_LOOKS: Final = {
+    Style.PLAIN: "",
+    Style.HEAD: "1",
+    Style.GOOD: "32",
+    Style.BAD: "31",
+    Style.FAINT: "2",
+    Style.NEW: "1",
+    Style.ALARM: "1;7;31",
+}
+
+
+def is_screen(out: TextIO, environment: dict[str, str]) -> bool:
+    """Whether a whole screen can be drawn on it."""
+    return out.isatty() and environment.get("TERM", "dumb") not in ("dumb", "")
+
+
+def wants_colour(environment: dict[str, str]) -> bool:
+    """Unless NO_COLOR is set, to anything (no-color.org); then the text is plain."""
+    return not environment.get("NO_COLOR")
+
+
+@final
+class Terminal:
+    """Owns the terminal between `enter` and `leave`."""
+
+    def __init__(self, out: TextIO, keys: TextIO | None, *, colour: bool) -> None:
+        self._out = out
+        self._colour = colour
+        self._keys = keys if keys is not None and _is_ours(keys) else None
+        self._before: list[Any] | None = None
+        self._lines: list[str] = []
+        self._size: tuple[int, int] | None = None
+        """Of the screen that was drawn last; None while the terminal is not ours."""
+
+    @property
+    def keys(self) -> int | None:
+        """The descriptor from which single keys can be read; None if there is none."""
+        return self._keys.fileno() if self._keys is not None else None
+
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        with suppress(OSError):
+            columns, rows = os.get_terminal_size(self._out.fileno())
+            if columns and rows:
+                return columns, rows
+        return _SIZE_UNKNOWN
+
+    def draw(self, lines: Sequence[Line]) -> None:
+        """Shows these lines, which are as wide as the screen. Raises `observe.stdout.StdoutError`."""
+        size, text = self.size(), ""
+        if self._size is None:
+            self._enter()
+        elif self._size != size:
+            text, self._lines = _CLEAR, []
+        self._size = size
+        painted = [self._painted(found) for found in lines[: size[1]]]
+        for number in range(max(len(painted), len(self._lines))):
+            now = painted[number] if number < len(painted) else "\x1b[2K"
+            if number >= len(self._lines) or self._lines[number] != now:
+                text += f"\x1b[{number + 1};1H{now}"
+        self._lines = painted
+        if text:
+            self._write(_AT_ONCE[0] + text + _AT_ONCE[1])
+
+    def leave(self) -> None:
+        """Gives the terminal back as it was; `draw` takes it again."""
+        if self._size is None:
+            return
+        self._size, self._lines = None, []
+        if self._keys is not None and self._before is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(self._keys, termios.TCSANOW, self._before)
+        self._write(_LEAVE)
+
+    def _enter(self) -> None:
+        if self._keys is not None:
+            with suppress(termios.error):
+                self._before = termios.tcgetattr(self._keys)
+                quiet = [*self._before]
+                quiet[3] &= ~(termios.ECHO | termios.ICANON)
+                termios.tcsetattr(self._keys, termios.TCSANOW, quiet)
+        self._write(_ENTER)
+
+    def _painted(self, found: Line) -> str:
+        if not self._colour:
+            return "".join(piece.text for piece in found)
+        return "".join(
+            f"\x1b[{_LOOKS[piece.style]}m{piece.text}\x1b[0m" if _LOOKS[piece.style] else piece.text
+            for piece in found
+        )
+
+    def _write(self, text: str) -> None:
+        encoding = self._out.encoding
+        self._out.write(text.encode(encoding, "replace").decode(encoding))
+        self._out.flush()
+
+
+def _is_ours(keys: TextIO) -> bool:
+    """Whether it is the terminal of which this process is in the foreground: another one is stopped for changing it."""
+    with suppress(OSError, ValueError):
+        return keys.isatty() and os.tcgetpgrp(keys.fileno()) == os.getpgrp()
+    return False

@@ -1,0 +1,182 @@
+"""One screen of `inspect --watch`: of states that the real core made, at the sizes that terminals have."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gpuactors.cli.live.screen import NEW_S, frame
+from gpuactors.cli.live.text import Style, cut, end, padded, width
+from gpuactors.cli.live.watched import Watched
+from gpuactors.control.client import Running
+from gpuactors.control.view import About, view_of
+from gpuactors.core.events import KubeletGone, UeventsOpened
+from gpuactors.core.values.model import Holder
+from tests.core.builders import Core, gpu
+
+WALL = datetime(2026, 11, 21, 22, 0, tzinfo=UTC).timestamp()
+QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
+SLOTS = range(0x10, 0x20)
+
+
+def node(slots: range = SLOTS) -> Core:
+    core = Core(*(gpu(f"{slot:02x}:00.0", numa_node=slot % 2) for slot in slots))
+    core.feed(UeventsOpened())
+    return core
+
+
+def running(core: Core, pid: int = 7) -> Running:
+    return Running(pid, "1.2.3", About("gpu-17"), view_of(core.state, core.at))
+
+
+def watched(core: Core) -> Watched:
+    seen = Watched()
+    seen.heard(running(core), core.at)
+    return seen
+
+
+def text(seen: Watched, at: float, columns: int = 100, rows: int = 30, *, wide: bool = False) -> list[str]:
+    lines = frame(seen, at, WALL, columns, rows, wide=wide)
+    texts = ["".join(piece.text for piece in line) for line in lines]
+    assert [width(found) for found in texts] == [columns] * len(texts)
+    assert len(texts) <= rows
+    return [found.rstrip() for found in texts]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(100, 30), (80, 24)])
+def test_sixteen_gpus_fit(columns: int, rows: int) -> None:
+    core = node()
+    core.enabled["0000:13:00.0"] = 1
+    core.holders[0x13] = (QEMU,)
+    core.ledger["0000:14:00.0"] = "vm-1"
+    core.pass_time(60)
+    lines = text(watched(core), core.at, columns, rows)
+    assert lines[0].startswith("Node gpu-17  gpuactors 1.2.3, process 7, serving")
+    assert lines[0].endswith("2026-11-21T22:00:00Z")
+    assert lines[3].split()[:6] == ["RESOURCE", "CAPACITY", "ALLOCATABLE", "ALLOCATED", "FREE", "UNHEALTHY"]
+    assert lines[4].split()[1:6] == ["16", "15", "1", "14", "1"]
+    assert sum(line.startswith("0000:") for line in lines) == 16
+    held = of_gpu(lines, "0000:13:00.0")
+    assert "Unhealthy" in held
+    assert "IOMMU group 19 is held by" in held
+    assert any("allocated to pod default/vm-1" in line for line in lines)
+    assert not any("more" in line for line in lines)
+
+
+def test_the_cause_of_what_is_unhealthy_stands_beside_the_counts_where_there_is_room() -> None:
+    core = node()
+    core.enabled["0000:13:00.0"] = 1
+    core.holders[0x13] = (QEMU,)
+    core.pass_time(60)
+    assert text(watched(core), core.at)[4].endswith("1  HeldByOther 1")
+
+
+def test_more_than_fit_are_counted_and_what_is_unhealthy_is_shown_first() -> None:
+    core = node(range(0x10, 0x90))
+    core.enabled["0000:8f:00.0"] = 1
+    core.holders[0x8F] = (QEMU,)
+    core.pass_time(60)
+    lines = text(watched(core), core.at)
+    shown = [line[:12] for line in lines if line.startswith("0000:")]
+    assert shown[0] == "0000:10:00.0"
+    assert shown[-1] == "0000:8f:00.0"
+    assert lines[-1] == f"… and {128 - len(shown)} GPUs more, 0 of them not Healthy: gpuactors inspect"
+
+
+def of_gpu(lines: list[str], address: str = "0000:10:00.0") -> str:
+    return next(line for line in lines if line.startswith(address))
+
+
+def test_ages_grow_without_a_word_from_the_daemon() -> None:
+    core = node()
+    core.pass_time(30)
+    seen = watched(core)
+    assert "30 s" in of_gpu(text(seen, core.at))
+    assert "2 min" in of_gpu(text(seen, core.at + 90))
+    assert text(seen, core.at + 90)[1].startswith("last change 2 min ago: ")
+
+
+def test_what_changes_stands_out_for_some_seconds_and_is_named() -> None:
+    core = node()
+    core.pass_time(30)
+    seen = watched(core)
+    core.enabled["0000:13:00.0"] = 1
+    core.holders[0x13] = (QEMU,)
+    core.pass_time(10)
+    seen.heard(running(core), core.at)
+    assert text(seen, core.at)[1] == "last change 0 s ago: 0000:13:00.0  Unhealthy  HeldByOther"
+
+    def is_new(at: float) -> list[str]:
+        lines = frame(seen, at, WALL, 100, 30)
+        return [line[0].text[:12] for line in lines[6:] if any(p.style is Style.NEW for p in line)]
+
+    assert is_new(core.at) == ["0000:13:00.0"]
+    assert is_new(core.at + NEW_S) == []
+
+
+def test_the_health_has_its_colour() -> None:
+    core = node(range(0x10, 0x12))
+    core.enabled["0000:11:00.0"] = 1
+    core.holders[0x11] = (QEMU,)
+    core.pass_time(60)
+    styles = {p.text.strip(): p.style for line in frame(watched(core), core.at, WALL, 100, 30) for p in line}
+    assert (styles["Healthy"], styles["Unhealthy"]) == (Style.GOOD, Style.BAD)
+
+
+def test_a_daemon_that_is_gone_is_said_to_be_with_what_it_said_last() -> None:
+    core = node()
+    seen = watched(core)
+    assert seen.lost(core.at, "no daemon runs")
+    assert not seen.lost(core.at, "no daemon runs")
+    lines = text(seen, core.at + 3)
+    assert lines[1] == "the daemon is gone since 3 s; still trying; this is what it said last"
+    assert lines[2] == "  no daemon runs"
+    assert sum(line.startswith("0000:") for line in lines) == 16
+    changes = seen.heard(running(core, pid=8), core.at + 4)
+    assert [change.row[:2] for change in changes] == [("daemon", "process 8, version 1.2.3")]
+    assert "process 8" in text(seen, core.at + 4)[0]
+    assert "gone" not in text(seen, core.at + 4)[1]
+
+
+def test_problems_of_the_node_and_of_a_registration_are_said() -> None:
+    core = node()
+    core.feed(KubeletGone("no socket"))
+    lines = text(watched(core), core.at)
+    assert "kubelet: no socket" in lines
+    assert any("not registered with kubelet: " in line for line in lines)
+
+
+def test_the_wide_screen_has_the_columns_of_the_wide_table() -> None:
+    core = node()
+    lines = text(watched(core), core.at, 200, wide=True)
+    head = next(line for line in lines if line.startswith("ADDRESS"))
+    assert head.split()[:9] == [
+        "ADDRESS",
+        "ID",
+        "DRIVER",
+        "GROUP",
+        "CDEV",
+        "NUMA",
+        "HEALTH",
+        "CAUSE",
+        "SINCE",
+    ]
+
+
+def test_without_gpus_that_is_said() -> None:
+    assert any("No GPU" in line for line in text(watched(Core()), 0))
+
+
+def test_any_size_is_kept_to() -> None:
+    core = node()
+    for columns, rows in ((1, 1), (20, 5), (40, 10), (300, 100)):
+        text(watched(core), core.at, columns, rows)
+
+
+def test_text_is_cut_by_what_a_terminal_shows_of_it() -> None:
+    assert [cut("abcdef", n) for n in (6, 5, 1, 0)] == ["abcdef", "abcd…", "…", ""]
+    assert cut("世界世界", 5) == "世界…"
+    assert padded("世", 4) == "世  "
+    assert end("nvidia.com/X", 6) == "…com/X"
+    assert cut("a\x1b[31mb\n", 20) == "a?[31mb?"

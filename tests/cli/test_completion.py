@@ -1,0 +1,74 @@
+"""What a shell is offered while a command is typed; `process/test_completion.py` asks a real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from gpuactors.cli.commands import cli
+from gpuactors.cli.completion import SHELLS, VARIABLE, ColonBash, script
+from gpuactors.simulation.run import list_scenarios
+
+
+def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The values for the word at the end of the line."""
+    monkeypatch.setenv("COMP_WORDS", f"gpuactors {line}")
+    asked: ShellComplete = ColonBash(cli, {}, "gpuactors", VARIABLE)
+    return [
+        item.value if item.type == "plain" else item.type
+        for item in asked.get_completions(*asked.get_completion_args())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("ins", ["inspect"]),
+        ("inspect --wa", ["--watch"]),
+        ("inspect -o ", ["table", "wide", "json", "yaml"]),
+        ("inspect -o y", ["yaml"]),
+        ("doctor --p", ["--pre", "--pre-start-gate", "--pci-ids", "--prebound"]),
+        ("run --holders ", ["passive", "proc", "open"]),
+        ("run --dra=o", ["on", "off"]),
+        ("run --state-dir ", ["dir"]),
+        ("run --pci-ids ", ["file"]),
+        ("run --select ", []),
+        ("config s", ["show", "schema"]),
+        ("completion ", list(SHELLS)),
+        ("simulate --scenario ", [name for name, _ in list_scenarios()]),
+        ("replay ", ["file"]),
+    ],
+)
+def test_what_is_offered(line: str, values: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(offered(line, monkeypatch)) == sorted(values)
+
+
+def test_without_a_daemon_nothing_is_offered_to_explain_and_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert offered(f"explain --state-dir={tmp_path} ", monkeypatch) == []
+    assert offered("explain --dra=perhaps ", monkeypatch) == []
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_a_script(shell: str) -> None:
+    text = script(cli, shell)
+    assert f"{VARIABLE}={shell}_complete" in text
+    assert "%(" not in text
+
+
+def test_bash_reads_its_script_without_a_word() -> None:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"{script(cli, 'bash')}\ncomplete -p gpuactors"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "complete -o nosort -F _gpuactors_completion gpuactors\n"
+    assert done.stderr == ""

@@ -59,11 +59,11 @@ small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
 
 # Any order of events: 2,750 histories of a whole node, one in four with claims, one in eight with compute domains, one in eight with claims and a second administrator; most pairs of kinds must occur.
 histories *ARGS:
-    python -m gpuactors.simulation.histories --histories 2750 --seed commit --min-pairs 95 "$@"
+    python -m tests.histories --histories 2750 --seed commit --min-pairs 95 "$@"
 
 # The same for as long as you like, with other histories each time: `just fuzz --minutes 60`, or with a `--seed`.
 fuzz *ARGS:
-    python -m gpuactors.simulation.histories "$@"
+    python -m tests.histories "$@"
 
 # Plants bugs in a copy of the program, one after the other, and expects that the two above find them. Half an hour.
 mutations *ARGS:

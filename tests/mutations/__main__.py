@@ -169,7 +169,7 @@ def unnamed(mutation: Mutation, *, histories: int, seed: str) -> tuple[tuple[str
     """What is run after the named tests: its name, the command, the length of orders."""
     campaign = (
         sys.executable,
-        *("-m", "gpuactors.simulation.histories", "--histories", str(histories), "--seed", seed),
+        *("-m", "tests.histories", "--histories", str(histories), "--seed", seed),
     )
     claims = (
         ("claims' worlds", (*ORDERS[:-1], worlds, "-k", "after_every_order"), FEW)

@@ -20,7 +20,6 @@ from gpuactors.simulation.histories.administrator_events import ADMINISTRATOR_KI
 from gpuactors.simulation.histories.claim_check import UNDONE
 from gpuactors.simulation.histories.claims import CLAIMS
 from gpuactors.simulation.histories.dra_node import CDI_DIR
-from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import (
     DRAWN,
     DRAWN_WITH_ADMINISTRATORS,
@@ -29,13 +28,14 @@ from gpuactors.simulation.histories.events import (
     Serves,
     serves,
 )
-from gpuactors.simulation.histories.found import FOUND_WITH_ADMINISTRATORS
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.script import Step, parse_script
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.kubelet.values import Phase
+from tests.histories.draw import drawn
+from tests.histories.found import FOUND_WITH_ADMINISTRATORS
 
 BIT = Serves.ADMINISTRATORS.bit
 HOST, PREBOUND = 3, 2

@@ -20,13 +20,13 @@ from gpuactors.core.state.claims import ClaimedGpu
 from gpuactors.core.values.model import PciAddress
 from gpuactors.simulation.histories.claim_events import BESIDE, CLAIM_KINDS
 from gpuactors.simulation.histories.claims import CLAIMS
-from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import DRAWN, DRAWN_WITH_CLAIMS, KINDS, OF_CLAIMS
-from gpuactors.simulation.histories.found import FOUND_WITH_CLAIMS
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.script import Step, parse_script
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kubelet.values import Phase
+from tests.histories.draw import drawn
+from tests.histories.found import FOUND_WITH_CLAIMS
 
 HOST, PREBOUND = 3, 0
 """A place with a card on its host's driver, and one with a pre-bound card."""

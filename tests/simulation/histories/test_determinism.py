@@ -9,14 +9,14 @@ import sys
 
 import trio._core._run as trio_run
 
-from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.play import Played, play, play_chosen
+from tests.histories.draw import drawn
 
 HISTORIES = 20
 
 _PLAY = f"""
 import random
-from gpuactors.simulation.histories.draw import drawn
+from tests.histories.draw import drawn
 from gpuactors.simulation.histories.play import play_chosen
 for seed in reversed(range({HISTORIES})):
     print(seed, play_chosen(drawn(random.Random(seed)), seed).digest)

@@ -22,13 +22,13 @@ from gpuactors.simulation.histories import domain_check
 from gpuactors.simulation.histories.claim_events import OF_ANY_DRIVER
 from gpuactors.simulation.histories.domain_events import BESIDE, DOMAIN_KINDS
 from gpuactors.simulation.histories.domains import DOMAINS
-from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import DRAWN, DRAWN_WITH_CLAIMS, DRAWN_WITH_DOMAINS, KINDS
-from gpuactors.simulation.histories.found import FOUND_WITH_DOMAINS
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.script import Step, parse_script
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kubelet.values import Phase
+from tests.histories.draw import drawn
+from tests.histories.found import FOUND_WITH_DOMAINS
 
 TWO_CHANNELS = 256
 """The bit of a seed by which the node offers two."""

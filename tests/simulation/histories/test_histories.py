@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuactors.cli.commands import cli
-from gpuactors.simulation.histories.draw import drawn
-from gpuactors.simulation.histories.found import FOUND, KNOWN, known
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.script import replay_line
+from tests.histories.draw import drawn
+from tests.histories.found import FOUND, KNOWN, known
 
 SEEDS = 8
 """Schedules under which each found history is played, odd and even ones: `--holders` proc and passive."""

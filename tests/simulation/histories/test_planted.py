@@ -24,15 +24,15 @@ from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.observe.log import get_logger
 from gpuactors.simulation.histories import play as playing
 from gpuactors.simulation.histories import refusals
-from gpuactors.simulation.histories.draw import drawn
 from gpuactors.simulation.histories.events import KINDS
-from gpuactors.simulation.histories.found import FOUND, known
 from gpuactors.simulation.histories.play import Played, play, play_chosen
 from gpuactors.simulation.histories.refusals import failed_for_nothing
 from gpuactors.simulation.histories.script import Step
-from gpuactors.simulation.histories.shrink import shrink
 from gpuactors.simulation.histories.world import World
 from gpuactors.simulation.kubelet.values import DoubleHandOut
+from tests.histories.draw import drawn
+from tests.histories.found import FOUND, known
+from tests.histories.shrink import shrink
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
 

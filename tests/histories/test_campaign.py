@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.simulation.histories import __main__ as command
-from gpuactors.simulation.histories import campaign, draw, found
-from gpuactors.simulation.histories.campaign import Plan, Result, history_seed, run_campaign
-from gpuactors.simulation.histories.coverage import Coverage, summary, table
-from gpuactors.simulation.histories.draw import Guide, drawn
 from gpuactors.simulation.histories.events import DRAWN, PAIRS, Serves
 from gpuactors.simulation.histories.kinds import that_can_happen
 from gpuactors.simulation.histories.play import Failure, Played, play_chosen
 from gpuactors.simulation.histories.script import Script, Step, format_script
-from gpuactors.simulation.histories.shrink import shrink
 from gpuactors.simulation.histories.world import World
+from tests.histories import __main__ as command
+from tests.histories import campaign, draw, found
+from tests.histories.campaign import Plan, Result, history_seed, run_campaign
+from tests.histories.coverage import Coverage, summary, table
+from tests.histories.draw import Guide, drawn
+from tests.histories.shrink import shrink
 from tests.support.patience import patient
 
 # --- coverage ---------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_failure_is_printed_as_the_line_that_replays_it(
 
 def test_the_workers_of_a_campaign_that_is_killed_end() -> None:
     """They would play on for ever, on all cores."""
-    campaign = (sys.executable, "-m", "gpuactors.simulation.histories", "--minutes", "60", "--workers", "2")
+    campaign = (sys.executable, "-m", "tests.histories", "--minutes", "60", "--workers", "2")
     with subprocess.Popen(campaign, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr is not None
@@ -334,7 +334,7 @@ def test_the_workers_of_a_campaign_that_is_killed_end() -> None:
 
 
 def test_a_campaign_that_is_asked_to_end_says_what_it_found() -> None:
-    campaign = (sys.executable, "-m", "gpuactors.simulation.histories", "--minutes", "60", "--workers", "2")
+    campaign = (sys.executable, "-m", "tests.histories", "--minutes", "60", "--workers", "2")
     with subprocess.Popen(campaign, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"histories in" in process.stderr.readline()

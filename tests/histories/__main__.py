@@ -1,4 +1,4 @@
-"""`python -m gpuactors.simulation.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
+"""`python -m tests.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
 
 Exits with 0 if nothing failed and enough was covered, else with 1; with 130 if it was interrupted before it had played
 the histories, or covered the pairs, that were requested. A history that fails is made shorter and printed as the one
@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpuactors.simulation.histories.campaign import Plan, Result, run_campaign
-from gpuactors.simulation.histories.coverage import share_of, summary, table
 from gpuactors.simulation.histories.play import Played
 from gpuactors.simulation.histories.script import replay_line
-from gpuactors.simulation.histories.shrink import shrink
+from tests.histories.campaign import Plan, Result, run_campaign
+from tests.histories.coverage import share_of, summary, table
+from tests.histories.shrink import shrink
 
 CLAIMS_EVERY: Final = 4
 """One of so many histories has a node with claims: there are a third as many pairs of kinds as without, and it takes
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gpuactors.simulation.histories", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.histories", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to play (default: 10)")
     parser.add_argument("--histories", type=int, help="how many to play instead; ends at the first failure")
     parser.add_argument(

@@ -1,4 +1,7 @@
-"""The output formats of the commands. YAML has the very structure of JSON, as it is made of it."""
+"""The output formats of the commands. YAML has the very structure of JSON, as it is made of it.
+
+A file of its own: the parsing of the command line and the live view both need it.
+"""
 
 from __future__ import annotations
 

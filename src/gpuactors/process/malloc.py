@@ -5,6 +5,8 @@ The allocator gives memory back at once, instead of keeping what a large message
 A message of kubelet's may have 4 MiB, its ledger file 16 MiB, and each is decoded in one of several threads. By default
 glibc keeps an arena per thread and raises its own thresholds to the largest block it has ever freed (malloc/malloc.c,
 M_MMAP_THRESHOLD and M_TRIM_THRESHOLD "dynamic"), so that the process stays at its peak size.
+
+A file of its own: `gpuactors run` calls it once, before the process has threads; nothing else needs it.
 """
 
 from __future__ import annotations

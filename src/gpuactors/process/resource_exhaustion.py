@@ -2,6 +2,7 @@
 
 They pass, and are no fault of what was to be read or made: the caller logs the shortage, keeps the known state, and
 retries. Must not be taken for a fault of a device, of kubelet or of an actor (issue 10).
+A file of its own: actors, each adaptor and the composition ask it the same question.
 """
 
 from __future__ import annotations

@@ -30,7 +30,12 @@ LISTED = (
     b"\x0a\x06\x1a\x04\x12\x02\x08\x05",  # a number as the resource's name
     b"\x0a\x07\x1a\x05\x12\x03\x12\x01\xff",  # a device ID that is no text
 )
-STATUS = (CUT_SHORT, b"\x2a\x02\x0a\x7f", b"\x2a\x02\x08\x05", b"\x10\x05")
+STATUS = (
+    b"\x12\x7f",  # cut short
+    b"\x10\x05",  # a number as the version
+    b"\x12\x01\xff",  # a version that is no text
+    b"\x1a\x7f{}",  # the status cut short
+)
 
 
 @contextmanager
@@ -83,7 +88,7 @@ async def test_a_malformed_answer_of_the_running_daemon(tmp_path: Path, body: by
     with (
         trio.fail_after(WITHIN_S),
         answering(socket, body),
-        pytest.raises(ControlError, match="not a valid StatusResponse"),
+        pytest.raises(ControlError, match="not a valid ViewResponse"),
     ):
         await read_status(str(socket))
 

@@ -92,7 +92,7 @@ def running(path: str, answer: pb.ViewResponse) -> Running:
     try:
         status = decode_json(answer.status, DaemonStatus)
     except UndecodableError as exc:
-        raise _other_version(path, f" ({quoted(answer.version)})") from exc
+        raise _other_version(path, f" ({quoted(answer.version)})" if answer.version else "") from exc
     return Running(answer.pid, answer.version, status.about, status.view)
 
 

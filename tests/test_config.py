@@ -16,9 +16,6 @@ from gpuactors.config import (
     Config,
     ConfigError,
     EverywhereHttp,
-    KernelUevents,
-    NoUevents,
-    SocketUevents,
     TcpHttp,
     UnixHttp,
     as_dict,
@@ -199,12 +196,10 @@ def test_the_nodes_name_comes_from_where_kubernetes_gives_it_unless_it_is_set(wr
         resolve({}, {"NODE_NAME": "a b"})
 
 
-def test_uevents_are_parsed() -> None:
-    assert Config(uevents="kernel").uevent_source == KernelUevents()
-    assert Config(uevents="off").uevent_source == NoUevents()
-    assert Config(uevents="unix:/run/a:b").uevent_source == SocketUevents(Path("/run/a:b"))
+def test_sources_of_uevents() -> None:
     longest = "/" + "x" * (SOCKET_PATH_MAX_BYTES - 1)
-    assert load({"uevents": f"unix:{longest}"}, {}).uevent_source == SocketUevents(Path(longest))
+    for text in ("kernel", "off", "unix:/run/a:b", f"unix:{longest}"):
+        assert load({"uevents": text}, {}).uevents == text
 
 
 def test_http_addresses_are_parsed() -> None:

@@ -42,27 +42,6 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class KernelUevents:
-    """Uevents come from the kernel's netlink multicast group."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoUevents:
-    """No uevents: only the periodic scan finds changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class SocketUevents:
-    """Uevents, in the kernel's own format, come as datagrams to a unix socket that the daemon binds at
-    `path`."""
-
-    path: Path
-
-
-UeventSource: TypeAlias = KernelUevents | NoUevents | SocketUevents
-
-
-@dataclass(frozen=True, slots=True)
 class TcpHttp:
     """One address of this machine."""
 
@@ -166,21 +145,13 @@ def _checked_prebound(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked_uevents(text: str) -> str:
-    _uevent_source(text)
-    return text
-
-
-def _uevent_source(text: str) -> UeventSource:
+    """`host/uevents.py` opens what it names."""
     scheme, _, path = text.partition(":")
-    match scheme:
-        case "kernel" if text == scheme:
-            return KernelUevents()
-        case "off" if text == scheme:
-            return NoUevents()
-        case "unix" if path:
-            return SocketUevents(_socket_path(path))
-        case _:
-            raise ValueError(f"{text!r} is none of these")
+    if scheme == "unix" and path:
+        _socket_path(path)
+    elif text not in ("kernel", "off"):
+        raise ValueError(f"{text!r} is none of these")
+    return text
 
 
 def _socket_path(path: str) -> Path:
@@ -533,11 +504,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """`resource_name`, parsed: by vendor and device. Raises ValueError only for a Config that was not made by
         `load`."""
         return dict(map(parse_own_name, self.resource_name))
-
-    @property
-    def uevent_source(self) -> UeventSource:
-        """`uevents`, parsed. Raises ValueError only for a Config that was not made by `load`."""
-        return _uevent_source(self.uevents)
 
     @property
     def http(self) -> HttpAddress | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from typing import final
 
 import trio
 
@@ -32,7 +32,7 @@ from gpuactors.actors import (
     slice_publisher,
 )
 from gpuactors.actors.registry import ClaimCells
-from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles
+from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles, in_a_thread
 from gpuactors.acts.cdi_watch import MountedDirectory
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
@@ -60,7 +60,6 @@ from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id, command_line
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
-from gpuactors.host.threads import in_thread
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.device_classes import KubeDeviceClasses
@@ -81,7 +80,6 @@ from gpuactors.ports.node import (
 
 log = get_logger()
 
-T = TypeVar("T")
 
 INSTANCE_VARIABLE = "POD_UID"
 """Names this instance beside another one of the same driver, during an update: the pod's UID by the downward API."""
@@ -123,9 +121,9 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
 
     def binder(lock: StateLock) -> DriverBinder:
         acts = os.path.join(plugin_dir(config, settings.driver), "acts")
-        modprobe = Modprobe(root, _in_a_thread) if config.load_modules == "on" else None
+        modprobe = Modprobe(root, in_a_thread) if config.load_modules == "on" else None
         return SysfsBinder(
-            root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), _in_a_thread, modprobe
+            root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), in_a_thread, modprobe
         )
 
     client = client_of(config)
@@ -180,11 +178,6 @@ def mounted_dir(config: Config, driver: str) -> str:
 def _operators_list(texts: tuple[str, ...]) -> OperatorsList:
     addresses = frozenset(PciAddress(text) for text in texts if text != "all")
     return OperatorsList(addresses, everything="all" in texts)
-
-
-async def _in_a_thread(call: Callable[[], T]) -> T:
-    """Each in one of its own: a read of one GPU's files that hangs holds up no other one's."""
-    return await in_thread(call, name="act", ended=lambda: None)
 
 
 @final

@@ -220,7 +220,7 @@ async def unprepared(caller: ClaimCaller, claim: ClaimName) -> None:
 class _Kubelet:
     """Implements `ports.node.ClaimsKubelet`: takes the caller, and calls it directly."""
 
-    async def deaf(self) -> tuple[str, ...]:
+    async def unreachable(self) -> tuple[str, ...]:
         return ()
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class _Endpoint:
 class _NoKubelet:
     """Implements `ports.node.Kubelet`: there is no device plugin socket of kubelet's."""
 
-    async def deaf(self) -> tuple[str, ...]:
+    async def unreachable(self) -> tuple[str, ...]:
         return ()
 
     absence = "no kubelet"

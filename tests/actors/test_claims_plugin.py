@@ -26,7 +26,7 @@ class FakeKubelet:
     """Serves, and notes what is done in which order. Implements `ports.node.ClaimsKubelet` and
     `ports.node.ClaimsEndpoint`."""
 
-    async def deaf(self) -> tuple[str, ...]:
+    async def unreachable(self) -> tuple[str, ...]:
         return ()
 
     successor: FakeSuccessor = field(default_factory=FakeSuccessor)

@@ -107,16 +107,16 @@ async def test_of_a_directory_that_was_removed_under_its_mount_a_restart_is_aske
     descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     try:
         mounted = MountedDirectory(f"/proc/self/fd/{descriptor}")
-        assert await mounted.deaf() == ()
+        assert await mounted.unreachable() == ()
         made.rmdir()
-        (sentence,) = await mounted.deaf()
+        (sentence,) = await mounted.unreachable()
         assert "was removed on the host" in sentence
         made.mkdir()
-        assert await mounted.deaf() == (sentence,), "the one that is mounted is still the old one"
+        assert await mounted.unreachable() == (sentence,), "the one that is mounted is still the old one"
     finally:
         os.close(descriptor)
-    assert await MountedDirectory(str(made)).deaf() == ()
-    assert await MountedDirectory(str(made / "none")).deaf() == (), "it can be made"
+    assert await MountedDirectory(str(made)).unreachable() == ()
+    assert await MountedDirectory(str(made / "none")).unreachable() == (), "it can be made"
 
 
 async def test_a_directory_that_is_not_there_yet_is_waited_for(

@@ -65,11 +65,11 @@ class FakeMeter:
 
 @dataclass
 class FakeSockets:
-    """Implements `ports.node.OwnSockets`."""
+    """Implements `ports.node.Reachable`."""
 
     silent: tuple[str, ...] = ()
 
-    async def deaf(self) -> tuple[str, ...]:
+    async def unreachable(self) -> tuple[str, ...]:
         return self.silent
 
 

@@ -177,7 +177,7 @@ ELSEWHERE: Final[dict[type, str]] = {
     ports.UeventSource: "tests/actors/test_udev_watcher.py",
     ports.Kubelet: "tests/actors/test_plugin.py",
     ports.Endpoint: "tests/actors/test_plugin.py",
-    ports.OwnSockets: "tests/http/test_endpoints.py",
+    ports.Reachable: "tests/http/test_endpoints.py",
     ports.ClaimsKubelet: "tests/actors/test_claims_plugin.py",
     ports.ClaimsEndpoint: "tests/actors/test_claims_plugin.py",
     ports.Successor: "tests/actors/test_relay.py",

@@ -23,12 +23,12 @@ from gpuactors import limits
 @final
 @dataclass(frozen=True, slots=True)
 class MountedDirectory:
-    """The CDI directory, as far as the container runtime reaches us by it. Implements `ports.node.OwnSockets`."""
+    """The CDI directory, as far as the container runtime reaches us by it. Implements `ports.node.Reachable`."""
 
     path: str
 
-    async def deaf(self) -> tuple[str, ...]:
-        """As `OwnSockets.deaf`."""
+    async def unreachable(self) -> tuple[str, ...]:
+        """As `Reachable.unreachable`."""
         await trio.lowlevel.checkpoint()
         try:
             is_removed = os.stat(self.path).st_nlink == 0

@@ -74,7 +74,7 @@ from gpuactors.ports.node import (
     Kubelet,
     LedgerReader,
     OpenUevents,
-    OwnSockets,
+    Reachable,
     ServedResources,
     StateFileError,
     Step,
@@ -221,7 +221,7 @@ def _events_of(config: Config) -> EventsOutside:
     return kube_events.outside_of(config, node_of(config))
 
 
-def _http_of(config: Config, sockets: tuple[OwnSockets, ...], journal: FileJournal | None) -> HttpOutside:
+def _http_of(config: Config, sockets: tuple[Reachable, ...], journal: FileJournal | None) -> HttpOutside:
     from gpuactors.daemon import endpoints  # with the client library of Prometheus, which only they need
 
     return endpoints.outside_of(config, sockets, journal.kept if journal is not None else None)

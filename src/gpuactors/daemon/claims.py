@@ -73,8 +73,8 @@ from gpuactors.ports.node import (
     ClaimFileStore,
     ClaimsKubelet,
     DriverBinder,
-    OwnSockets,
     PluginStatus,
+    Reachable,
     TouchedFiles,
 )
 
@@ -100,7 +100,7 @@ class DraOutside:
     node: NodeApi
     slices: SliceApi
     kubelet: ClaimsKubelet
-    reached_by: tuple[OwnSockets, ...] = ()
+    reached_by: tuple[Reachable, ...] = ()
     """What the liveness probe asks."""
     classes: DeviceClassApi | None = None
     """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""

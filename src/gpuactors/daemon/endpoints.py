@@ -20,7 +20,7 @@ from gpuactors.http.serve import TcpServer, UnixServer
 from gpuactors.observe.log import get_logger
 from gpuactors.observe.metrics import Metrics
 from gpuactors.ports.http import HttpServer, Meter
-from gpuactors.ports.node import OwnSockets
+from gpuactors.ports.node import Reachable
 
 log = get_logger()
 
@@ -31,12 +31,12 @@ class HttpOutside:
 
     server: HttpServer
     meter: Meter
-    sockets: tuple[OwnSockets, ...]
+    sockets: tuple[Reachable, ...]
     """Those that the liveness probe dials."""
 
 
 def outside_of(
-    config: Config, sockets: tuple[OwnSockets, ...], journal: Callable[[], tuple[int, float]] | None
+    config: Config, sockets: tuple[Reachable, ...], journal: Callable[[], tuple[int, float]] | None
 ) -> HttpOutside:
     """The real outside. `journal`: as `Metrics`."""
     return HttpOutside(_server(config), Metrics(metadata.version("gpuactors"), journal=journal), sockets)

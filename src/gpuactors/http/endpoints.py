@@ -20,7 +20,7 @@ from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
 from gpuactors.ports.http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
-from gpuactors.ports.node import OwnSockets
+from gpuactors.ports.node import Reachable
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LOOKS: Final = 20
@@ -44,7 +44,7 @@ class EndpointPorts:
     role: LatestReader[Role]
     """The daemon's. The state changes with nearly every event, and nobody here is to wake for that."""
     meter: Meter
-    sockets: tuple[OwnSockets, ...]
+    sockets: tuple[Reachable, ...]
     inbox: Callable[[], int]
     """How many events wait for the registry."""
     debug: Callable[[NodeState, float], bytes]
@@ -147,7 +147,7 @@ class Routes:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, self._stuck)
             for sockets in self._ports.sockets:
-                nursery.start_soon(ask, sockets.deaf)
+                nursery.start_soon(ask, sockets.unreachable)
         return _verdict("live", "not live", sorted(found))
 
     async def _stuck(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import Dial, SocketError, connect_unix, open_unix_channel
 
 
-async def deaf(paths: Iterable[str], dial: Dial = connect_unix) -> tuple[str, ...]:
+async def unreachable(paths: Iterable[str], dial: Dial = connect_unix) -> tuple[str, ...]:
     """Those that do not answer within DIAL_OWN_S, each as a sentence, sorted. All are dialled at once."""
     found: list[str] = []
 

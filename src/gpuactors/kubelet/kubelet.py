@@ -32,7 +32,7 @@ from gpuactors.grpc_trio import (
 )
 from gpuactors.kubelet.binding import Hanging, bound, short_of
 from gpuactors.kubelet.device_plugin import DevicePluginService, options
-from gpuactors.kubelet.dialled import deaf
+from gpuactors.kubelet.dialled import unreachable
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, SocketsWatch, directory_of_the_node
 from gpuactors.ports.node import Caller, KubeletError, Sockets
@@ -101,9 +101,9 @@ class UnixKubelet:
                 self._serving.discard(path)
             nursery.cancel_scope.cancel()
 
-    async def deaf(self) -> tuple[str, ...]:
-        """As `ports.node.OwnSockets.deaf`."""
-        return await deaf(self._serving, self._io.dial)
+    async def unreachable(self) -> tuple[str, ...]:
+        """As `ports.node.Reachable.unreachable`."""
+        return await unreachable(self._serving, self._io.dial)
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """Kubelet dials the endpoint and asks for its options before it answers."""

@@ -245,15 +245,16 @@ class Sockets:
     """The names of the sockets that are neither kubelet's nor ours, sorted, at most NEIGHBOURS_MAX."""
 
 
-class OwnSockets(Protocol):
-    """What kubelet reaches us by: our sockets. Or the container runtime: the directory of the claims' files."""
+class Reachable(Protocol):
+    """By what others reach the daemon: kubelet by its sockets, the container runtime by the directory of the claims'
+    files. Where they do not, the liveness probe fails."""
 
-    async def deaf(self) -> tuple[str, ...]:
-        """Those that should answer and do not, each as a sentence. Sockets are dialled, as kubelet does."""
+    async def unreachable(self) -> tuple[str, ...]:
+        """What does not reach the daemon and should, each as a sentence. Sockets are dialled, as kubelet does."""
         ...
 
 
-class Kubelet(OwnSockets, Protocol):
+class Kubelet(Reachable, Protocol):
     """The node's kubelet, as a device plugin sees it."""
 
     @property
@@ -325,7 +326,7 @@ class ClaimsEndpoint(Protocol):
         ...
 
 
-class ClaimsKubelet(OwnSockets, Protocol):
+class ClaimsKubelet(Reachable, Protocol):
     """The node's kubelet, as a DRA plugin sees it: it finds the plugin's registration socket by itself, also after a
     restart, and calls."""
 

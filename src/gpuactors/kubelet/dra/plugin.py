@@ -26,7 +26,7 @@ from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import Bind, BoundListener, Dial, Server, bind_unix, connect_unix
 from gpuactors.kubelet.binding import Hanging, bound
-from gpuactors.kubelet.dialled import deaf
+from gpuactors.kubelet.dialled import unreachable
 from gpuactors.kubelet.dra.dead_sockets import remove_dead
 from gpuactors.kubelet.dra.health import HealthV1, HealthV1alpha1
 from gpuactors.kubelet.dra.registration import RegistrationService
@@ -104,9 +104,9 @@ class UnixClaims:
     def successor(self) -> UnixSuccessor:
         return self._successor
 
-    async def deaf(self) -> tuple[str, ...]:
-        """As `ports.node.OwnSockets.deaf`."""
-        return await deaf((self._paths.api, self._paths.registration) if self._is_serving else ())
+    async def unreachable(self) -> tuple[str, ...]:
+        """As `ports.node.Reachable.unreachable`."""
+        return await unreachable((self._paths.api, self._paths.registration) if self._is_serving else ())
 
     @asynccontextmanager
     async def serve_claims(

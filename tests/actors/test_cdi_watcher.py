@@ -10,6 +10,7 @@ import trio.testing
 
 from gpuactors.actors import cdi_watcher
 from gpuactors.core.events import Event, FilesTouched
+from gpuactors.core.values.claim import ClaimsOf
 
 
 class Touches:
@@ -30,9 +31,9 @@ class Touches:
 async def test_each_touch_is_posted(autojump_clock: trio.testing.MockClock) -> None:
     send, receive = trio.open_memory_channel[Event](9)
     with trio.move_on_after(600):
-        await cdi_watcher.run(Touches(3), send)
+        await cdi_watcher.run(Touches(3), send, ClaimsOf.GPUS)
     assert [receive.receive_nowait() for _ in range(receive.statistics().current_buffer_used)] == [
-        FilesTouched()
+        FilesTouched(ClaimsOf.GPUS)
     ] * 3
 
 
@@ -41,5 +42,5 @@ async def test_a_program_that_touches_them_all_the_time_costs_one_look_a_second(
 ) -> None:
     send, receive = trio.open_memory_channel[Event](1000)
     with trio.move_on_after(10.5):
-        await cdi_watcher.run(Touches(), send)
+        await cdi_watcher.run(Touches(), send, ClaimsOf.GPUS)
     assert receive.statistics().current_buffer_used == 11

@@ -14,7 +14,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, Origin, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted
 from gpuactors.core.events import CheckpointRead, CheckpointRefused, CheckpointWritten, Event
-from gpuactors.core.values.claim import ClaimName, ClaimUid, Json
+from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
 from gpuactors.ports.node import StateFileError
 
 PATIENCE_S = 3600.0
@@ -59,7 +59,7 @@ async def test_files_of_no_claim_are_left_while_another_daemon_serves(autojump_c
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert (store.owned, store.removed) == ([False, False], [])
             wanted.set(ClaimsWanted(load=2))
@@ -90,7 +90,7 @@ async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             refused = await inbox.receive()
             assert isinstance(refused, CheckpointRefused)
             assert refused.reason == "it is of version 9"
@@ -107,7 +107,7 @@ async def test_mounted_directories_are_removed_by_the_daemon_that_serves(autojum
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert store.cleared == 0
             wanted.set(ClaimsWanted(load=2))
@@ -123,9 +123,9 @@ async def test_what_is_written_goes_on_from_what_was_read(autojump_clock: object
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post)
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             assert isinstance(await inbox.receive(), CheckpointRead)
             wanted.set(ClaimsWanted(load=2, checkpoint=CheckpointWanted(1, (), ())))
-            assert await inbox.receive() == CheckpointWritten(1)
+            assert await inbox.receive() == CheckpointWritten(1, ClaimsOf.GPUS)
             assert store.written == [Checkpoint(unknown={"newer": 1})]
             nursery.cancel_scope.cancel()

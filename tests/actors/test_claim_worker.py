@@ -14,7 +14,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted
 from gpuactors.core.events import Event, GpusLooked
 from gpuactors.core.state.claims import LookWanted
-from gpuactors.core.values.claim import ActFault, LookFinding
+from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder
 
@@ -45,7 +45,9 @@ async def looked(binder: Binder, *numbers: int) -> list[Event]:
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             worker = cast("DriverBinder", binder)
-            nursery.start_soon(claim_worker.run, wanted.subscribe(), worker, files, "gpu.example", inbox)
+            nursery.start_soon(
+                claim_worker.run, wanted.subscribe(), worker, files, "gpu.example", inbox, ClaimsOf.GPUS
+            )
             for number in numbers:
                 wanted.set(ClaimsWanted(look=LookWanted(number, GPUS)))
                 await trio.testing.wait_all_tasks_blocked()

@@ -16,6 +16,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import PrepareAsked, Ticked
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Token
 from gpuactors.simulation.kube.server import ApiFault
 from tests.core.builders import SETTINGS, Core, gpu
@@ -106,7 +107,7 @@ async def test_a_claim_that_waits_is_told_to_each_of_its_pods(autojump_clock: Mo
         found.at.server.reserve_claim("default", "one", "vm-a", "vm-b")
         claim = name(uid=made["metadata"]["uid"])
         core.api["default/one"] = allocated(claim, GPU)
-        core.feed(PrepareAsked(Token(1), claim))
+        core.feed(PrepareAsked(Token(1), claim, ClaimsOf.GPUS))
         found.state.set(core.state)
         await trio.sleep(limits.EVENT_SETTLE_S + limits.EVENT_LOOK_S + 0.1)
         assert sorted(found.events()) == [

@@ -21,6 +21,7 @@ from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state.claims import Entry, with_entry
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
 from gpuactors.core.values.model import DeviceId, Health, Role, Token
@@ -106,7 +107,7 @@ def test_a_claim_that_waits_is_told_to_its_pods() -> None:
     core.feed(Ticked())
     core.enabled[GPU] = 1
     core.api["default/one"] = allocated(name(), GPU)
-    core.feed(PrepareAsked(Token(1), name()))
+    core.feed(PrepareAsked(Token(1), name(), ClaimsOf.GPUS))
     entry = core.state.claims.entries[name().uid]
     assert (entry.state, bool(entry.problem)) == (ClaimState.WAITING, True)
     of_node, of_pods = kube_events(core.state)
@@ -127,7 +128,7 @@ def test_a_claim_whose_bind_hangs_tells_its_pods_the_write_with_the_gpu() -> Non
     unbind = UnderWay("/sys/bus/pci/drivers/nvidia/unbind", f"{GPU}\n", 1_800_000_000.0)
     for error in (hangs(unbind, 4711, 5.0), blocked(1, "4711", unbind)):
         (act,) = core.wanted.devices.values()
-        core.feed(ActFailed(act.number, str(error), error.fault))
+        core.feed(ActFailed(act.number, str(error), error.fault, of=ClaimsOf.GPUS))
         (told,) = [e for e in kube_events(core.state) if e.about == PodsOf(name())]
         assert told.reason == "WriteHangs"
         assert (

@@ -20,6 +20,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role, Settings
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.core.builders import H100, SETTINGS, Core, gpu
@@ -128,9 +129,11 @@ def test_claims_need_their_checkpoint_and_their_slices() -> None:
     core.feed(Ticked())
     assert of_claims(core) == ["claims of gpu.nvidia.com: no ResourceSlice has been published yet"]
     published = Publication("gpu.nvidia.com", ServerKeepsTaints.YES, True, 1, 1)
-    core.feed(SlicesPublished(replace(published, settled=False, problem="the API server is away")))
+    core.feed(
+        SlicesPublished(replace(published, settled=False, problem="the API server is away"), ClaimsOf.GPUS)
+    )
     assert of_claims(core) == ["claims of gpu.nvidia.com: the API server is away"]
-    core.feed(SlicesPublished(published))
+    core.feed(SlicesPublished(published, ClaimsOf.GPUS))
     assert of_claims(core) == []
 
 

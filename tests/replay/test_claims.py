@@ -10,6 +10,7 @@ import pytest
 
 from gpuactors.core.events import KubeletAppeared, SlicesPublished
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from gpuactors.replay.lanes import statuses
@@ -43,7 +44,9 @@ def story() -> RecordedClaims:
     core.changed(core.functions[PciAddress(A)], core.functions[PciAddress(B)])
     core.pass_time(1.0)
     core.feed(
-        SlicesPublished(Publication("gpu.nvidia.com", ServerKeepsTaints.YES, True, 2, 1, (), (), {}, ""))
+        SlicesPublished(
+            Publication("gpu.nvidia.com", ServerKeepsTaints.YES, True, 2, 1, (), (), {}, ""), ClaimsOf.GPUS
+        )
     )
     return core
 

@@ -35,7 +35,7 @@ class InboxCaller:
         self,
         inbox: trio.MemorySendChannel[events.Event],
         replies: Replies[Answer],
-        of: ClaimsOf = ClaimsOf.GPUS,
+        of: ClaimsOf,
         ended: OnAnswer | None = None,
     ) -> None:
         """`of`: whose claims it asks about. `ended` is called at the end of each call."""

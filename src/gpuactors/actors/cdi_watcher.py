@@ -12,9 +12,7 @@ from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.ports.node import TouchedFiles
 
 
-async def run(
-    files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf = ClaimsOf.GPUS
-) -> None:
+async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:
     """Runs for ever. `of`: whose claims they are."""
     async with aclosing(files.touches()) as touches:
         async for _ in touches:

@@ -34,7 +34,7 @@ async def run(
     store: CheckpointStore,
     files: ClaimFileStore,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf = ClaimsOf.GPUS,
+    of: ClaimsOf,
 ) -> None:
     """Runs for ever. `of`: whose claims they are."""
     loaded, written, kept = 0, 0, Checkpoint()

@@ -19,7 +19,7 @@ async def run(
     wanted: LatestReader[ClaimsWanted],
     api: ClaimApi,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf = ClaimsOf.GPUS,
+    of: ClaimsOf,
 ) -> None:
     """Runs for ever. `of`: whose claims they are."""
     last = 0

@@ -35,7 +35,7 @@ async def run(
     files: ClaimFileStore,
     driver: str,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf = ClaimsOf.GPUS,
+    of: ClaimsOf,
 ) -> None:
     """Runs for ever. `driver` is the DRA driver's name, which the files carry; `of`: whose claims they are. `binder`:
     None where no claim binds a device."""
@@ -87,9 +87,9 @@ async def _on_device(
     async def carry_out(act: DeviceAct) -> Event:
         try:
             with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
-                return ActDone(act.number, await binder.bring(address, act.target, act.functions), of)
+                return ActDone(act.number, await binder.bring(address, act.target, act.functions), of=of)
         except ActError as exc:
-            return ActFailed(act.number, str(exc), exc.fault, of, exc.moved)
+            return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=of)
 
     await _all(lane, lambda: wanted.value.devices.get(address), carry_out, inbox)
 

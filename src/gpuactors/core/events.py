@@ -324,7 +324,7 @@ class PrepareAsked:
 
     token: Token
     claim: ClaimName
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ class UnprepareAsked:
 
     token: Token
     claim: ClaimName
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ class ClaimRead:
 
     number: int
     claim: Claim
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ class ClaimMissing:
 
     number: int
     reason: str
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +360,7 @@ class ClaimUnreadable:
 
     number: int
     reason: str
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +376,7 @@ class CheckpointRead:
     load: int = 2
     """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
     after that."""
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf = field(kw_only=True)
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed."""
 
@@ -386,7 +386,7 @@ class CheckpointRefused:
     """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
 
     reason: str
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
     entries: tuple[StoredEntry, ...] = ()
     """The claims whose files name GPUs: they have them."""
 
@@ -396,7 +396,7 @@ class CheckpointWritten:
     """Every checkpoint up to this number is on disk, and stays there when the power is cut."""
 
     number: int
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class CheckpointUnwritten:
 
     number: int
     reason: str
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ class ActDone:
     number: int
     bound: tuple[BoundFunction, ...] = ()
     """What the functions of a device are bound to now; of an act on files none."""
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +426,7 @@ class ActFailed:
     reason: str
     fault: ActFault | None = None
     """Of an act on a device."""
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf = field(kw_only=True)
     moved: tuple[BoundFunction, ...] = ()
     """The functions whose driver it has changed before it failed, as they are now."""
 
@@ -571,7 +571,7 @@ CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned
 class FilesTouched:
     """Somebody has touched the CDI files of our claims, or their directory: one may be missing now."""
 
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,7 +579,7 @@ class SlicesPublished:
     """The publisher of our ResourceSlices knows something else than before."""
 
     publication: Publication
-    of: ClaimsOf = ClaimsOf.GPUS
+    of: ClaimsOf
 
 
 ClaimEvent = (

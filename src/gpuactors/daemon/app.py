@@ -332,7 +332,7 @@ async def run_daemon(
     )
     http = outside.http
     ended = http.meter.called if http is not None else None
-    caller = InboxCaller(post, replies, ended=ended)
+    caller = InboxCaller(post, replies, ClaimsOf.GPUS, ended)
     ports = plugin.PluginPorts(
         kubelet=outside.kubelet,
         caller=caller,
@@ -435,7 +435,7 @@ def _plugins_of_claims(
         from gpuactors.daemon import claims
 
         caller = InboxCaller(inbox, replies, ClaimsOf.GPUS, ended)
-        yield claims.DraActors(outside.dra, cells.claims, caller, inbox)
+        yield claims.DraActors(outside.dra, cells.claims, caller, inbox, ClaimsOf.GPUS)
     if outside.domains is not None:
         from gpuactors.daemon import domains
 

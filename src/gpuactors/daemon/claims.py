@@ -190,7 +190,7 @@ class DraActors:
         cells: ClaimCells,
         caller: relay.Core,
         inbox: trio.MemorySendChannel[Event],
-        of: ClaimsOf = ClaimsOf.GPUS,
+        of: ClaimsOf,
     ) -> None:
         """`of`: whose claims they are."""
         self._of = of

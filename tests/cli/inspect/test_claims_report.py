@@ -25,7 +25,7 @@ from gpuactors.cli.inspect.view import (
 )
 from gpuactors.control.view import view_of
 from gpuactors.core.events import CheckpointRefused, GpusLooked, SlicesPublished, UeventsOpened
-from gpuactors.core.values.claim import ActFault, LookFinding
+from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
@@ -63,7 +63,7 @@ def core() -> ClaimCore:
     published = Publication(
         "gpu.nvidia.com", ServerKeepsTaints.NO, True, 3, 1, (), ("gpu-0000-03-00-0",), left_out, ""
     )
-    core.feed(SlicesPublished(published))
+    core.feed(SlicesPublished(published, ClaimsOf.GPUS))
     return core
 
 
@@ -251,7 +251,7 @@ def test_why_a_gpu_is_not_offered_to_claims_is_said() -> None:
 
 def test_why_no_claim_is_served_is_said() -> None:
     core = ClaimCore(gpu(HOST, group=1, driver="nvidia"))
-    core.feed(CheckpointRefused("a newer version has written the checkpoint: go back to it"))
+    core.feed(CheckpointRefused("a newer version has written the checkpoint: go back to it", ClaimsOf.GPUS))
     assert "a newer version has written the checkpoint: go back to it" in as_table(by_daemon(core))
 
 

@@ -89,8 +89,10 @@ class ClaimCore(CallsCore):
 
     def _read_back(self) -> CheckpointRead:
         if self.disk is None:
-            return CheckpointRead()
-        return CheckpointRead(self.disk.entries, self.disk.first_drivers, owed=self.disk.owed)
+            return CheckpointRead(of=ClaimsOf.GPUS)
+        return CheckpointRead(
+            self.disk.entries, self.disk.first_drivers, owed=self.disk.owed, of=ClaimsOf.GPUS
+        )
 
     def restarted(self, *held_back: str, settings: ClaimSettings | None = None) -> ClaimCore:
         """A new process on the same node: it knows what is on disk, and what it sees. Of the old one's acts those that
@@ -174,9 +176,9 @@ class ClaimCore(CallsCore):
             return self.read_event(wanted.reads[0].number, wanted.reads[0].claim)
         if wanted.checkpoint is not None and "checkpoint" not in self.held_back:
             self.disk = wanted.checkpoint
-            return CheckpointWritten(wanted.checkpoint.number)
+            return CheckpointWritten(wanted.checkpoint.number, ClaimsOf.GPUS)
         if wanted.files and "files" not in self.held_back:
-            return ActDone(next(iter(wanted.files.values())).number)
+            return ActDone(next(iter(wanted.files.values())).number, of=ClaimsOf.GPUS)
         if wanted.devices and "device" not in self.held_back:
             return self.act_event(next(iter(wanted.devices.values())))
         return None
@@ -184,8 +186,10 @@ class ClaimCore(CallsCore):
     def read_event(self, number: int, claim: ClaimName) -> Event:
         found = self.api.get(str(claim))
         if found is None or found.name.uid != claim.uid:
-            return ClaimMissing(number, f"the API server has no claim {claim} with UID {claim.uid}")
-        return ClaimRead(number, found)
+            return ClaimMissing(
+                number, f"the API server has no claim {claim} with UID {claim.uid}", ClaimsOf.GPUS
+            )
+        return ClaimRead(number, found, ClaimsOf.GPUS)
 
     def act_event(self, act: DeviceAct) -> Event:
         """The act is carried out."""
@@ -193,12 +197,12 @@ class ClaimCore(CallsCore):
         bound = []
         for first in act.functions:
             if (known := self.functions.get(first.address)) is None:
-                return ActFailed(act.number, f"{first.address} is not there", ActFault.GONE)
+                return ActFailed(act.number, f"{first.address} is not there", ActFault.GONE, of=ClaimsOf.GPUS)
             driver = driver_after(known, first, act.target)
             now = on_driver(known, driver)
             self.functions[first.address] = now
             bound.append(as_bound(now))
-        return ActDone(act.number, tuple(bound))
+        return ActDone(act.number, tuple(bound), of=ClaimsOf.GPUS)
 
 
 def as_bound(now: PciFunction) -> BoundFunction:

@@ -134,8 +134,8 @@ def _started(node: Node) -> Node:
     fresh = replace(node, state=initial_state(SETTINGS, claim_settings=CLAIM_SETTINGS))
     disk = node.outside.disk
     if disk is None:
-        return stepped(fresh, CheckpointRead())
-    return stepped(fresh, CheckpointRead(disk.entries, disk.first_drivers, owed=disk.owed))
+        return stepped(fresh, CheckpointRead(of=ClaimsOf.GPUS))
+    return stepped(fresh, CheckpointRead(disk.entries, disk.first_drivers, owed=disk.owed, of=ClaimsOf.GPUS))
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------
@@ -238,15 +238,15 @@ def claim_read(node: Node) -> Node:
     """The API server answers the first read."""
     wanted = node.wanted.reads[0]
     if wanted.claim.uid in node.outside.deleted:
-        return stepped(node, ClaimMissing(wanted.number, "it was deleted"))
-    return stepped(node, ClaimRead(wanted.number, allocated(wanted.claim, GPU)))
+        return stepped(node, ClaimMissing(wanted.number, "it was deleted", ClaimsOf.GPUS))
+    return stepped(node, ClaimRead(wanted.number, allocated(wanted.claim, GPU), ClaimsOf.GPUS))
 
 
 def checkpoint_written(node: Node) -> Node:
     """The newest contents are on disk."""
     wanted = node.wanted.checkpoint
     assert wanted is not None
-    return stepped(_with(node, disk=wanted), CheckpointWritten(wanted.number))
+    return stepped(_with(node, disk=wanted), CheckpointWritten(wanted.number, ClaimsOf.GPUS))
 
 
 def _acts(node: Node) -> list[DeviceAct | FilesAct]:
@@ -261,11 +261,11 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
         case FilesAct():
             files = node.outside.files
             left = files - {act.name.uid} if act.claim is None else files | {act.name.uid}
-            return stepped(_with(node, files=left), ActDone(act.number))
+            return stepped(_with(node, files=left), ActDone(act.number, of=ClaimsOf.GPUS))
         case DeviceAct():
             there = {f.address: f for f in node.outside.functions}
             if GPU not in there:
-                return stepped(node, ActFailed(act.number, "it is gone", ActFault.GONE))
+                return stepped(node, ActFailed(act.number, "it is gone", ActFault.GONE, of=ClaimsOf.GPUS))
             after = dict(there)
             for first in act.functions:
                 known = there[first.address]
@@ -274,7 +274,7 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
             if act.target is Target.VFIO:
                 node = _with(node, disturbed=False)
             bound = tuple(as_bound(after[first.address]) for first in act.functions)
-            return stepped(node, ActDone(act.number, bound))
+            return stepped(node, ActDone(act.number, bound, of=ClaimsOf.GPUS))
 
 
 def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
@@ -285,7 +285,7 @@ def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
         if isinstance(act, DeviceAct) and fault is ActFault.REFUSED:
             node = _with(node, functions=tuple(_unbound(f, act) for f in before))
         moved = tuple(as_bound(f) for f in node.outside.functions if f not in before)
-        return stepped(node, ActFailed(act.number, "it failed", fault, moved=moved))
+        return stepped(node, ActFailed(act.number, "it failed", fault, moved=moved, of=ClaimsOf.GPUS))
 
     return happens
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import ActFailed, FunctionInspected
-from gpuactors.core.values.claim import ActFault, Prepared, Target, Unprepared
+from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.effects import Granted
 from gpuactors.core.values.model import PciFunction
 from tests.core.builders import audio, gpu
@@ -164,7 +164,11 @@ def test_one_that_is_plugged_in_during_the_bind_and_left_without_a_driver_is_ret
     left = on_driver(replace(ON_HOST, presence=9), None)
     core.functions[left.address] = left
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, moved=(as_bound(left),)))
+    core.feed(
+        ActFailed(
+            act.number, "the kernel refused it", ActFault.REFUSED, moved=(as_bound(left),), of=ClaimsOf.GPUS
+        )
+    )
     core.held_back = set()
     core = core.restarted() if restart else core
     core.unprepare(ONE)
@@ -188,7 +192,7 @@ def released_without_driver(*functions: PciFunction) -> ClaimCore:
 def not_loaded(core: ClaimCore) -> None:
     (act,) = core.wanted.devices.values()
     assert act.target is Target.FIRST_DRIVER
-    core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER))
+    core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER, of=ClaimsOf.GPUS))
 
 
 def loaded(core: ClaimCore) -> None:
@@ -268,7 +272,7 @@ def test_it_is_tried_again_while_a_process_has_the_gpu() -> None:
     core = released_without_driver()
     core.pass_time(limits.RETURN_RETRY_S)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "process 77 has it open", ActFault.IN_USE))
+    core.feed(ActFailed(act.number, "process 77 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
     loaded(core)
     assert core.driver(A) == "nvidia"
 

@@ -23,7 +23,15 @@ from gpuactors.core.events import (
 from gpuactors.core.step import initial_state
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import ActFault, AllocatedDevice, Claim, ClaimName, ClaimUid, OpaqueConfig
+from gpuactors.core.values.claim import (
+    ActFault,
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    ClaimUid,
+    OpaqueConfig,
+)
 from gpuactors.core.values.claim_states import ClaimState, On
 from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, gpu
@@ -70,7 +78,7 @@ def failed(fault: ActFault | None) -> Cause:
     while core.answer(token) is None:
         devices, files = core.wanted.devices.values(), core.wanted.files.values()
         for number in [*(act.number for act in devices), *(act.number for act in files)]:
-            core.feed(ActFailed(number, "a sentence", fault))
+            core.feed(ActFailed(number, "a sentence", fault, of=ClaimsOf.GPUS))
         core.pass_time(limits.CLAIM_RETRY_S)
     (cause,) = core.refused(token).causes
     return cause
@@ -81,7 +89,7 @@ def api_server_away() -> Cause:
     core.held_back = {"read"}
     token = core.prepare(ONE)
     (wanted,) = core.wanted.reads
-    core.feed(ClaimUnreadable(wanted.number, "the API server does not answer"))
+    core.feed(ClaimUnreadable(wanted.number, "the API server does not answer", ClaimsOf.GPUS))
     core.pass_time(limits.CLAIM_ANSWER_S)
     (cause,) = core.refused(token).causes
     return cause
@@ -149,7 +157,7 @@ def unheard(function: PciFunction) -> Cause:
 def newer_checkpoint() -> Cause:
     core = ClaimCore()
     core.held_back = {"load"}
-    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version"))
+    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version", ClaimsOf.GPUS))
     return cause_of(core)
 
 
@@ -158,7 +166,11 @@ def disk_full() -> Cause:
     core.held_back = {"checkpoint"}
     token = core.prepare(ONE)
     assert core.wanted.checkpoint is not None
-    core.feed(CheckpointUnwritten(core.wanted.checkpoint.number, "no space left on device: free some"))
+    core.feed(
+        CheckpointUnwritten(
+            core.wanted.checkpoint.number, "no space left on device: free some", ClaimsOf.GPUS
+        )
+    )
     core.pass_time(limits.CLAIM_ANSWER_S)
     (cause,) = core.refused(token).causes
     return cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuactors import limits
 from gpuactors.core.events import ActFailed, FilesTouched
-from gpuactors.core.values.claim import ActFault, Prepared, Target, Unprepared
+from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core.builders import gpu
 from tests.core.dra.claim_core import ClaimCore, allocated, name
@@ -70,7 +70,7 @@ def test_a_gpu_that_a_process_still_has_open_is_waited_for_in_the_call() -> None
     core.held_back = {"device"}
     token = core.prepare(name("one"))
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE))
+    core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE, of=ClaimsOf.GPUS))
     assert core.answer(token) is None
     core.held_back = set()
     core.pass_time(limits.CLAIM_RETRY_S + 1)
@@ -83,7 +83,9 @@ def test_a_gpu_that_stays_open_is_named_at_the_deadline() -> None:
     token = core.prepare(name("one"))
     for _ in range(8):
         if act := next(iter(core.wanted.devices.values()), None):
-            core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE))
+            core.feed(
+                ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE, of=ClaimsOf.GPUS)
+            )
         core.pass_time(limits.CLAIM_RETRY_S)
     assert f"{A} is open by process 4711" in core.refusal(token)
 
@@ -93,8 +95,8 @@ def test_files_that_were_touched_are_looked_at_for_every_prepared_claim() -> Non
     for claim in ("one", "two"):
         core.prepare(name(claim))
     core.held_back = {"files"}
-    core.feed(FilesTouched())
+    core.feed(FilesTouched(ClaimsOf.GPUS))
     assert set(core.wanted.files) == {name("one").uid, name("two").uid}
     numbers = {f.number for f in core.wanted.files.values()}
-    core.feed(FilesTouched())
+    core.feed(FilesTouched(ClaimsOf.GPUS))
     assert numbers.isdisjoint(f.number for f in core.wanted.files.values()), "it may have looked before"

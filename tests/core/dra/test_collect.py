@@ -6,7 +6,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable, LedgerRead
-from gpuactors.core.values.claim import ActFault, Prepared, Target
+from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import NO_FILE
@@ -85,7 +85,7 @@ def test_any_other_answer_releases_nothing(reason: str) -> None:
     for _ in range(40):
         core.pass_time(limits.CLAIM_COLLECT_S / 2)
         for wanted in core.wanted.reads:
-            core.feed(ClaimUnreadable(wanted.number, reason))
+            core.feed(ClaimUnreadable(wanted.number, reason, ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.PREPARED
 
 
@@ -150,7 +150,7 @@ def test_a_claim_that_is_stopped_is_collected_as_well() -> None:
     core.held_back = {"device"}
     core.prepare(name("one"))
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it"))
+    core.feed(ActFailed(act.number, "the kernel refused it", of=ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.STOPPED
     core.held_back.clear()
     core.api.clear()
@@ -167,7 +167,7 @@ def test_a_claim_whose_gpu_stays_in_use_is_collected_as_well() -> None:
         core.pass_time(limits.CLAIM_RETRY_S)
         for act in core.wanted.devices.values():
             if act.target is Target.VFIO:
-                core.feed(ActFailed(act.number, "a process has it open", ActFault.IN_USE))
+                core.feed(ActFailed(act.number, "a process has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
     core.release("device")
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
     assert core.driver(A) == "nvidia"
@@ -177,7 +177,7 @@ def test_files_that_could_not_be_written_are_tried_again_while_kubelet_lists_the
     """The next try and the next question were one time: a read of kubelet's ledger put off both."""
     core = prepared().restarted("files")
     (act,) = core.wanted.files.values()
-    core.feed(ActFailed(act.number, "no space left on device"))
+    core.feed(ActFailed(act.number, "no space left on device", of=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)
     (again,) = core.wanted.files.values()
     assert again.number > act.number
@@ -194,5 +194,5 @@ def test_files_that_could_not_be_written_do_not_keep_a_claim_from_being_collecte
         core.pass_time(limits.CLAIM_RETRY_S)
         for act in core.wanted.files.values():
             if act.claim is not None:
-                core.feed(ActFailed(act.number, "no space left on device"))
+                core.feed(ActFailed(act.number, "no space left on device", of=ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.RELEASING

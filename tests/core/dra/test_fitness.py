@@ -6,7 +6,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import ActDone, ActFailed, GpusLooked
-from gpuactors.core.values.claim import ActFault, LookFinding, Prepared
+from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, Prepared
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import gpu
@@ -83,7 +83,7 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.held_back = {"device"}
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE))
+    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
     assert core.wanted.look is None, "its claim tries it"
     core.release("device")
     core.held_back = {"device"}
@@ -95,10 +95,10 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.held_back = {"device"}
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE))
+    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
     core.unprepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActDone(act.number))
+    core.feed(ActDone(act.number, of=ClaimsOf.GPUS))
     assert blocked(core) == Blocked(BlockKind.HELD, "InUseOnHost")
 
 

@@ -27,6 +27,7 @@ from gpuactors.core.values.claim import (
     AllocatedDevice,
     Claim,
     ClaimName,
+    ClaimsOf,
     ClaimUid,
     Json,
     OpaqueConfig,
@@ -203,7 +204,7 @@ def test_while_the_api_server_is_away_a_prepare_gets_the_reason_at_35_s() -> Non
     while core.answer(token) is None:
         for wanted in core.wanted.reads:
             reads += 1
-            core.feed(ClaimUnreadable(wanted.number, "the API server does not answer"))
+            core.feed(ClaimUnreadable(wanted.number, "the API server does not answer", ClaimsOf.GPUS))
         core.pass_time(0.5)
     assert "the API server does not answer" in core.refusal(token)
     assert 2 < reads < 30
@@ -229,10 +230,10 @@ def test_a_read_that_comes_back_after_the_unprepare_changes_nothing() -> None:
     (read,) = core.wanted.reads
     assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
     assert core.wanted.reads == ()
-    core.feed(ClaimRead(read.number, core.api[str(ONE)]))
+    core.feed(ClaimRead(read.number, core.api[str(ONE)], ClaimsOf.GPUS))
     core.pass_time(limits.CLAIM_TOMBSTONE_S + 1)
     assert core.claim_state(ONE) is ClaimState.ABSENT
-    core.feed(ClaimRead(read.number, core.api[str(ONE)]))
+    core.feed(ClaimRead(read.number, core.api[str(ONE)], ClaimsOf.GPUS))
     assert core.claim_state(ONE) is ClaimState.ABSENT
 
 
@@ -271,7 +272,7 @@ def test_an_unprepare_in_each_state_leaves_nothing(held: str, state: ClaimState,
         core.release("files")
     if held == "stop":
         (act,) = core.wanted.devices.values()
-        core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+        core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
     assert core.claim_state(ONE) is state
     unprepare = core.unprepare(ONE)
     if state not in (ClaimState.PREPARED, ClaimState.STOPPED):
@@ -352,7 +353,7 @@ def stopped() -> ClaimCore:
     core.held_back = {"device"}
     token = core.prepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
     assert core.refusal(token) == "the kernel refused it"
     return core
 
@@ -380,7 +381,7 @@ def test_one_of_two_acts_fails_and_all_devices_are_returned() -> None:
     core.prepare(ONE)
     acts = core.wanted.devices
     core.feed(core.act_event(acts[ON_HOST.address]))
-    core.feed(ActFailed(acts[gpu(B).address].number, "the kernel refused it"))
+    core.feed(ActFailed(acts[gpu(B).address].number, "the kernel refused it", of=ClaimsOf.GPUS))
     assert core.claim_state(ONE) is ClaimState.STOPPED
     core.held_back.clear()
     core.unprepare(ONE)
@@ -393,8 +394,8 @@ def test_the_end_of_an_act_that_nobody_wants_any_more_changes_nothing() -> None:
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
     core.unprepare(ONE)
-    core.feed(ActDone(act.number))
-    core.feed(ActFailed(act.number, "late"))
+    core.feed(ActDone(act.number, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "late", of=ClaimsOf.GPUS))
     assert core.claim_state(ONE) is ClaimState.RELEASING
     core.release("device")
     assert core.claim_state(ONE) is ClaimState.TOMBSTONE
@@ -406,7 +407,7 @@ def test_a_release_that_failed_is_tried_again() -> None:
     core.held_back = {"device"}
     token = core.unprepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
     assert core.wanted.devices == {}
     core.pass_time(limits.CLAIM_RETRY_S)
     (again,) = core.wanted.devices.values()
@@ -424,7 +425,7 @@ def test_a_claim_that_waits_for_a_failing_release_is_told_why_it_fails() -> None
     token = core.prepare(name("two"))
     for _ in range(10):
         for act in core.wanted.devices.values():
-            core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED))
+            core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
         core.pass_time(limits.CLAIM_RETRY_S)
     assert "released from the claim default/one (the kernel refused it)" in core.refusal(token)
 
@@ -435,11 +436,11 @@ def test_a_disk_that_takes_no_checkpoint_is_the_error_at_35_s_and_nothing_was_do
     token = core.prepare(ONE)
     checkpoint = core.wanted.checkpoint
     assert checkpoint is not None
-    core.feed(CheckpointUnwritten(checkpoint.number, "no space left on device: free some"))
+    core.feed(CheckpointUnwritten(checkpoint.number, "no space left on device: free some", ClaimsOf.GPUS))
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert core.refusal(token) == "no space left on device: free some"
     assert core.acts == []
-    core.feed(CheckpointWritten(checkpoint.number))
+    core.feed(CheckpointWritten(checkpoint.number, ClaimsOf.GPUS))
     assert core.state.claims.unwritten == ""
 
 
@@ -486,7 +487,7 @@ def test_files_of_an_unknown_claim_that_cannot_be_removed_are_tried_again_and_it
     core = core_with(ON_HOST, one=(A,))
     core.held_back = {"files"}
     token = core.unprepare(ONE)
-    core.feed(ActFailed(core.wanted.files[ONE.uid].number, "the disk is read-only"))
+    core.feed(ActFailed(core.wanted.files[ONE.uid].number, "the disk is read-only", of=ClaimsOf.GPUS))
     assert core.wanted.files == {}
     core.pass_time(limits.CLAIM_RETRY_S)
     assert [act.claim for act in core.wanted.files.values()] == [None]
@@ -617,7 +618,7 @@ def test_a_gpu_in_another_iommu_group_gets_other_files() -> None:
     core.changed(gpu(A, 7))
     core.held_back = {"files"}
     core.prepare(ONE)
-    core.feed(ActDone(core.wanted.files[ONE.uid].number))
+    core.feed(ActDone(core.wanted.files[ONE.uid].number, of=ClaimsOf.GPUS))
     (act,) = core.wanted.files.values()
     (device,) = act.devices
     assert isinstance(device, ClaimDevice)

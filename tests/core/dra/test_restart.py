@@ -17,7 +17,7 @@ from gpuactors.core.events import (
     SuccessorLost,
 )
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
-from gpuactors.core.values.claim import FirstDriver, Prepared, Target, Unprepared
+from gpuactors.core.values.claim import ClaimsOf, FirstDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
 from gpuactors.core.values.model import PciAddress
@@ -165,7 +165,9 @@ def rebuilt(*addresses: str) -> CheckpointRead:
     """What is found out from the files of the claim `one`."""
     first = (FirstDriver(PciAddress(a), None, vfio=True) for a in addresses)
     gpus = tuple(ClaimedGpu(f.address, (f,), "the checkpoint is lost") for f in first)
-    return CheckpointRead((StoredEntry(name("one"), ClaimState.PREPARED, None, gpus),), (), "it is lost")
+    return CheckpointRead(
+        (StoredEntry(name("one"), ClaimState.PREPARED, None, gpus),), (), "it is lost", of=ClaimsOf.GPUS
+    )
 
 
 def test_a_claim_found_out_from_its_files_has_no_device_with_admin_access() -> None:
@@ -204,7 +206,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served()
     core.functions = {ON_HOST.address: ON_HOST}
     core.held_back = {"load"}
     core.scanned()
-    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version"))
+    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version", ClaimsOf.GPUS))
     assert "version 7" in core.refusal(core.prepare(name("one")))
     assert "version 7" in core.refusal(core.unprepare(name("one")))
     assert core.wanted.checkpoint is None
@@ -215,11 +217,15 @@ def test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_u
     """Its files name it; kubelet's list may not, or not yet (issue 24)."""
     core = ClaimCore(gpu(A, 1), gpu(B, 2), claim_settings=CLAIM_SETTINGS)
     entries = rebuilt(A).entries
-    core.feed(CheckpointRefused("the checkpoint is of version 7: install that version", entries=entries))
+    core.feed(
+        CheckpointRefused(
+            "the checkpoint is of version 7: install that version", entries=entries, of=ClaimsOf.GPUS
+        )
+    )
     assert "claim default/one" in core.refusal(core.allocate(A))
     assert isinstance(core.allocation(core.allocate(B)), Granted)
     assert core.acts == []
-    core.feed(CheckpointRead((), (), load=2))
+    core.feed(CheckpointRead((), (), load=2, of=ClaimsOf.GPUS))
     assert isinstance(core.allocation(core.allocate(A)), Granted), "the checkpoint knows of no claim"
 
 
@@ -228,7 +234,7 @@ def test_claims_that_were_known_stay_known_when_the_checkpoint_cannot_be_read_ag
     core = core_with(PRE_BOUND, gpu(B, 2), one=(B,), two=(A,))
     core.held_back = {"files"}
     core.prepare(name("two"))
-    core.feed(CheckpointRefused("cannot read it", entries=rebuilt(B).entries))
+    core.feed(CheckpointRefused("cannot read it", entries=rebuilt(B).entries, of=ClaimsOf.GPUS))
     assert "claim default/two" in core.refusal(core.allocate(A))
     assert "claim default/one" in core.refusal(core.allocate(B))
 
@@ -408,7 +414,7 @@ def test_an_earlier_read_of_the_checkpoint_does_not_count_after_the_hand_over() 
     after.held_back = {"load"}
     before.prepare(name("one"))
     after.feed(PredecessorGone("it handed over"))
-    after.feed(CheckpointRead(load=1))
+    after.feed(CheckpointRead(load=1, of=ClaimsOf.GPUS))
     assert not after.wanted.is_serving
     after.disk = before.disk
     after.release("load")

@@ -54,7 +54,7 @@ node *ARGS:
 # Every order of up to five events in worlds of two GPUs, and of up to four in worlds of claims of a GPU or of compute domains, through the core only.
 small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
     SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
-    SMALL_WORLDS_LENGTH={{ CLAIMS }} python -m pytest -n 2 -rP tests/core/dra/test_claim_small_worlds.py -k after_every_order
+    SMALL_WORLDS_LENGTH={{ CLAIMS }} python -m pytest -n 2 -rP tests/core/gpus/test_claim_small_worlds.py -k after_every_order
     SMALL_WORLDS_LENGTH={{ DOMAINS }} python -m pytest -n 2 -rP tests/core/domains/test_domain_small_worlds.py -k after_every_order
 
 # Any order of events: 2,750 histories of a whole node, one in four with claims, one in eight with compute domains, one in eight with claims and a second administrator; most pairs of kinds must occur.

@@ -20,7 +20,7 @@ from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Token
 from gpuactors.simulation.kube.server import ApiFault
 from tests.core.builders import SETTINGS, Core, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.kube.cluster import NODE, Cluster, cluster
 
 GPU = "0000:01:00.0"

@@ -26,7 +26,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
 from gpuactors.core.values.model import DeviceId, Health, Role, Token
 from tests.core.builders import H100, SETTINGS, Core, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.core.test_readiness import registered
 
 GPU, OTHER = "0000:01:00.0", "0000:02:00.0"

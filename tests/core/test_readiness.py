@@ -24,7 +24,7 @@ from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role, Settings
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.core.builders import H100, SETTINGS, Core, gpu
-from tests.core.dra.claim_core import ClaimCore
+from tests.core.gpus.claim_core import ClaimCore
 
 OURS = ["0000:01:00.0", "0000:02:00.0"]
 

@@ -18,7 +18,7 @@ from gpuactors.core.values.effects import Granted, Ready, Refused
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction
 from gpuactors.core.values.slices import ServerKeepsTaints
 from tests.core.builders import H100, audio, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 PF, VF, OTHER = "0000:01:00.0", "0000:01:00.4", "0000:02:00.0"
 

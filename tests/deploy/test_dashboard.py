@@ -18,7 +18,7 @@ from gpuactors.core.values.effects import Granted, Refusal, Refused
 from gpuactors.core.values.model import Holder
 from gpuactors.observe.metrics import Metrics
 from tests.core.builders import H100, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.deploy.test_monitoring import dashboard, groups, promtool
 
 A, B, C, D = (f"0000:0{n}:00.0" for n in range(1, 5))

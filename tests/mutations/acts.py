@@ -15,10 +15,10 @@ CHECKPOINT: Final = "tests/acts/test_checkpoint.py"
 FILES: Final = "tests/acts/test_files.py"
 KUBEVIRT: Final = "tests/acts/test_kubevirt.py"
 GROUP: Final = "tests/host/test_group.py"
-CDI: Final = "tests/core/dra/test_cdi.py"
-CONFIG: Final = "tests/core/dra/test_config.py"
-METADATA: Final = "tests/core/dra/test_metadata.py"
-PREBOUND: Final = "tests/core/dra/test_prebound.py"
+CDI: Final = "tests/core/claims/test_cdi.py"
+CONFIG: Final = "tests/core/gpus/test_config.py"
+METADATA: Final = "tests/core/claims/test_metadata.py"
+PREBOUND: Final = "tests/core/gpus/test_prebound.py"
 
 ACTS: Final = (
     # --- drivers ----------------------------------------------------------------------------------------------------

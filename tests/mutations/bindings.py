@@ -8,10 +8,10 @@ from typing import Final
 
 from tests.mutations.mutations import Mutation
 
-ADMINISTRATOR: Final = "tests/core/dra/test_administrator.py"
+ADMINISTRATOR: Final = "tests/core/gpus/test_administrator.py"
 DRIVER: Final = "tests/acts/test_driver.py"
-FITNESS: Final = "tests/core/dra/test_fitness.py"
-PREBOUND: Final = "tests/core/dra/test_prebound.py"
+FITNESS: Final = "tests/core/gpus/test_fitness.py"
+PREBOUND: Final = "tests/core/gpus/test_prebound.py"
 
 BINDINGS: Final = (
     Mutation(

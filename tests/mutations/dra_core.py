@@ -6,11 +6,11 @@ from typing import Final
 
 from tests.mutations.mutations import Mutation
 
-ADMINISTRATOR: Final = "tests/core/dra/test_administrator.py"
-COLLECT: Final = "tests/core/dra/test_collect.py"
-EXCLUSION: Final = "tests/core/dra/test_exclusion.py"
-PREPARE_TO_UNPREPARE: Final = "tests/core/dra/test_claims.py"
-RESTART: Final = "tests/core/dra/test_restart.py"
+ADMINISTRATOR: Final = "tests/core/gpus/test_administrator.py"
+COLLECT: Final = "tests/core/claims/test_collect.py"
+EXCLUSION: Final = "tests/core/gpus/test_exclusion.py"
+PREPARE_TO_UNPREPARE: Final = "tests/core/claims/test_claims.py"
+RESTART: Final = "tests/core/claims/test_restart.py"
 
 DRA_CORE: Final = (
     Mutation(

@@ -10,9 +10,9 @@ from tests.mutations.mutations import Mutation
 PREPARE: Final = "tests/kubelet/dra/test_prepare.py"
 REGISTRATION: Final = "tests/kubelet/dra/test_registration.py"
 HEALTH: Final = "tests/kubelet/dra/test_health.py"
-OFFER: Final = "tests/core/dra/test_offer.py"
+OFFER: Final = "tests/core/gpus/test_offer.py"
 DRIVERS: Final = "tests/simulation/kubelet/dra/test_drivers.py"
-RESTART: Final = "tests/core/dra/test_restart.py"
+RESTART: Final = "tests/core/claims/test_restart.py"
 RELAY: Final = "tests/actors/test_relay.py"
 SUCCESSOR: Final = "tests/kubelet/dra/test_successor.py"
 

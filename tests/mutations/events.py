@@ -147,7 +147,7 @@ EVENTS: Final = (
         "core/gpus/exclusion.py",
         'message = f"{of_companion}{given.message}{resource}; {_WAITS}"',
         'message = f"{of_companion}{given.message}; {_WAITS}"',
-        tests=("tests/core/dra/test_exclusion.py",),
+        tests=("tests/core/gpus/test_exclusion.py",),
     ),
 )
 """Those that `just mutations` plants."""

@@ -35,7 +35,7 @@ FAILURES: Final = (
         "loaded=True, unserved=event.reason, entries={**found, **claims.entries})",
         "loaded=True, unserved=event.reason)",
         tests=(
-            "tests/core/dra/test_restart.py::"
+            "tests/core/claims/test_restart.py::"
             "test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_used",
         ),
     ),

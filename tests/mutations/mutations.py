@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Final
 
 INDEX: Final = "tests/core/test_index.py"
-EXCLUSION: Final = "tests/core/dra/test_exclusion.py"
-PREPARE: Final = "tests/core/dra/test_prepare.py"
-FORCED: Final = "tests/core/dra/test_force_deletion.py"
+EXCLUSION: Final = "tests/core/gpus/test_exclusion.py"
+PREPARE: Final = "tests/core/claims/test_prepare.py"
+FORCED: Final = "tests/core/claims/test_force_deletion.py"
 YOUNG: Final = "tests/core/test_young_kubelet.py"
 
 VIRTUAL: Final = "tests/core/test_virtual_functions.py"
-CONTAINER: Final = "tests/core/dra/test_gpu_of_a_container.py"
-CHANGES: Final = "tests/core/dra/test_slice_changes.py"
-POOL: Final = "tests/core/dra/test_pool.py"
-WRITES: Final = "tests/core/dra/test_slice_writes.py"
+CONTAINER: Final = "tests/core/gpus/test_gpu_of_a_container.py"
+CHANGES: Final = "tests/core/claims/test_slice_changes.py"
+POOL: Final = "tests/core/claims/test_pool.py"
+WRITES: Final = "tests/core/claims/test_slice_writes.py"
 PUBLISHER: Final = "tests/actors/test_slice_publisher.py"
 NVIDIA: Final = "tests/host/test_nvidia.py"
 
@@ -801,7 +801,7 @@ MUTATIONS: Final = (
         "core/claims/transitions.py",
         "            entry = replace(entry, intent=number, acts={},",
         "            entry = replace(entry, intent=claims.durable, acts={},",
-        tests=("tests/core/dra/test_claims.py",),
+        tests=("tests/core/claims/test_claims.py",),
     ),
     Mutation(
         "a prepare is answered before its commit is on disk",
@@ -822,7 +822,7 @@ MUTATIONS: Final = (
         "core/gpus/returns.py",
         "(f for a, f in functions.items() if a not in settled), acted)\n",
         "(f for a, f in functions.items() if a not in settled))\n",
-        tests=("tests/core/dra/test_restart.py", PREPARE),
+        tests=("tests/core/claims/test_restart.py", PREPARE),
     ),
     Mutation(
         "a claim that is stopped is forgotten without a release",
@@ -836,42 +836,42 @@ MUTATIONS: Final = (
         "core/claims/progress.py",
         "        case ClaimState.RELEASING if _is_to_be_undone(driver, state, entry):\n",
         "        case ClaimState.RELEASING if entry.intent and _is_to_be_undone(driver, state, entry):\n",
-        tests=("tests/core/dra/test_restart.py",),
+        tests=("tests/core/claims/test_restart.py",),
     ),
     Mutation(
         "an unprepare is a success before the checkpoint is read",
         "core/claims/machine.py",
         "    if not driver.claims(state).loaded:\n",
         "    if False:\n",
-        tests=("tests/core/dra/test_restart.py",),
+        tests=("tests/core/claims/test_restart.py",),
     ),
     Mutation(
         "a checkpoint that was read while the predecessor wrote it counts",
         "core/claims/machine.py",
         "    if driver.claims(state).settings is None or event.load < load_of(state.daemon.role):\n",
         "    if driver.claims(state).settings is None:\n",
-        tests=("tests/core/dra/test_restart.py",),
+        tests=("tests/core/claims/test_restart.py",),
     ),
     Mutation(
         "a claim is collected after one answer",
         "core/claims/machine.py",
         "    if entry.missing == 0 or not _is_unlisted(driver, state, entry):\n",
         "    if not _is_unlisted(driver, state, entry):\n",
-        tests=("tests/core/dra/test_collect.py",),
+        tests=("tests/core/claims/test_collect.py",),
     ),
     Mutation(
         "kubelet's last list counts while kubelet is away",
         "core/claims/machine.py",
         "    is_its_list = ledger.problem is None and ledger.source",
         "    is_its_list = ledger.source",
-        tests=("tests/core/dra/test_collect.py",),
+        tests=("tests/core/claims/test_collect.py",),
     ),
     Mutation(
         "kubelet's file counts for the claims of pods, though it names none",
         "core/claims/machine.py",
         "ledger.source is LedgerSource.LIST\n",
         "not ledger.source.is_settling\n",
-        tests=("tests/core/dra/test_collect.py",),
+        tests=("tests/core/claims/test_collect.py",),
     ),
     Mutation(
         "a claim without a call that waits for it is prepared all the same",

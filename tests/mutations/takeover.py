@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutations.mutations import Mutation
 
 FILE: Final = "tests/acts/test_checkpoint.py"
-GPUS: Final = "tests/core/dra/test_takeover.py"
+GPUS: Final = "tests/core/gpus/test_takeover.py"
 DOMAINS: Final = "tests/core/domains/test_takeover.py"
 
 TAKEOVER: Final = (
@@ -37,14 +37,14 @@ TAKEOVER: Final = (
         "core/claims/restoration.py",
         "    if theirs is None or theirs.checksum == checkpoint.taken_from:\n",
         "    if theirs is None:\n",
-        tests=("tests/core/dra/test_restoration.py",),
+        tests=("tests/core/claims/test_restoration.py",),
     ),
     Mutation(
         "what was taken over stands among our own claims, which an older daemon cannot read",
         "core/claims/restoration.py",
         "        (taken_over if is_theirs else claims)[uid] = {**before, **encoded_entry(entry)}\n",
         "        claims[uid] = {**before, **encoded_entry(entry)}\n",
-        tests=("tests/core/dra/test_restoration.py",),
+        tests=("tests/core/claims/test_restoration.py",),
     ),
     Mutation(
         "a claim that was taken over is prepared anew",

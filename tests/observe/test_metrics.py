@@ -19,7 +19,7 @@ from gpuactors.observe.metrics import COUNTED_EVENTS, METHODS, OUTCOMES, Metrics
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports.node import Step
 from tests.core.builders import H100, Core, gpu
-from tests.core.dra.claim_core import ClaimCore
+from tests.core.gpus.claim_core import ClaimCore
 
 WALL = 1_000_000.0
 

@@ -16,7 +16,7 @@ from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from gpuactors.replay.lanes import statuses
 from gpuactors.replay.run import replay
 from tests.core.builders import gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.observe.recording import RecordedSteps, write
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"

@@ -31,7 +31,7 @@ from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.control.test_view import received
 from tests.core.builders import Core, audio, gpu
-from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
+from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 
 HOST, BOUND, FREE, NAMED = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"
 """On its host's driver and claimed; pre-bound and claimed; on its host's driver; named by the operator."""

@@ -43,7 +43,7 @@ from tests.core.domains.domain_core import (
     name,
     with_daemon,
 )
-from tests.core.dra.claim_core import ClaimCore, allocated
+from tests.core.gpus.claim_core import ClaimCore, allocated
 
 ONE, TWO = name("one"), name("two")
 STRANGER = "99999999-9999-9999-9999-999999999999"

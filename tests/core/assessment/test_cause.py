@@ -41,9 +41,9 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
-from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore
-from tests.core.dra.test_causes import CLAIMS
+from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
 
 A, B = pci_address("0000:01:00.0"), pci_address("0000:02:00.0")
 T = Token(1)

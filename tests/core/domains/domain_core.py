@@ -54,7 +54,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
-from tests.core.dra.calls_core import CallsCore
+from tests.core.claims.calls_core import CallsCore
 
 NODE = "node-1"
 NAMESPACE = "dra-driver-nvidia-gpu"

@@ -1,8 +1,8 @@
 """A small world of compute domains, step by step: channels, their daemons and the node's label. Only the core.
 
-As `tests/core/dra/small_world.py`. What the daemon reads of the node (the host's functions, IMEX, kubelet's ledger) and
-of the disk at its start is answered at once; what it asks of the API server and what it writes, one by one. NVIDIA's
-controller says Ready of the node as long as the domain's daemon is prepared.
+As `tests/core/gpus/small_world.py`. What the daemon reads of the node (the host's functions, IMEX, kubelet's ledger)
+and of the disk at its start is answered at once; what it asks of the API server and what it writes, one by one.
+NVIDIA's controller says Ready of the node as long as the domain's daemon is prepared.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from gpuactors.core.values.domain import (
 from gpuactors.core.values.effects import Effect, Reply
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
+from tests.core.claims.kubelet_side import NO_CALLS, Kubelet
+from tests.core.claims.on_disk import check_prepared, stored
 from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
-from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
-from tests.core.dra.on_disk import check_prepared, stored
 from tests.core.orders import Happening, WrongError
 from tests.core.sameness import of_claims, of_ledger, ranked
 

@@ -24,8 +24,8 @@ from gpuactors.core.values.model import (
     Token,
 )
 from tests.core.builders import H100, audio, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
-from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 AUDIO = "0000:01:00.1"
 

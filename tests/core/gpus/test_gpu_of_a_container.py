@@ -26,7 +26,7 @@ from gpuactors.core.values.offered_gpu import OfferedGpu, quantity
 from gpuactors.core.values.owner import gpu_uuid
 from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 A, B = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 UUID = "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"

@@ -16,7 +16,7 @@ from gpuactors.core.values import claim_states as table
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim_states import ClaimState, On
 from tests.core.builders import audio, gpu
-from tests.core.dra.small_world import GPU, World, every_order
+from tests.core.gpus.small_world import GPU, World, every_order
 from tests.core.orders import WrongError
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))

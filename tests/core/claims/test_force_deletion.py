@@ -17,7 +17,7 @@ import pytest
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core import orders
 from tests.core.builders import audio, gpu
-from tests.core.dra.small_world import (
+from tests.core.gpus.small_world import (
     CLAIMS,
     GPU,
     HAPPENINGS,

@@ -23,8 +23,8 @@ from gpuactors.core.values.effects import Elsewhere, Granted
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList
 from tests.core.builders import SETTINGS, audio, gpu
-from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
-from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 
 AUDIO = "0000:01:00.1"
 

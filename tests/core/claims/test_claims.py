@@ -7,7 +7,7 @@ from gpuactors.core.events import ActFailed, FilesTouched
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core.builders import gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 ON_HOST = gpu(A, group=1, driver="nvidia")

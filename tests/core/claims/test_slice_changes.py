@@ -15,7 +15,7 @@ from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.slices import ServerKeepsTaints
 from tests.core.builders import audio, gpu
-from tests.core.dra.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 

@@ -35,8 +35,8 @@ from gpuactors.core.values.claim import (
 from gpuactors.core.values.claim_states import ClaimState, On
 from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, gpu
-from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
-from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.gpus.claim_core import POOL, ClaimCore, allocated, name
 
 ONE, TWO = name("one"), name("two")
 

@@ -37,7 +37,7 @@ from gpuactors.core.values.effects import Answer, Effect, Reply
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Settings, Token
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import H100, SETTINGS
-from tests.core.dra.calls_core import CallsCore
+from tests.core.claims.calls_core import CallsCore
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-1"

@@ -12,8 +12,8 @@ from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Un
 from gpuactors.core.values.effects import Granted
 from gpuactors.core.values.model import PciFunction
 from tests.core.builders import audio, gpu
-from tests.core.dra.claim_core import ClaimCore, as_bound, name, on_driver
-from tests.core.dra.test_claims import ON_HOST, A, core_with
+from tests.core.claims.test_claims import ON_HOST, A, core_with
+from tests.core.gpus.claim_core import ClaimCore, as_bound, name, on_driver
 
 ONE, TWO = name("one"), name("two")
 AUDIO = "0000:01:00.1"

@@ -22,8 +22,8 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod, Token
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.slices import BlockKind
-from tests.core.dra.claim_core import DRIVER, POOL, ClaimCore, allocated, name
-from tests.core.dra.test_claims import ON_HOST, A
+from tests.core.claims.test_claims import ON_HOST, A
+from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, name
 
 OLD, NEW = name("old"), name("new")
 LISTED = (ClaimedDevice(DRIVER, POOL, "gpu-vfio-0", "default/old", Pod("default", "vm", "")),)

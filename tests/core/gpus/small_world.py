@@ -50,7 +50,9 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, ledger_read
-from tests.core.dra.claim_core import (
+from tests.core.claims.kubelet_side import NO_CALLS, Kubelet
+from tests.core.claims.on_disk import check_prepared, stored
+from tests.core.gpus.claim_core import (
     CLAIM_SETTINGS,
     DRIVER,
     POOL,
@@ -60,8 +62,6 @@ from tests.core.dra.claim_core import (
     name,
     on_driver,
 )
-from tests.core.dra.kubelet_side import NO_CALLS, Kubelet
-from tests.core.dra.on_disk import check_prepared, stored
 from tests.core.orders import Count, Happening, Rules, WrongError
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 

@@ -15,7 +15,7 @@ from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import H100, SETTINGS, audio, gpu
-from tests.core.dra.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
+from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 

@@ -40,8 +40,8 @@ from gpuactors.core.values.claim_states import TRANSITIONS, ClaimState, NoTransi
 from gpuactors.core.values.effects import Log
 from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, audio, gpu
-from tests.core.dra.claim_core import POOL, ClaimCore, allocated, name
-from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.gpus.claim_core import POOL, ClaimCore, allocated, name
 
 ONE = name("one")
 GPU_A, GPU_B = "gpu-0000-01-00-0", "gpu-0000-02-00-0"

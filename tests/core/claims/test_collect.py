@@ -10,8 +10,8 @@ from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import NO_FILE
-from tests.core.dra.claim_core import ClaimCore, name
-from tests.core.dra.test_claims import ON_HOST, A, core_with
+from tests.core.claims.test_claims import ON_HOST, A, core_with
+from tests.core.gpus.claim_core import ClaimCore, name
 
 
 def prepared() -> ClaimCore:

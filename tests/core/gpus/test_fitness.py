@@ -10,8 +10,8 @@ from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, Prepare
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import gpu
-from tests.core.dra.claim_core import ClaimCore, name, on_driver
-from tests.core.dra.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
+from tests.core.gpus.claim_core import ClaimCore, name, on_driver
 
 ONE, TWO = name("one"), name("two")
 GPU = PciAddress(A)

@@ -42,7 +42,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"
 CLAIMS: Final = {
-    "core/dra/": "tests/core/gpus/test_claim_small_worlds.py",
+    "core/claims/": "tests/core/gpus/test_claim_small_worlds.py",
+    "core/gpus/": "tests/core/gpus/test_claim_small_worlds.py",
     "core/domains/": "tests/core/domains/test_domain_small_worlds.py",
 }
 """The small worlds of claims, for a bug in that part of the core."""

@@ -476,84 +476,54 @@ MUTATIONS: Final = (
     # --- the index: what is derived once, and carried along -------------------------------------------------
     Mutation(
         "an owner is as it was before the last read of the ledger",
-        "core/devices/index.py",
-        "    touched = names | changed_keys(index.entries, ledger.entries)\n",
-        "    touched = names\n",
+        "core/devices/holdings.py",
+        "    if before.names is names and before.entries is entries and same_claims:\n",
+        "    if before.names is names and same_claims:\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a claim that has ended is an owner for ever",
-        "core/devices/index.py",
-        "    touched = changed_keys(index.claims, claims) | changed_keys(index.reserved, reserved)\n",
-        "    touched = {*claims.keys() - index.claims.keys()} | changed_keys(index.reserved, reserved)\n",
+        "core/devices/holdings.py",
+        "        before.claims is claims\n",
+        "        before.claims.keys() >= claims.keys()\n",
         tests=(INDEX,),
     ),
     Mutation(
-        "a function that moves to another IOMMU group stays a member of the one before as well",
-        "core/devices/index.py",
-        "        if was is not None and was.iommu_group is not None:\n",
-        "        if was is not None and was.iommu_group is not None and now is None:\n",
-        tests=(INDEX,),
-    ),
-    Mutation(
-        "each group looks up all functions that have changed",
-        "core/devices/index.py",
-        '        members = tuple(sorted((*stayed, *came), key=attrgetter("address")))\n',
-        "        came = [f for a in changed if (f := functions.get(a)) is not None and f.iommu_group == group]\n"
-        '        members = tuple(sorted((*stayed, *came), key=attrgetter("address")))\n',
-        tests=(f"{INDEX}::test_a_start_looks_each_function_up_once_for_its_group",),
-    ),
-    Mutation(
-        "a device is derived anew for each function of its group",
-        "core/devices/index.py",
-        "    changed = {a: _device(index, kept, a) for a in touched}\n",
-        "    changed = {a: _device(index, kept, a) for _ in functions for a in touched}\n",
-        tests=(f"{INDEX}::test_a_start_derives_what_follows_from_each_function_once",),
+        "each group looks through all functions",
+        "core/devices/inventory.py",
+        "(members := tuple(found))",
+        "(members := tuple(f for f in functions.values() if f.iommu_group == group))",
+        tests=(
+            f"{INDEX}::test_a_start_goes_through_the_functions_a_few_times_however_many_groups_they_are_in",
+        ),
     ),
     Mutation(
         "a device keeps the group that it had, whoever has come into it",
-        "core/devices/index.py",
-        "        for f in index.groups.get(group or 0, ())\n    }\n    changed = ",
-        "        for f in ()\n    }\n    changed = ",
+        "core/devices/inventory.py",
+        " or was.group != group:\n",
+        ":\n",
         tests=(INDEX,),
     ),
     Mutation(
         "a function that has turned into another model keeps its name",
-        "core/devices/index.py",
-        "            names[address] = named(function)\n",
-        "            names.setdefault(address, named(function))\n",
+        "core/values/remade.py",
+        "    return {**before, **made} if",
+        "    return {**made, **before} if",
         tests=(INDEX,),
     ),
     Mutation(
         "a function that begins to leave its driver is polled as before",
         "core/devices/index.py",
-        "    if index.devices is not before.devices or index.leaving != state.host.polls.leaving:\n"
-        "        index = _with_groups(before, index, state.host.polls.leaving, changed)\n",
-        "    if index.devices is not before.devices:\n"
-        "        index = _with_groups(before, index, state.host.polls.leaving, changed)\n"
-        "    index = replace(index, leaving=state.host.polls.leaving)\n",
+        "        if same_devices and before.leaving == leaving\n",
+        "        if same_devices\n",
         tests=(INDEX,),
     ),
     Mutation(
         "an ID is not known before something else changes",
         "core/devices/index.py",
-        "        or index.aliases is not before.aliases\n        or index.listed",
-        "        or index.listed",
+        " and before.aliases is meant.aliases",
+        "",
         tests=(INDEX,),
-    ),
-    Mutation(
-        "an ID that no pod is named by any more goes on meaning a device",
-        "core/devices/index.py",
-        "    aliases = {n: a for n, a in index.aliases.items() if n not in names}\n",
-        "    aliases = dict(index.aliases)\n",
-        tests=("tests/core/test_identity.py",),
-    ),
-    Mutation(
-        "a device that was given away stays its pod's when another ID of it is taken back",
-        "core/devices/index.py",
-        "        a: [n for n in index.resolved_by.get(a, ()) if n not in names] for a in touched\n",
-        "        a: [*index.resolved_by.get(a, ())] for a in touched\n",
-        tests=("tests/core/test_identity.py",),
     ),
     Mutation(
         "a list has what a device was before it was assessed otherwise",
@@ -791,9 +761,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "admin access that kubelet lists is an owner",
-        "core/devices/index.py",
-        " if (c.name, address) not in admin and c.name not in ended\n",
-        " if c.name not in ended\n",
+        "core/devices/holdings.py",
+        " if (c.name, a) not in admin and c.name not in ended]",
+        " if c.name not in ended]",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -912,9 +882,9 @@ MUTATIONS: Final = (
     # --- GPUs of containers -----------------------------------------------------------------------------------------
     Mutation(
         "a GPU that NVIDIA's device plugin gave to a container is nobody's",
-        "core/devices/index.py",
-        " or gpu_uuid(n[1]) is not None)",
-        ")",
+        "core/devices/holdings.py",
+        " or gpu_uuid(n[1]) is not None",
+        "",
         tests=(CONTAINER,),
     ),
     Mutation(
@@ -941,9 +911,9 @@ MUTATIONS: Final = (
     # --- writes of slices -------------------------------------------------------------------------------------------
     Mutation(
         "a claim that kubelet still lists withdraws its GPU after it has ended",
-        "core/devices/index.py",
-        " not in admin and c.name not in ended\n",
-        " not in admin\n",
+        "core/devices/holdings.py",
+        " not in admin and c.name not in ended]",
+        " not in admin]",
         tests=(CHANGES,),
     ),
     Mutation(
@@ -988,13 +958,5 @@ MUTATIONS: Final = (
         "    if function.has_virtual_functions:\n",
         "    if False:\n",
         tests=(VIRTUAL,),
-    ),
-    Mutation(
-        "all functions are looked up for each group at a start",
-        "core/devices/index.py",
-        "        stayed = (f for f in groups.pop(group, ()) if f.address not in changed)\n",
-        "        came = [f for a in changed if (f := functions.get(a)) is not None and f.iommu_group == group]\n"
-        "        stayed = (f for f in groups.pop(group, ()) if f.address not in changed)\n",
-        tests=(f"{INDEX}::test_a_start_looks_each_function_up_once_for_its_group",),
     ),
 )

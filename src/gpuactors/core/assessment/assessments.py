@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gpuactors.core.assessment.assess import assessment_of
-from gpuactors.core.devices.index import changed_keys, index_of, other_keys
+from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
 from gpuactors.core.values.cause import Cause
@@ -23,6 +23,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     listed_by_address,
 )
+from gpuactors.core.values.remade import changed_keys, other_keys
 
 
 def assessments_of(state: NodeState) -> Assessments:

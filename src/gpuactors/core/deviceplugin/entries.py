@@ -13,11 +13,12 @@ from dataclasses import replace
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.devices.identity import alias_ids
-from gpuactors.core.devices.index import changed_keys, index_of
+from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+from gpuactors.core.values.remade import changed_keys
 from gpuactors.core.values.status import DeviceStatus
 
 

@@ -48,7 +48,8 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         and state.host.seen is before.host.seen
     ):
         return state
-    return indexed(_with_models(indexed(_named(indexed(state)))))
+    state = indexed(state)
+    return indexed(_with_models(_named(state), state.index.models))
 
 
 def _named(state: NodeState) -> NodeState:
@@ -102,16 +103,17 @@ def _resolved_older(
     return found
 
 
-def _with_models(state: NodeState) -> NodeState:
+def _with_models(state: NodeState, models: Mapping[ResourceName, frozenset[str]]) -> NodeState:
     """`state` with the model of every allocated device of ours, as first seen since it was allocated. A device that no
-    selector chooses is in no scan: an inspection of it is requested."""
-    index, ours = index_of(state), index_of(state).resources
+    selector chooses is in no scan: an inspection of it is requested. `models` are those of the functions."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
-    for name in sorted(n for n in index.unsettled if n[0] in ours):
+    ours = {*models, *state.published.device_lists, *state.published.served}
+    unsettled = [n for n, m in state.kubelet.resolved.items() if m.ids is None]
+    for name in sorted(n for n in unsettled if n[0] in ours):
         meant = state.kubelet.resolved[name]
         function = function_at(state, meant.address)
         if function is not None:
-            seen[name] = replace(meant, ids=_allocated_model(state, name[0], function) or None)
+            seen[name] = replace(meant, ids=_allocated_model(state, models, name[0], function) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
             wanted.append(meant.address)
@@ -127,7 +129,12 @@ def _with_models(state: NodeState) -> NodeState:
     )
 
 
-def _allocated_model(state: NodeState, resource: ResourceName, function: PciFunction) -> str:
+def _allocated_model(
+    state: NodeState,
+    models: Mapping[ResourceName, frozenset[str]],
+    resource: ResourceName,
+    function: PciFunction,
+) -> str:
     """The model that was allocated as `resource` at the function's address, where `function` is the first that this
     daemon sees; empty if its ids cannot be read.
 
@@ -135,9 +142,7 @@ def _allocated_model(state: NodeState, resource: ResourceName, function: PciFunc
     another model has replaced it while no daemon ran.
     """
     ids = ids_of(function)
-    known = state.published.served.get(resource, frozenset()) | index_of(state).models.get(
-        resource, frozenset()
-    )
+    known = state.published.served.get(resource, frozenset()) | models.get(resource, frozenset())
     if not ids or not known or ids in known:
         return ids
     return min(known)  # any of them, as each differs from the model that is there now

@@ -14,7 +14,7 @@ from typing import Final
 
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
-from gpuactors.core.devices.index import changed_keys, index_of
+from gpuactors.core.devices.index import index_of
 from gpuactors.core.gpus.exclusion import of_the_hosts_fabric
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Look
@@ -25,6 +25,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
+from gpuactors.core.values.remade import changed_keys
 from gpuactors.core.values.slices import Blocked, BlockKind, Offer
 from gpuactors.core.values.status import Assessment, Blocker, Obstacle
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.devices.identity import claimed_address, resolved
-from gpuactors.core.devices.index import changed_keys, index_of
+from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import function_at
 from gpuactors.core.events import LedgerRead, LedgerUnreadable
 from gpuactors.core.ledger import schedule, young_kubelet
@@ -34,6 +34,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
 )
+from gpuactors.core.values.remade import changed_keys
 
 
 def first_ledger(number: int) -> Ledger:

@@ -16,12 +16,13 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.devices import bindings, inspections
-from gpuactors.core.devices.index import changed_keys, index_of, indexed, other_keys
+from gpuactors.core.devices.index import index_of, indexed
 from gpuactors.core.devices.presence import function_at
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
 from gpuactors.core.values.model import Observed, PciAddress
+from gpuactors.core.values.remade import changed_keys, other_keys
 
 
 def ask_ledger(state: NodeState, at: float) -> NodeState:

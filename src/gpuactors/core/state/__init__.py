@@ -1,7 +1,7 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
 Changed only by `step`. A part, and each value in it, stays the same object until it changes: then the values derived
-from it are derived once, at a cost of what has changed, and carried along (`devices/index.py`, `assessment/`,
+from it are derived once, and carried along (`devices/index.py`, `assessment/`,
 `deviceplugin/entries.py`).
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,14 +92,9 @@ class Owner:
         return "; also ".join(first_of(parts))
 
 
-def owner_of(
-    claims: Iterable[ClaimedDevice], names: Iterable[Named], entries: Mapping[Named, Pod]
-) -> Owner | None:
-    """The owner of a device with these claims, or that these names mean; None if kubelet's ledger gives it to no pod or
-    claim."""
-    given = [Given(*name, entries.get(name)) for name in names]
-    given += [Given(None, claim.claim, claim) for claim in claims]
-    return Owner(tuple(sorted(given, key=_order))) if given else None
+def owner_of(given: Iterable[Given]) -> Owner:
+    """The owner of a device with these entries, of which there is one at least."""
+    return Owner(tuple(sorted(given, key=_order)))
 
 
 def _order(entry: Given) -> tuple[str, str]:

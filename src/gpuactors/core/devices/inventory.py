@@ -1,0 +1,172 @@
+"""From functions to groups and devices: what is there, and which of it is ours.
+
+Plain loops. A part is made anew as a whole when one of its inputs, which are its arguments, is another object; so it
+cannot be stale. Only what costs more than a comparison is kept for each function (`remade`).
+
+Must not judge: owner and status of a device are decided in `assessment/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+
+from gpuactors.core.state.index import Devices, Inventory, Meanings
+from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
+from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
+from gpuactors.core.values.owner import Named
+from gpuactors.core.values.remade import remade
+from gpuactors.core.values.selector import Selector
+
+
+def inventory(
+    before: Inventory, functions: Mapping[PciAddress, PciFunction], selectors: Iterable[Selector]
+) -> Inventory:
+    """The groups and models of these functions, which are sorted by address. `before` is of the same selectors."""
+    if before.functions is functions:
+        return before
+
+    def kind(_: PciAddress, function: PciFunction) -> tuple[ResourceName, str] | None:
+        return (named(function), ids_of(function)) if is_selected(selectors, function) else None
+
+    kinds = remade(before.kinds, before.functions, functions, kind)
+    names = {a: known[0] for a, known in kinds.items() if known is not None}
+    models: dict[ResourceName, set[str]] = {}
+    for known in {*kinds.values()}:
+        if known is not None:
+            models.setdefault(known[0], set()).add(known[1])
+    switches = frozenset(
+        [a for a, f in functions.items() if f.driver is not None and not f.vfio_bound and f.is_nvswitch]
+    )
+    uuids = {f.gpu_uuid: a for a, f in functions.items() if f.gpu_uuid is not None}
+    return Inventory(
+        functions=functions,
+        kinds=kinds,
+        groups=_groups(functions, before.groups),
+        iommufd=any(f.iommufd for f in functions.values()),
+        switches=switches if switches != before.switches else before.switches,
+        names=names if names != before.names else before.names,
+        models={name: frozenset(models[name]) for name in sorted(models)},
+        uuids=uuids if uuids != before.uuids else before.uuids,
+    )
+
+
+def _groups(
+    functions: Mapping[PciAddress, PciFunction], before: Mapping[int, tuple[PciFunction, ...]]
+) -> Mapping[int, tuple[PciFunction, ...]]:
+    groups: dict[int, list[PciFunction]] = {}
+    for function in functions.values():
+        if function.iommu_group is not None:
+            groups.setdefault(function.iommu_group, []).append(function)
+    return {
+        group: was if (was := before.get(group)) == (members := tuple(found)) and was is not None else members
+        for group, found in groups.items()
+    }
+
+
+def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
+    """The devices that the names in kubelet's ledger and our grants mean."""
+    if before.resolved is resolved:
+        return before
+    names = _names(resolved)
+    aliases = {n: m.address for n, m in resolved.items() if n[1] != DeviceId(m.address)}
+    always = frozenset([m.address for m in resolved.values() if m.ids is not None or m.inspection_requested])
+    return Meanings(
+        resolved=resolved,
+        names=names if names != before.names else before.names,
+        aliases=aliases if aliases != before.aliases else before.aliases,
+        inspected_always=always if always != before.inspected_always else before.inspected_always,
+    )
+
+
+def _names(resolved: Mapping[Named, Resolved]) -> Mapping[PciAddress, tuple[Named, ...]]:
+    """As `Meanings.names`. Nearly always a device has one."""
+    names = {meant.address: (name,) for name, meant in resolved.items()}
+    if len(names) == len(resolved):
+        return names
+    several: dict[PciAddress, list[Named]] = {}
+    for name, meant in resolved.items():
+        several.setdefault(meant.address, []).append(name)
+    return {address: tuple(sorted(of_it)) for address, of_it in several.items()}
+
+
+def devices(
+    before: Devices, known: Inventory, meant: Meanings, resources: frozenset[ResourceName]
+) -> Devices:
+    """The selected functions, and the allocated ones of `resources`, which are those served here."""
+    if before.inventory is known and before.meanings is meant and before.resources is resources:
+        return before
+    kept = _kept(known, meant, resources)
+    if before.inventory is known and before.kept == kept:
+        return replace(before, meanings=meant, resources=resources)
+    belongs = {**known.names, **kept}
+    if kept.keys() - known.names.keys():
+        belongs = dict(sorted(belongs.items()))
+    found: dict[PciAddress, Device] = {}
+    other = belongs.keys() != before.devices.keys()
+    for address, resource in belongs.items():
+        function, was = known.functions[address], before.devices.get(address)
+        group = (function,) if function.iommu_group is None else known.groups[function.iommu_group]
+        if was is None or was.function is not function or was.resource != resource or was.group != group:
+            was, other = Device(function, resource, group), True
+        found[address] = was
+    if not other:
+        return replace(before, inventory=known, meanings=meant, resources=resources, kept=kept)
+    unbinding = frozenset(
+        [a for a, d in found.items() if d.function.driver is None and may_be_unbinding(d.function)]
+    )
+    return Devices(known, meant, resources, kept, found, unbinding)
+
+
+def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> dict[PciAddress, ResourceName]:
+    """As `Devices.kept`."""
+    kept: dict[PciAddress, ResourceName] = {}
+    names, functions = known.names, known.functions
+    for address in {m.address for n, m in meant.resolved.items() if names.get(m.address) != n[0]}:
+        if (function := functions.get(address)) is None:
+            continue
+        ids = ids_of(function)
+        given = {
+            name[0]
+            for name in meant.names[address]
+            if name[0] in resources and ids in (meant.resolved[name].ids, "")
+        }
+        if given and names.get(address) not in given:
+            kept[address] = min(given)
+    return kept
+
+
+def polled(
+    before: Mapping[int, tuple[PciAddress, ...]],
+    groups: Mapping[int, tuple[PciFunction, ...]],
+    of: Mapping[PciAddress, Device],
+    leaving: Set[PciAddress],
+) -> Mapping[int, tuple[PciAddress, ...]]:
+    """As `Index.polled`."""
+    wanted = {
+        d.function.iommu_group for d in of.values() if d.function.vfio_bound or may_be_unbinding(d.function)
+    } - {None}
+    found = {
+        g: tuple([f.address for f in groups[g] if f.vfio_bound or f.address in leaving])
+        for g in sorted(g for g in wanted if g is not None)
+    }
+    found = {g: functions for g, functions in found.items() if functions}
+    return found if found != before else before
+
+
+def by_id(
+    of: Mapping[PciAddress, Device],
+    aliases: Mapping[Named, PciAddress],
+    listed_aliases: Mapping[Named, PciAddress],
+) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
+    """An ID means the device that was allocated by it; if none was, the device that is listed by it."""
+    found: dict[ResourceName, dict[DeviceId, Device]] = {}
+    for address, device in of.items():
+        found.setdefault(device.resource, {})[DeviceId(address)] = device
+    also: list[tuple[ResourceName, DeviceId, Device]] = []
+    for (resource, device_id), address in (*listed_aliases.items(), *aliases.items()):
+        if (known := found.get(resource, {}).get(DeviceId(address))) is not None:
+            also.append((resource, device_id, known))
+    for resource, device_id, known in also:
+        found[resource][device_id] = known
+    return found

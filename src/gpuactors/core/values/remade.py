@@ -1,0 +1,54 @@
+"""Values by key that are made anew only where what they are made of is another.
+
+Every floor above derives its values in this way; see `devices/inventory.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import compress, repeat
+from operator import is_not
+from typing import Any, Final, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+Input = TypeVar("Input")
+
+_NONE_YET: Final = object()
+
+
+def remade(
+    before: Mapping[Key, Value],
+    was: Mapping[Key, Input],
+    inputs: Mapping[Key, Input],
+    make: Callable[[Key, Input], Value],
+    differ: Callable[[Any, Any], bool] = is_not,
+) -> Mapping[Key, Value]:
+    """The value of each input, in the order of the inputs. `before` was made in the same way of `was`: what was made of
+    the same input stays, as does what is equal, and the whole mapping stays the same object if all of it does.
+    `differ`: whether two inputs do, where they are made for the comparison (`operator.ne`)."""
+    made: dict[Key, Value] = {}
+    for key in other_keys(was, inputs, differ):
+        value, known = make(key, inputs[key]), before.get(key, _NONE_YET)
+        made[key] = known if known == value else value
+    if was.keys() != inputs.keys():
+        return {key: made[key] if key in made else before[key] for key in inputs}
+    return {**before, **made} if any(before[key] is not value for key, value in made.items()) else before
+
+
+def changed_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
+    """The keys whose values changed."""
+    found = {key for key in other_keys(before, now) if key not in before or before[key] != now[key]}
+    return found if now.keys() >= before.keys() else found | (before.keys() - now.keys())
+
+
+def other_keys(
+    before: Mapping[Key, Any], now: Mapping[Key, Any], differ: Callable[[Any, Any], bool] = is_not
+) -> list[Key]:
+    """The keys of `now` whose values differ from those before: without a step of the interpreter for each of the
+    others, as nearly all are the same."""
+    return (
+        []
+        if before is now
+        else [*compress(now, map(differ, now.values(), map(before.get, now, repeat(_NONE_YET))))]
+    )

@@ -74,13 +74,26 @@ def _command(pid: str) -> str:
         return file.read().rstrip()
 
 
-def _owner(pid: int) -> str:
+def _owner(pid: int) -> str | None:
+    """Who has what the process has open; None if it is ending: it is in no pod's cgroup any more, and its descriptors
+    are closed a moment later (kernel/cgroup/cgroup.c, proc_cgroup_show)."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="ascii") as file:
             pod = _POD.search(file.read())
+        if pod is not None:
+            return f"pod {pod[1]}"
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            flags = int(file.read().rpartition(")")[2].split()[_FLAGS])
     except (FileNotFoundError, ProcessLookupError):
-        pod = None
-    return f"process {pid}" if pod is None else f"pod {pod[1]}"
+        return None
+    return None if flags & _EXITING else f"process {pid}"
+
+
+_FLAGS: Final = 6
+"""The place of the flags after the command in /proc/PID/stat (proc_pid_stat(5), field 9)."""
+
+_EXITING: Final = 0x4
+"""PF_EXITING (include/linux/sched.h)."""
 
 
 @final
@@ -96,7 +109,8 @@ class RealTenants(Tenants):
         """Who has each group open: `pod UID`, whichever of its processes, or `process PID`."""
         found: dict[int, set[str]] = {}
         for pid, group in self.holders():
-            found.setdefault(group, set()).add(_owner(pid))
+            if (owner := _owner(pid)) is not None:
+                found.setdefault(group, set()).add(owner)
         return {group: frozenset(owners) for group, owners in found.items()}
 
     def holders(self) -> Iterator[tuple[int, int]]:

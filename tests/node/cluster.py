@@ -12,6 +12,7 @@ import os
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -82,7 +83,7 @@ def eventually(look: Callable[[], T], what: str, within_s: float = WAIT_S, poll_
 
 @final
 class Api:
-    """One client of the API server. Not for use from several threads at once."""
+    """One client of the API server, with a connection for each thread that uses it."""
 
     def __init__(
         self, kubeconfig: Path | None = None, *, server: str | None = None, token: str | None = None
@@ -101,7 +102,7 @@ class Api:
                 certificate.flush()
                 key.flush()
                 self._tls.load_cert_chain(certificate.name, key.name)
-        self._connection: http.client.HTTPSConnection | None = None
+        self._of_thread = threading.local()
 
     def call(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json",
@@ -134,7 +135,7 @@ class Api:
                 return answer.status, answer.read().decode()
             except (OSError, http.client.HTTPException):
                 # A connection that was kept open may have ended with the server.
-                self._connection = None
+                self._of_thread.connection = None
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
@@ -185,12 +186,14 @@ class Api:
                 raise
 
     def _connect(self) -> http.client.HTTPSConnection:
-        if self._connection is None:
+        kept: http.client.HTTPSConnection | None = getattr(self._of_thread, "connection", None)
+        if kept is None:
             address = urlsplit(self._server)
-            self._connection = http.client.HTTPSConnection(
+            kept = http.client.HTTPSConnection(
                 str(address.hostname), address.port, timeout=REQUEST_S, context=self._tls
             )
-        return self._connection
+            self._of_thread.connection = kept
+        return kept
 
 
 def kubectl(*words: str, text: str | None = None, check: bool = True, timeout_s: float = 60) -> str:

@@ -117,6 +117,9 @@ def _in_the_same_slot(node: Node, edu1: Function, edu2: Function) -> None:
 
 def _swapped(node: Node, daemon: DaemonProcess, edu1: Function, edu2: Function) -> None:
     with _Asking.of(node.kubelet, edu1) as first, _Asking.of(node.kubelet, edu2) as second:
+        # The list keeps what a call has been answered about; of the first one, on its way, the daemon cannot know.
+        first.wait_until_given_again()
+        second.wait_until_given_again()
         for number in range(1, ROUNDS + 1):
             with node.guest.step(
                 f"both pulled out, in again with their groups swapped, asked for all the time ({number})"

@@ -491,8 +491,8 @@ MUTATIONS: Final = (
     Mutation(
         "each group looks through all functions",
         "core/devices/inventory.py",
-        "(members := tuple(found))",
-        "(members := tuple(f for f in functions.values() if f.iommu_group == group))",
+        "same_if_equal(before.get(group), tuple(found))",
+        "same_if_equal(before.get(group), tuple(f for f in functions.values() if f.iommu_group == group))",
         tests=(
             f"{INDEX}::test_a_start_goes_through_the_functions_a_few_times_however_many_groups_they_are_in",
         ),

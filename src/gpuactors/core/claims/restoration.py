@@ -63,8 +63,9 @@ def restoration(
     else:
         warning = restored.sentence if lost else ""
     if lost:
-        claimed = {uid for uid, of_claim in found.items() if of_claim.devices is not None}
-        entries, unknown = entries_of({uid: found[uid] for uid in found if uid in claimed}, of)
+        whole = {uid: of_claim for uid, of_claim in found.items() if of_claim.devices is not None}
+        claimed = {*whole}
+        entries, unknown = entries_of(whole, of)
         owed = ()
         checkpoint = replace(checkpoint, claims={}, owed=(), taken_over={}, taken_from="")
         if unknown:

@@ -42,6 +42,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Named
 from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Blocker
 
 
@@ -105,7 +106,7 @@ def _served(
     }
     for resource in device_lists:
         served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
-    return served if served != state.published.served else state.published.served
+    return same_if_equal(state.published.served, served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _listed(
         for device_id in lost:
             old = before.get(device_id)
             made = _tombstone(state, (resource, device_id), old)
-            of_resource[device_id] = old if old is not None and old == made else made
+            of_resource[device_id] = same_if_equal(old, made)
     return listed
 
 
@@ -232,9 +233,9 @@ def _device_list(
                 else not_listed(state, resource, entry.address)
             )
             kept = _unhealthy(entry, why)
-            entries[entry.id] = entry if kept == entry else kept
+            entries[entry.id] = same_if_equal(entry, kept)
     made = tuple(sorted(entries.values(), key=attrgetter("id")))
-    return listed if made == listed else made
+    return same_if_equal(listed, made)
 
 
 def _unhealthy(entry: AdvertisedDevice, why: Blocker) -> AdvertisedDevice:

@@ -107,6 +107,7 @@ def _with_models(state: NodeState, models: Mapping[ResourceName, frozenset[str]]
     """`state` with the model of every allocated device of ours, as first seen since it was allocated. A device that no
     selector chooses is in no scan: an inspection of it is requested. `models` are those of the functions."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
+    # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.
     ours = {*models, *state.published.device_lists, *state.published.served}
     unsettled = [n for n, m in state.kubelet.resolved.items() if m.ids is None]
     for name in sorted(n for n in unsettled if n[0] in ours):

@@ -18,7 +18,7 @@ from gpuactors.core.devices.inventory import by_id, devices, inventory, meanings
 from gpuactors.core.state import NodeState, Published
 from gpuactors.core.state.index import NO_INDEX, Devices, Holdings, Index, Inventory, Meanings
 from gpuactors.core.values.model import DeviceId, DeviceList, PciAddress, ResourceName
-from gpuactors.core.values.remade import remade
+from gpuactors.core.values.remade import remade, same_if_equal
 
 _SORTED: Final = ("functions", "names", "devices", "polled")
 """The mappings that are sorted by their keys. A choice among several values must not depend on the order in which they
@@ -84,7 +84,7 @@ def _refreshed(before: Index, state: NodeState) -> Index:
     if before.device_lists is not lists:
         aliases_of = remade(aliases_of, before.device_lists, lists, _aliases)
         listed_aliases = {(r, i): a for r, aliases in aliases_of.items() for i, a in aliases.items()}
-        listed_aliases = before.listed_aliases if before.listed_aliases == listed_aliases else listed_aliases
+        listed_aliases = same_if_equal(before.listed_aliases, listed_aliases)
     same_devices = before.of.devices is of.devices
     return Index(
         known=known,
@@ -119,7 +119,7 @@ def _resources(
     resources = {*known.models, *published.device_lists}
     if others := published.served.keys() - resources:
         resources |= {resource for resource, _ in meant.resolved if resource in others}
-    return before if before == resources else frozenset(resources)
+    return same_if_equal(before, frozenset(resources))
 
 
 def _aliases(_: ResourceName, device_list: DeviceList) -> Mapping[DeviceId, PciAddress]:

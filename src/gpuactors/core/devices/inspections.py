@@ -25,6 +25,7 @@ from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, I
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import Host, NodeState
 from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen
+from gpuactors.core.values.remade import same_if_equal
 
 
 def first_inspections() -> Inspections:
@@ -180,7 +181,7 @@ def _with_found(host: Host, found: Mapping[PciAddress, PciFunction | None], numb
     if other:
         there = {a: f for a, f in {**functions, **other}.items() if f is not None}
         functions = there if there.keys() <= functions.keys() else dict(sorted(there.items()))
-    return replace(host, functions=functions, seen=seen, short=short if short != host.short else host.short)
+    return replace(host, functions=functions, seen=seen, short=same_if_equal(host.short, short))
 
 
 def _with_identity(function: PciFunction, known: PciFunction | None) -> PciFunction:

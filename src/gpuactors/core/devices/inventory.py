@@ -15,7 +15,7 @@ from gpuactors.core.state.index import Devices, Inventory, Meanings
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
 from gpuactors.core.values.owner import Named
-from gpuactors.core.values.remade import remade
+from gpuactors.core.values.remade import remade, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 
@@ -44,10 +44,10 @@ def inventory(
         kinds=kinds,
         groups=_groups(functions, before.groups),
         iommufd=any(f.iommufd for f in functions.values()),
-        switches=switches if switches != before.switches else before.switches,
-        names=names if names != before.names else before.names,
+        switches=same_if_equal(before.switches, switches),
+        names=same_if_equal(before.names, names),
         models={name: frozenset(models[name]) for name in sorted(models)},
-        uuids=uuids if uuids != before.uuids else before.uuids,
+        uuids=same_if_equal(before.uuids, uuids),
     )
 
 
@@ -58,10 +58,7 @@ def _groups(
     for function in functions.values():
         if function.iommu_group is not None:
             groups.setdefault(function.iommu_group, []).append(function)
-    return {
-        group: was if (was := before.get(group)) == (members := tuple(found)) and was is not None else members
-        for group, found in groups.items()
-    }
+    return {group: same_if_equal(before.get(group), tuple(found)) for group, found in groups.items()}
 
 
 def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
@@ -73,9 +70,9 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
     always = frozenset([m.address for m in resolved.values() if m.ids is not None or m.inspection_requested])
     return Meanings(
         resolved=resolved,
-        names=names if names != before.names else before.names,
-        aliases=aliases if aliases != before.aliases else before.aliases,
-        inspected_always=always if always != before.inspected_always else before.inspected_always,
+        names=same_if_equal(before.names, names),
+        aliases=same_if_equal(before.aliases, aliases),
+        inspected_always=same_if_equal(before.inspected_always, always),
     )
 
 
@@ -144,14 +141,16 @@ def polled(
 ) -> Mapping[int, tuple[PciAddress, ...]]:
     """As `Index.polled`."""
     wanted = {
-        d.function.iommu_group for d in of.values() if d.function.vfio_bound or may_be_unbinding(d.function)
-    } - {None}
+        group
+        for d in of.values()
+        if (group := d.function.iommu_group) is not None
+        and (d.function.vfio_bound or may_be_unbinding(d.function))
+    }
     found = {
         g: tuple([f.address for f in groups[g] if f.vfio_bound or f.address in leaving])
-        for g in sorted(g for g in wanted if g is not None)
+        for g in sorted(wanted)
     }
-    found = {g: functions for g, functions in found.items() if functions}
-    return found if found != before else before
+    return same_if_equal(before, {g: functions for g, functions in found.items() if functions})
 
 
 def by_id(

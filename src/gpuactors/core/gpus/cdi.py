@@ -34,7 +34,10 @@ class ClaimDevice:
     @property
     def edits(self) -> Json:
         """What the container gets."""
-        return _edits(self)
+        found: dict[str, Json] = {"env": (_NO_CUDA,)}
+        if paths := nodes(self):
+            found["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
+        return found
 
 
 def nodes(device: ClaimDevice) -> tuple[str, ...]:
@@ -53,11 +56,3 @@ def nodes(device: ClaimDevice) -> tuple[str, ...]:
     groups = dict.fromkeys(f.iommu_group for f in functions if f.iommu_group is not None)
     found = [f"/dev/vfio/{group}" for group in groups]
     return tuple(found) + ((CONTAINER_NODE,) if device.config.enable_api_device else ())
-
-
-def _edits(device: ClaimDevice) -> Json:
-    paths = nodes(device)
-    found: dict[str, Json] = {"env": (_NO_CUDA,)}
-    if paths:
-        found["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
-    return found

@@ -24,6 +24,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, LookFinding
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Obstacle
 
 _REASONS: Final[Mapping[ActFault | None, Cause]] = {
@@ -52,7 +53,7 @@ def followed(before: NodeState, state: NodeState) -> Claims:
     }
     awaited = tuple(a for a in claims.look.devices if a in looks and a in same) if claims.look else ()
     look = replace(claims.look, devices=awaited) if claims.look and awaited else None
-    return _planned(claims, looks if looks != claims.looks else claims.looks, look)
+    return _planned(claims, same_if_equal(claims.looks, looks), look)
 
 
 def due(claims: Claims, at: float) -> Claims:

@@ -34,7 +34,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
 )
-from gpuactors.core.values.remade import changed_keys
+from gpuactors.core.values.remade import changed_keys, same_if_equal
 
 
 def first_ledger(number: int) -> Ledger:
@@ -62,7 +62,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         before,
         read=event.read,
         entries=entries,
-        claims=claims if claims != before.claims else before.claims,
+        claims=same_if_equal(before.claims, claims),
         claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
         unplaced=frozenset(
             replace(claim, pod=None) for claim in event.claims if claimed_address(claim.device) is None
@@ -161,8 +161,7 @@ def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, 
     if before.keys() <= lists.keys():
         return before
     had = {resource for resource, _ in state.kubelet.ledger.entries}
-    served = {r: models for r, models in before.items() if r in had or r in lists}
-    return served if served != before else before
+    return same_if_equal(before, {r: models for r, models in before.items() if r in had or r in lists})
 
 
 def _left(

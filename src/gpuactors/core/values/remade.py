@@ -17,6 +17,11 @@ Input = TypeVar("Input")
 _NONE_YET: Final = object()
 
 
+def same_if_equal(before: Value | None, now: Value) -> Value:
+    """`before` where `now` equals it: what is derived of it then needs only a comparison by identity."""
+    return before if before is not None and before == now else now
+
+
 def remade(
     before: Mapping[Key, Value],
     was: Mapping[Key, Input],
@@ -29,8 +34,7 @@ def remade(
     `differ`: whether two inputs do, where they are made for the comparison (`operator.ne`)."""
     made: dict[Key, Value] = {}
     for key in other_keys(was, inputs, differ):
-        value, known = make(key, inputs[key]), before.get(key, _NONE_YET)
-        made[key] = known if known == value else value
+        made[key] = same_if_equal(before.get(key), make(key, inputs[key]))
     if was.keys() != inputs.keys():
         return {key: made[key] if key in made else before[key] for key in inputs}
     return {**before, **made} if any(before[key] is not value for key, value in made.items()) else before

@@ -93,7 +93,7 @@ class Found:
             state=self.state.subscribe(),
             role=self.role.subscribe(),
             meter=self.meter,
-            sockets=(self.sockets, FakeSockets()),
+            reached_by=(self.sockets, FakeSockets()),
             inbox=lambda: self.waiting,
             debug=lambda state, at: b"{}",
             on_listening=lambda _: None,

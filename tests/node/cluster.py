@@ -102,7 +102,7 @@ class Api:
                 certificate.flush()
                 key.flush()
                 self._tls.load_cert_chain(certificate.name, key.name)
-        self._of_thread = threading.local()
+        self._connections = threading.local()
 
     def call(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json",
@@ -135,7 +135,7 @@ class Api:
                 return answer.status, answer.read().decode()
             except (OSError, http.client.HTTPException):
                 # A connection that was kept open may have ended with the server.
-                self._of_thread.connection = None
+                self._connections.connection = None
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
@@ -186,13 +186,13 @@ class Api:
                 raise
 
     def _connect(self) -> http.client.HTTPSConnection:
-        kept: http.client.HTTPSConnection | None = getattr(self._of_thread, "connection", None)
+        kept: http.client.HTTPSConnection | None = getattr(self._connections, "connection", None)
         if kept is None:
             address = urlsplit(self._server)
             kept = http.client.HTTPSConnection(
                 str(address.hostname), address.port, timeout=REQUEST_S, context=self._tls
             )
-            self._of_thread.connection = kept
+            self._connections.connection = kept
         return kept
 
 

@@ -221,10 +221,10 @@ def _events_of(config: Config) -> EventsOutside:
     return kube_events.outside_of(config, node_of(config))
 
 
-def _http_of(config: Config, sockets: tuple[Reachable, ...], journal: FileJournal | None) -> HttpOutside:
+def _http_of(config: Config, reached_by: tuple[Reachable, ...], journal: FileJournal | None) -> HttpOutside:
     from gpuactors.daemon import endpoints  # with the client library of Prometheus, which only they need
 
-    return endpoints.outside_of(config, sockets, journal.kept if journal is not None else None)
+    return endpoints.outside_of(config, reached_by, journal.kept if journal is not None else None)
 
 
 def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:

@@ -31,15 +31,15 @@ class HttpOutside:
 
     server: HttpServer
     meter: Meter
-    sockets: tuple[Reachable, ...]
-    """Those that the liveness probe dials."""
+    reached_by: tuple[Reachable, ...]
+    """What the liveness probe asks."""
 
 
 def outside_of(
-    config: Config, sockets: tuple[Reachable, ...], journal: Callable[[], tuple[int, float]] | None
+    config: Config, reached_by: tuple[Reachable, ...], journal: Callable[[], tuple[int, float]] | None
 ) -> HttpOutside:
     """The real outside. `journal`: as `Metrics`."""
-    return HttpOutside(_server(config), Metrics(metadata.version("gpuactors"), journal=journal), sockets)
+    return HttpOutside(_server(config), Metrics(metadata.version("gpuactors"), journal=journal), reached_by)
 
 
 def _server(config: Config) -> HttpServer:
@@ -67,7 +67,7 @@ async def serve(
             state=state,
             role=role,
             meter=outside.meter,
-            sockets=outside.sockets,
+            reached_by=outside.reached_by,
             inbox=lambda: inbox.statistics().current_buffer_used,
             debug=lambda state, at: msgspec.json.encode(view_of(state, at)),
             on_listening=lambda address: log.info("http.listening", address=address),

@@ -44,7 +44,7 @@ class EndpointPorts:
     role: LatestReader[Role]
     """The daemon's. The state changes with nearly every event, and nobody here is to wake for that."""
     meter: Meter
-    sockets: tuple[Reachable, ...]
+    reached_by: tuple[Reachable, ...]
     inbox: Callable[[], int]
     """How many events wait for the registry."""
     debug: Callable[[NodeState, float], bytes]
@@ -146,8 +146,8 @@ class Routes:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, self._stuck)
-            for sockets in self._ports.sockets:
-                nursery.start_soon(ask, sockets.unreachable)
+            for way in self._ports.reached_by:
+                nursery.start_soon(ask, way.unreachable)
         return _verdict("live", "not live", sorted(found))
 
     async def _stuck(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class DomainRules:
         self._labels = _Labels(world, node)
         self._version = node.api.store.version
         self._label = node.label
-        self._is_anothers = False
+        self._set_by_others = False
         """Somebody else gave the label its value."""
         self._calls = 0
         self._jumps = 0
@@ -105,7 +105,7 @@ class DomainRules:
             before, self._label = self._label, label_in(change.object)
             is_daemons = change.version not in self._node.edits
             if before != self._label:
-                self._is_anothers = not is_daemons
+                self._set_by_others = not is_daemons
             if is_daemons and None not in (before, self._label) and before != self._label:
                 return "a label was overwritten", f"{before} by {self._label}"
         return None
@@ -129,7 +129,7 @@ class DomainRules:
         self._node.end_faults()
         running = {self._node.uids.get(pod.name) for pod in self._world.kubelet.containers}
         needed = {self._node.made[uid].domain for uid in running if uid is not None}
-        if self._node.label is not None and (self._is_anothers or self._node.label not in needed):
+        if self._node.label is not None and (self._set_by_others or self._node.label not in needed):
             self._node.set_label(None)
 
     def should_run(self, pod: Pod) -> bool:

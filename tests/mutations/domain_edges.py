@@ -156,9 +156,9 @@ DOMAIN_EDGES: Final = (
     # --- actors -----------------------------------------------------------------------------------------------------
     Mutation(
         "a label is patched again when anything else is wanted",
-        "actors/label_keeper.py",
-        "            elif order is not None and order.number > last:\n",
-        "            elif order is not None:\n",
+        "concurrency/each_once.py",
+        "                if key not in busy and _number(request) > done.get(key, 0):\n",
+        "                if key not in busy:\n                    done.pop(key, None)\n",
         tests=(f"{KEEPER}::test_an_order_is_carried_out_once_whatever_else_changes",),
     ),
     Mutation(
@@ -185,8 +185,8 @@ DOMAIN_EDGES: Final = (
     Mutation(
         "a server that is away is a domain that is gone",
         "actors/domain_reader.py",
-        "        await inbox.send(DomainUnreadable(read.number, read.uid, str(exc)))\n",
-        "        await inbox.send(DomainRead(read.number, read.uid, None))\n",
+        "        return DomainUnreadable(read.number, read.uid, str(exc))\n",
+        "        return DomainRead(read.number, read.uid, None)\n",
         tests=(f"{READER}::test_a_server_or_a_host_that_does_not_say_is_told_with_its_reason",),
     ),
     Mutation(

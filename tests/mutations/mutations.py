@@ -566,14 +566,14 @@ MUTATIONS: Final = (
     Mutation(
         "a poll is done again under its old number",
         "actors/busy_poller.py",
-        "        await inbox.send((GroupsObserved if now.whole else SomeGroupsObserved)(now.poll, uses))\n",
-        "        await trio.sleep(3)\n        await inbox.send(GroupsObserved(now.poll - 1, uses))\n",
+        "        return (GroupsObserved if now.whole else SomeGroupsObserved)(number, uses)\n",
+        "        await trio.sleep(3)\n        return GroupsObserved(number - 1, uses)\n",
     ),
     Mutation(
         "the inspector does one inspection after the other",
-        "actors/sysfs_inspector.py",
-        "                    nursery.start_soon(_inspect, address, number, now.given, host, inbox, limiter)\n",
-        "                    await _inspect(address, number, now.given, host, inbox, limiter)\n",
+        "concurrency/each_once.py",
+        "                    nursery.start_soon(all_of, key)\n",
+        "                    await all_of(key)\n",
         tests=("tests/actors/test_sysfs_inspector.py",),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""The claim reader: reads claims from the API server, as they are wanted, each number once.
+"""The claim reader: reads claims from the API server, as they are wanted.
 
 Must not decide anything: that there is no such claim is an answer, and that the server does not answer is one as well.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import trio
 
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.each_once import each_once
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.outputs import ClaimsWanted, ReadWanted
 from gpuactors.core.events import ClaimMissing, ClaimRead, ClaimUnreadable, Event
@@ -22,28 +23,26 @@ async def run(
     of: ClaimsOf,
 ) -> None:
     """Runs for ever. `of`: whose claims they are."""
-    last = 0
-    async with trio.open_nursery() as nursery:
-        async for now in wanted:
-            for read in now.reads:
-                if read.number > last:
-                    nursery.start_soon(_read, read, api, inbox, of)
-            last = max(last, *(read.number for read in now.reads), 0)
+
+    async def once(_: int, read: ReadWanted) -> Event:
+        return await _read(read, api, of)
+
+    # A claim that is wanted again does not wait for the answer to an earlier read, which may take API_REQUEST_S.
+    await each_once(wanted, lambda now: {read.number: read for read in now.reads}, once, inbox)
 
 
-async def _read(read: ReadWanted, api: ClaimApi, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:
+async def _read(read: ReadWanted, api: ClaimApi, of: ClaimsOf) -> Event:
     try:
         with raises_only(ApiError, "claim_reader"):
             found = await api.read(read.claim)
     except ApiError as exc:
-        await inbox.send(ClaimUnreadable(read.number, str(exc), of))
-        return
+        return ClaimUnreadable(read.number, str(exc), of)
     match found:
         case Claim():
-            await inbox.send(ClaimRead(read.number, found, of))
+            return ClaimRead(read.number, found, of)
         case ClaimAbsent():
             reason = f"the API server has no claim {read.claim}: it was deleted"
-            await inbox.send(ClaimMissing(read.number, reason, of))
+            return ClaimMissing(read.number, reason, of)
         case ClaimReplaced(uid):
             reason = f"the claim {read.claim} was replaced: it has UID {uid} now, not {read.claim.uid}"
-            await inbox.send(ClaimMissing(read.number, reason, of))
+            return ClaimMissing(read.number, reason, of)

@@ -1,5 +1,5 @@
 """The domain reader: reads compute domains from the API server, and what the host says of IMEX, as they are wanted,
-each number once, and posts that somebody has touched a ComputeDomain.
+and posts that somebody has touched a ComputeDomain.
 
 Must not decide anything: that there is no such domain is an answer, and so is a server or a host that does not answer.
 """
@@ -13,6 +13,7 @@ import trio
 from gpuactors import limits
 from gpuactors.actors.api_retry import for_ever
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import (
@@ -35,22 +36,24 @@ async def run(
     unwatched: Callable[[str], None],
 ) -> None:
     """Runs for ever. `unwatched` is told each time why ComputeDomains cannot be watched; it must not raise."""
-    last = last_imex = 0
+
+    async def read(_: int, order: DomainReadWanted) -> Event:
+        return await _read(order, api)
+
+    async def look(_: None, number: int) -> Event:
+        return await _look(number, imex)
+
     async with trio.open_nursery() as nursery:
         changes = Latest(0)
         nursery.start_soon(_watch, api, changes, unwatched)
         nursery.start_soon(_post, changes.subscribe(), inbox)
-        async for now in wanted:
-            for read in now.domains:
-                if read.number > last:
-                    nursery.start_soon(_read, read, api, inbox)
-            last = max(last, *(read.number for read in now.domains), 0)
-            if now.imex > last_imex:
-                last_imex = now.imex
-                nursery.start_soon(_look, last_imex, imex, inbox)
+        nursery.start_soon(
+            each_once, wanted.subscribe(), lambda now: {r.number: r for r in now.domains}, read, inbox
+        )
+        nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.imex), look, inbox)
 
 
-async def _read(read: DomainReadWanted, api: DomainApi, inbox: trio.MemorySendChannel[Event]) -> None:
+async def _read(read: DomainReadWanted, api: DomainApi) -> Event:
     try:
         with raises_only(ApiError, "domain_reader"):
             domain = await api.find_domain(read.uid)
@@ -58,19 +61,17 @@ async def _read(read: DomainReadWanted, api: DomainApi, inbox: trio.MemorySendCh
             has_clique = domain is not None and read.clique_id
             clique = await api.read_clique(read.uid, read.clique_id, read.namespace) if has_clique else None
     except ApiError as exc:
-        await inbox.send(DomainUnreadable(read.number, read.uid, str(exc)))
-        return
-    await inbox.send(DomainRead(read.number, read.uid, domain, clique))
+        return DomainUnreadable(read.number, read.uid, str(exc))
+    return DomainRead(read.number, read.uid, domain, clique)
 
 
-async def _look(number: int, imex: ImexReader, inbox: trio.MemorySendChannel[Event]) -> None:
+async def _look(number: int, imex: ImexReader) -> Event:
     try:
         with raises_only(HostError, "domain_reader"):
             facts = await imex.read()
     except HostError as exc:
-        await inbox.send(ImexUnreadable(number, str(exc)))
-        return
-    await inbox.send(ImexRead(number, facts))
+        return ImexUnreadable(number, str(exc))
+    return ImexRead(number, facts)
 
 
 async def _watch(api: DomainApi, changes: Latest[int], unwatched: Callable[[str], None]) -> None:

@@ -1,5 +1,4 @@
-"""The label keeper: reads and patches the label of our Node as it is wanted, each number once, and posts that somebody
-has touched it.
+"""The label keeper: reads and patches the label of our Node as it is wanted, and posts that somebody has touched it.
 
 What the watch of the Node shows is a hint and never a fact: it is posted without its content, and the core asks for a
 read. Must not decide anything: that the label is not as a patch expects is an answer, and so is a server that is away.
@@ -13,8 +12,9 @@ import trio
 
 from gpuactors.actors.api_retry import for_ever
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.domains.outputs import DomainsWanted
+from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted
 from gpuactors.core.events import (
     Event,
     LabelConflicted,
@@ -24,7 +24,7 @@ from gpuactors.core.events import (
     LabelUnreadable,
     NodeTouched,
 )
-from gpuactors.core.values.domain import LABEL, LabelChange, LabelPatch, NodeLabel
+from gpuactors.core.values.domain import LABEL, LabelChange, NodeLabel
 from gpuactors.ports.kube import ApiError, LabelConflict, NodeApi
 
 
@@ -35,18 +35,14 @@ async def run(
     unwatched: Callable[[str], None],
 ) -> None:
     """Runs for ever. `unwatched` is told each time why the Node cannot be watched; it must not raise."""
+
+    async def once(_: None, order: LabelPatchWanted | int) -> Event:
+        return await (_read(order, node) if isinstance(order, int) else _patch(order, node))
+
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch, node, inbox, unwatched)
-        last = 0
-        async for now in wanted:
-            # One of the two at a time: what a read finds beside a patch of ours would be no fact.
-            order = now.label_patch
-            if now.label_read > last:
-                last = now.label_read
-                await inbox.send(await _read(last, node))
-            elif order is not None and order.number > last:
-                last = order.number
-                await inbox.send(await _patch(last, order.patch, node))
+        # One of the two at a time: what a read finds beside a patch of ours would be no fact.
+        await each_once(wanted, lambda now: only(now.label_patch or now.label_read), once, inbox)
 
 
 async def _read(number: int, node: NodeApi) -> Event:
@@ -58,7 +54,8 @@ async def _read(number: int, node: NodeApi) -> Event:
     return LabelRead(number, NodeLabel(found.labels.get(LABEL)))
 
 
-async def _patch(number: int, patch: LabelPatch, node: NodeApi) -> Event:
+async def _patch(order: LabelPatchWanted, node: NodeApi) -> Event:
+    number, patch = order.number, order.patch
     is_added = patch.change is LabelChange.ADD
     expected, value = (None, patch.value) if is_added else (patch.value, None)
     try:

@@ -1,7 +1,7 @@
 """The pod resources actor: reads kubelet's ledger when a read is outstanding, and posts the result.
 
-The core decides when to read; here each number is read once, one after another. A read has its own deadline; requests
-that come meanwhile conflate to the last number, which one read answers.
+The core decides when to read. A read has its own deadline; requests that come meanwhile conflate to the last number,
+which one read answers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import trio
 
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import LedgerWanted
@@ -20,11 +21,11 @@ async def run(
     wanted: LatestReader[LedgerWanted], ledger: LedgerReader, inbox: trio.MemorySendChannel[Event]
 ) -> None:
     """Runs for ever."""
-    done = 0
-    async for asked in wanted:
-        if asked.read is not None and asked.read > done:
-            await inbox.send(await read(asked.read, asked.resources, ledger))
-            done = asked.read
+
+    async def once(_: None, number: int) -> Event:
+        return await read(number, wanted.value.resources, ledger)
+
+    await each_once(wanted, lambda now: only(now.read), once, inbox)
 
 
 async def read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader) -> LedgerEvent:

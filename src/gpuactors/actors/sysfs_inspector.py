@@ -9,6 +9,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.reports.snapshot import InspectionsWanted
@@ -21,42 +22,25 @@ async def run(
 ) -> None:
     """Runs for ever."""
     limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
-    scans = _Started()
-    inspections: dict[PciAddress, _Started] = {}
+
+    async def scan(_: None, number: int) -> Event:
+        return await _scan(number, wanted.value.given, host)
+
+    async def inspect(address: PciAddress, number: int) -> Event:
+        return await _inspect(address, number, wanted.value.given, host, limiter)
+
     async with trio.open_nursery() as nursery:
-        async for now in wanted:
-            if now.scan is not None and scans.is_new(now.scan):
-                nursery.start_soon(_scan, now.scan, now.given, host, inbox)
-            for address, number in now.functions.items():
-                if inspections.setdefault(address, _Started()).is_new(number):
-                    nursery.start_soon(_inspect, address, number, now.given, host, inbox, limiter)
-            for answered in inspections.keys() - now.functions.keys():
-                del inspections[answered]
+        nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.scan), scan, inbox)
+        nursery.start_soon(each_once, wanted.subscribe(), lambda now: now.functions, inspect, inbox)
 
 
-class _Started:
-    """The largest number of an inspection that was started: each is done once."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def is_new(self, number: int) -> bool:
-        if number <= self._number:
-            return False
-        self._number = number
-        return True
-
-
-async def _scan(
-    number: int, given: frozenset[PciAddress], host: HostReader, inbox: trio.MemorySendChannel[Event]
-) -> None:
+async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
             functions = await host.scan(given)
     except HostError as exc:
-        await inbox.send(ScanFailed(number, str(exc)))
-    else:
-        await inbox.send(HostScanned(number, functions))
+        return ScanFailed(number, str(exc))
+    return HostScanned(number, functions)
 
 
 async def _inspect(
@@ -64,14 +48,12 @@ async def _inspect(
     number: int,
     given: frozenset[PciAddress],
     host: HostReader,
-    inbox: trio.MemorySendChannel[Event],
     limiter: trio.CapacityLimiter,
-) -> None:
+) -> Event:
     try:
         async with limiter:
             with raises_only(HostError, "sysfs_inspector"):
                 functions = await host.inspect(address, given)
     except HostError as exc:
-        await inbox.send(InspectionFailed(number, address, str(exc), isinstance(exc, HostShortError)))
-    else:
-        await inbox.send(FunctionInspected(number, address, functions))
+        return InspectionFailed(number, address, str(exc), isinstance(exc, HostShortError))
+    return FunctionInspected(number, address, functions)

@@ -107,6 +107,11 @@ release:
 # Write all of docs/ again that follows from the code.
 docs: causes metrics tables
 
+# Write deploy/base, the overlays and the PodMonitor again from the templates of the chart.
+overlays:
+    @python -m tests.deploy.tools
+    python -m tests.deploy.overlays
+
 # Record docs/media/ anew: the terminal's recordings and the picture of the replay page, from real runs. A minute.
 recording:
     python -m tests.recording

@@ -36,13 +36,21 @@ def helm(*arguments: str, values: Values | None = None) -> subprocess.CompletedP
     )
 
 
+def rendered(
+    values: Values | None = None, *, namespace: str = NAMESPACE, options: tuple[str, ...] = ()
+) -> str:
+    """What `helm install` would send with these values."""
+    done = helm("template", "release", str(CHART), "--namespace", namespace, *options, values=values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def template(
     values: Values | None = None, *, namespace: str = NAMESPACE, options: tuple[str, ...] = ()
 ) -> list[Manifest]:
-    """The objects that `helm install` would send with these values."""
-    done = helm("template", "release", str(CHART), "--namespace", namespace, *options, values=values)
-    assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+    """The same as objects."""
+    text = rendered(values, namespace=namespace, options=options)
+    return [one for one in yaml.safe_load_all(text) if one is not None]
 
 
 def refusal(values: Values, *options: str) -> str:

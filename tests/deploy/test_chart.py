@@ -1,13 +1,11 @@
-"""The Helm chart renders the objects of deploy/base and of every overlay, alone and combined, and refuses wrong values
-by their path. Helm itself renders, and kubectl."""
+"""deploy/base and the overlays are what the Helm chart renders, alone and combined; it refuses wrong values by their
+path. Helm itself renders, and kubectl."""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,26 +14,14 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART, NAMESPACE, Values, helm, refusal, template
-from tests.deploy.manifests import DEPLOY, ROOT, Manifest, configuration_of, normal, of_kind, render, seen_at
+from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at
+from tests.deploy.overlays import DOMAINS, DRA, EVENTS, OF_HELM, OPENSHIFT, VALUES, written
 from tests.tables import OF_THE_CHART
-
-OF_HELM: Final = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "gpuactors-0.1.0"}
-"""All that an object of the chart has more than that of an overlay: two labels of its own, none of its pods'."""
-
-LEVELS: Final[dict[str, Values]] = {
-    "base": {},
-    "holders-proc": {"holders": "proc"},
-    "dra": {"dra": {"enabled": True}},
-    "compute-domains": {"dra": {"enabled": True}, "computeDomains": {"enabled": True}},
-}
-"""The overlays of which each is on top of the one before, and the values that stand for them."""
 
 EXAMPLE: Final[Values] = {
     "image": {"repository": "registry.example/gpu/gpuactors"},
     "nodeSelector": {"nvidia.com/gpu.workload.config": "vm-passthrough"},
 }
-
-OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
 
 K0S: Final[Values] = {"kubeletDir": "/var/lib/k0s/kubelet"}
 
@@ -55,74 +41,45 @@ def of_the_chart(values: Values, *, options: tuple[str, ...] = ()) -> dict[tuple
     return found
 
 
-@functools.cache
-def copied(to: Path) -> Path:
-    """The overlays in a directory of their own, `example` on top of each other one as deploy/README.md says."""
-    shutil.copytree(DEPLOY / "base", to / "base")
-    shutil.copytree(DEPLOY / "overlays", to / "overlays")
-    for level in LEVELS:
-        named = shutil.copytree(DEPLOY / "overlays" / "example", to / "overlays" / f"example-{level}")
-        file = named / "kustomization.yaml"
-        below = "../../base" if level == "base" else f"../{level}"
-        file.write_text(file.read_text().replace("- ../../base", f"- {below}"))
-    return to
+# --- base and overlays ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def overlays(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copied(tmp_path_factory.mktemp("deploy"))
+def test_base_and_overlays_are_what_the_chart_renders() -> None:
+    for path, text in written().items():
+        assert path.read_text() == text, f"{path}: run 'just overlays' and commit the result"
 
 
-def directory(overlays: Path, level: str, *, example: bool) -> Path:
-    if example:
-        return overlays / "overlays" / f"example-{level}"
-    return overlays / "base" if level == "base" else overlays / "overlays" / level
+@pytest.mark.parametrize("newest", [False, True], ids=["system's", "1.35"])
+@pytest.mark.parametrize("overlay", [*VALUES, "overlays/k0s", "overlays/example"])
+def test_kubectl_makes_of_a_directory_what_its_values_render(overlay: str, newest: bool) -> None:
+    """By the oldest kustomize and by the newest. The patches merge to the object of which they are a part."""
+    values = {**VALUES, "overlays/k0s": K0S, "overlays/example": EXAMPLE}[overlay]
+    expected = of_the_chart(values, options=WITH_OPERATOR)
+    if overlay == "monitoring":  # beside the rest, and not on top of it
+        expected = {key: one for key, one in expected.items() if key not in of_the_chart({})}
+    assert normal(render(DEPLOY / overlay, newest=newest)) == expected
 
 
-# --- the same objects -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("example", [False, True], ids=["", "example"])
-@pytest.mark.parametrize("level", LEVELS)
-def test_the_chart_is_each_overlay_object_for_object(overlays: Path, level: str, example: bool) -> None:
-    rendered = render(directory(overlays, level, example=example))
-    values = {**LEVELS[level], **(EXAMPLE if example else {})}
-    assert of_the_chart(values) == normal(rendered)
-    # k0s replaces kubelet's directory wherever it is named; its overlay does that for the base (test_manifests.py).
-    elsewhere = json.loads(json.dumps(rendered).replace("/var/lib/kubelet", str(K0S["kubeletDir"])))
-    assert of_the_chart({**values, **K0S}) == normal(elsewhere)
-
-
-OTHERS: Final[dict[str, Values]] = {
-    "k0s": K0S,
-    "openshift": OPENSHIFT,
-    "openshift-dra": {**LEVELS["dra"], **OPENSHIFT},
-    "load-modules": {"dra": {"enabled": True, "loadModules": True}},
-    "events": {"events": {"enabled": True}},
-    "node-features": {"nodeFeatures": {"enabled": True}},
-    "compute-domains-host-managed": {
-        "dra": {"enabled": True},
-        "computeDomains": {"enabled": True, "hostManaged": True},
-    },
-}
-
-
-@pytest.mark.parametrize("overlay", OTHERS)
-def test_the_chart_is_each_other_overlay(overlay: str) -> None:
-    assert of_the_chart(OTHERS[overlay]) == normal(render(DEPLOY / "overlays" / overlay))
-
-
-def test_openshift_with_compute_domains_is_the_overlay_on_another_base(overlays: Path) -> None:
-    file = overlays / "overlays" / "openshift-dra" / "kustomization.yaml"
-    file.write_text(file.read_text().replace("- ../dra", "- ../compute-domains"))
-    values = {**LEVELS["compute-domains"], **OPENSHIFT}
-    assert of_the_chart(values) == normal(render(file.parent))
-
-
-def test_monitoring_is_what_kustomize_makes_of_it_beside_the_rest() -> None:
-    values = {"monitoring": {"enabled": True}}
-    rendered = [*render(DEPLOY / "base"), *render(DEPLOY / "monitoring")]
-    assert of_the_chart(values, options=WITH_OPERATOR) == normal(rendered)
+@pytest.mark.parametrize(
+    ("overlay", "values"),
+    [
+        ("openshift-dra", OPENSHIFT),
+        ("events", EVENTS),
+        # Both mount the directory of Node Feature Discovery, one of them to read a file of it.
+        ("node-features", {"nodeFeatures": {"enabled": True}}),
+        ("example", EXAMPLE),
+    ],
+)
+def test_an_overlay_on_another_base_is_both_their_values(
+    tmp_path: Path, overlay: str, values: Values
+) -> None:
+    for name in ("base", "overlays"):
+        shutil.copytree(DEPLOY / name, tmp_path / name)
+    file = tmp_path / "overlays" / overlay / "kustomization.yaml"
+    file.write_text(
+        re.sub(r"- \.\./(\.\./base|dra)$", "- ../compute-domains", file.read_text(), flags=re.MULTILINE)
+    )
+    assert normal(render(file.parent)) == of_the_chart({**DOMAINS, **values})
 
 
 def test_a_prometheus_chooses_by_labels_and_finds_the_pods_of_another_name() -> None:
@@ -138,35 +95,14 @@ def test_a_prometheus_chooses_by_labels_and_finds_the_pods_of_another_name() -> 
     assert of_kind(objects, "ConfigMap")["metadata"]["name"] == "gpu-b-dashboard"
 
 
-def test_events_with_claims_are_the_overlay_on_another_base(overlays: Path) -> None:
-    file = overlays / "overlays" / "events" / "kustomization.yaml"
-    file.write_text(file.read_text().replace("- ../../base", "- ../compute-domains"))
-    values = {**LEVELS["compute-domains"], **OTHERS["events"]}
-    assert of_the_chart(values) == normal(render(file.parent))
-
-
-def test_node_features_with_compute_domains_are_the_overlay_on_another_base(overlays: Path) -> None:
-    """Both mount NFD's directory, one of them to read a file of it."""
-    file = overlays / "overlays" / "node-features" / "kustomization.yaml"
-    file.write_text(file.read_text().replace("- ../../base", "- ../compute-domains"))
-    values = {**LEVELS["compute-domains"], **OTHERS["node-features"]}
-    assert of_the_chart(values) == normal(render(file.parent))
-
-
-def test_every_overlay_stands_for_values_here() -> None:
-    known = {*LEVELS, *OTHERS, "example"} - {"base"}
-    assert {path.name for path in (DEPLOY / "overlays").iterdir()} == known
-
-
-@pytest.mark.parametrize("level", [*LEVELS, *OTHERS, "example"])
-def test_the_kustomize_of_kubectl_1_35_renders_the_same_as_the_systems(level: str) -> None:
-    at = DEPLOY / "base" if level == "base" else DEPLOY / "overlays" / level
-    assert normal(render(at, newest=True)) == normal(render(at))
+def test_every_overlay_but_two_is_made_from_the_chart() -> None:
+    made = {name.removeprefix("overlays/") for name in VALUES}
+    assert {path.name for path in (DEPLOY / "overlays").iterdir()} - made == {"k0s", "example"}
 
 
 def test_where_every_gpu_is_prebound_the_pod_is_the_base_with_the_three_mounts_that_claims_need() -> None:
     """The third column of the README's table."""
-    bound, plain = of_the_chart(LEVELS["dra"]), of_the_chart({})
+    bound, plain = of_the_chart(DRA), of_the_chart({})
     found = of_the_chart({"dra": {"enabled": True, "allPrebound": True}})
     key = ("DaemonSet", "gpuactors")
     assert {name: one for name, one in found.items() if name != key} == {
@@ -185,11 +121,6 @@ def test_where_every_gpu_is_prebound_the_pod_is_the_base_with_the_three_mounts_t
     assert container["securityContext"].pop("seLinuxOptions") == {"type": "spc_t"}
     assert known["securityContext"].pop("seLinuxOptions") == {"type": "container_device_plugin_t"}
     assert (container["securityContext"], pod["hostPID"]) == (known["securityContext"], False)
-
-
-def test_without_values_the_chart_is_the_base_less_its_namespace() -> None:
-    found, base = template(), normal(render(DEPLOY / "base"))
-    assert normal(found).keys() == base.keys() - {("Namespace", "gpuactors")}
 
 
 def test_the_device_class_and_the_definitions_are_those_that_deploy_has() -> None:
@@ -221,12 +152,12 @@ def of_kinds(objects: list[Manifest], kinds: set[str]) -> list[Manifest]:
 
 def test_another_name_and_namespace_are_followed_everywhere() -> None:
     """Two releases in one cluster: nothing of cluster scope has a name of both."""
-    values = {**LEVELS["compute-domains"], "nameOverride": "gpu-b"}
+    values = {**DOMAINS, "nameOverride": "gpu-b"}
     other = template(values, namespace="elsewhere")
     text = json.dumps(other)
     assert text.count("system:serviceaccount:elsewhere:gpu-b") == 2
     names = {(one["kind"], one["metadata"]["name"]) for one in other}
-    assert not names & normal(template(LEVELS["compute-domains"])).keys()
+    assert not names & normal(template(DOMAINS)).keys()
     for one in other:
         assert one["metadata"].get("namespace", "elsewhere") == "elsewhere"
         for subject in one.get("subjects", ()):
@@ -382,9 +313,9 @@ def test_a_wrong_value_is_refused_by_its_path(values: Values, said: str) -> None
 
 
 def test_a_cluster_that_is_too_old_is_refused_with_its_version() -> None:
-    said = refusal(LEVELS["dra"], "--kube-version", "1.33.1")
+    said = refusal(DRA, "--kube-version", "1.33.1")
     assert "dra.enabled needs Kubernetes 1.34 or newer, and this is v1.33.1" in said
-    said = refusal(OTHERS["events"], "--kube-version", "1.31.2")
+    said = refusal(EVENTS, "--kube-version", "1.31.2")
     assert "events.enabled needs Kubernetes 1.32 or newer, and this is v1.31.2" in said
     assert "chart requires kubeVersion: >=1.22.0-0" in refusal({}, "--kube-version", "1.21.0")
 
@@ -421,16 +352,10 @@ def test_every_value_is_described_and_has_the_default_that_values_yaml_shows() -
 # --- the package ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_helm_has_nothing_to_say_against_it(level: str) -> None:
-    done = helm("lint", "--strict", "--quiet", str(CHART), values=LEVELS[level])
+@pytest.mark.parametrize("values", [{}, DOMAINS], ids=["plain", "compute domains"])
+def test_helm_has_nothing_to_say_against_it(values: Values) -> None:
+    done = helm("lint", "--strict", "--quiet", str(CHART), values=values)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
-
-
-def test_the_chart_has_the_version_of_the_program() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (described["version"], described["appVersion"]) == (version, version)
 
 
 def test_the_notes_name_the_release_and_what_it_still_needs() -> None:
@@ -443,7 +368,7 @@ def test_the_notes_name_the_release_and_what_it_still_needs() -> None:
     assert "kubectl -n gpuactors rollout status daemonset/gpuactors\n" in plain
     assert "kubectl label namespace gpuactors pod-security.kubernetes.io/enforce=privileged\n" in plain
     assert "Claims" not in plain
-    on = notes({**IN_THE_BASE, **LEVELS["compute-domains"], **EXAMPLE})
+    on = notes({**IN_THE_BASE, **DOMAINS, **EXAMPLE})
     assert "kubectl label" not in on
     assert "kubernetes.io/os=linux nvidia.com/gpu.workload.config=vm-passthrough." in on
     assert re.search(r"^Claims are on: .*driver gpu\.nvidia\.com\.", on, re.MULTILINE)

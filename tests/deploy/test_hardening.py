@@ -1,6 +1,6 @@
-"""What the pod may do, in base, every overlay and the chart: each has the privilege that is named here for it, and the
-README gives the reason. RBAC to the verb is compared with the client's requests in test_dra.py,
-test_compute_domains_overlay.py and test_events_overlay.py."""
+"""What the pod may do, in base and every overlay: each has the privilege that is named here for it, and the README
+gives the reason. The chart renders the same (test_chart.py). RBAC to the verb is compared with the client's requests
+in test_dra.py, test_compute_domains_overlay.py and test_events_overlay.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 
 import pytest
 
-from tests.deploy.chart import Values, template
 from tests.deploy.manifests import DEPLOY, Manifest, of_kind, render
 from tests.deploy.rights import rights_of
 
@@ -32,9 +31,6 @@ DOMAINS: Final = CLAIMS | {"/var/lib/kubelet/plugins/compute-domain.nvidia.com"}
 class Privilege:
     """All that a pod has beyond what none may have."""
 
-    values: Values
-    """By which the chart is the same."""
-
     written: frozenset[str] = SOCKETS
     """Mounts that are not read-only."""
 
@@ -55,46 +51,27 @@ class Privilege:
         return "spc_t" if beyond else "container_device_plugin_t"
 
 
-_DRA: Final[Values] = {"dra": {"enabled": True}}
-_DOMAINS: Final[Values] = {**_DRA, "computeDomains": {"enabled": True}}
-_OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
-
 ALLOWED: Final = {
-    "base": Privilege({}),
-    "overlays/example": Privilege({"nodeSelector": {"nvidia.com/gpu.workload.config": "vm-passthrough"}}),
-    "overlays/k0s": Privilege(
-        {"kubeletDir": "/var/lib/k0s/kubelet"},
-        frozenset({"/var/lib/k0s/kubelet/device-plugins", "/var/lib/gpuactors"}),
-    ),
-    "overlays/openshift": Privilege(_OPENSHIFT),
-    "overlays/events": Privilege({"events": {"enabled": True}}, token=True, rights=2),
-    "overlays/node-features": Privilege({"nodeFeatures": {"enabled": True}}, SOCKETS | {FEATURES}),
-    "overlays/holders-proc": Privilege({"holders": "proc"}, processes=True),
-    "overlays/dra": Privilege(_DRA, CLAIMS, processes=True, token=True, rights=8),
-    "overlays/load-modules": Privilege(
-        {"dra": {"enabled": True, "loadModules": True}},
-        CLAIMS,
-        processes=True,
-        modules=True,
-        token=True,
-        rights=8,
-    ),
-    "overlays/openshift-dra": Privilege({**_DRA, **_OPENSHIFT}, CLAIMS, processes=True, token=True, rights=8),
-    "overlays/compute-domains": Privilege(_DOMAINS, DOMAINS, processes=True, token=True, rights=13),
-    "overlays/compute-domains-host-managed": Privilege(
-        {**_DRA, "computeDomains": {"enabled": True, "hostManaged": True}},
-        DOMAINS,
-        processes=True,
-        token=True,
-        rights=13,
-    ),
+    "base": Privilege(),
+    "overlays/example": Privilege(),
+    "overlays/k0s": Privilege(frozenset({"/var/lib/k0s/kubelet/device-plugins", "/var/lib/gpuactors"})),
+    "overlays/openshift": Privilege(),
+    "overlays/events": Privilege(token=True, rights=2),
+    "overlays/node-features": Privilege(SOCKETS | {FEATURES}),
+    "overlays/holders-proc": Privilege(processes=True),
+    "overlays/dra": Privilege(CLAIMS, processes=True, token=True, rights=8),
+    "overlays/load-modules": Privilege(CLAIMS, processes=True, modules=True, token=True, rights=8),
+    "overlays/openshift-dra": Privilege(CLAIMS, processes=True, token=True, rights=8),
+    "overlays/compute-domains": Privilege(DOMAINS, processes=True, token=True, rights=13),
+    "overlays/compute-domains-host-managed": Privilege(DOMAINS, processes=True, token=True, rights=13),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One of them, by kubectl or by Helm."""
+    """One of them, by kubectl."""
 
+    name: str
     objects: list[Manifest]
     allowed: Privilege
 
@@ -111,13 +88,9 @@ class Rendered:
         return only
 
 
-@pytest.fixture(
-    scope="module", params=[(at, by) for at in ALLOWED for by in ("kubectl", "helm")], ids="-".join
-)
+@pytest.fixture(scope="module", params=ALLOWED)
 def rendered(request: pytest.FixtureRequest) -> Rendered:
-    at, by = request.param
-    allowed = ALLOWED[at]
-    return Rendered(render(DEPLOY / at) if by == "kubectl" else template(allowed.values), allowed)
+    return Rendered(request.param, render(DEPLOY / request.param), ALLOWED[request.param])
 
 
 def test_every_overlay_has_its_privilege_named_here() -> None:
@@ -200,7 +173,7 @@ def test_what_may_be_written_to_all_nodes_objects_is_limited_to_the_pods_own_nod
 
 def test_openshift_is_asked_to_allow_what_the_pod_has_and_nothing_else(rendered: Rendered) -> None:
     constraints = [one for one in rendered.objects if one["kind"] == "SecurityContextConstraints"]
-    if "openshift" not in rendered.allowed.values:
+    if "openshift" not in rendered.name:
         assert constraints == []
         return
     (found,) = constraints

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import subprocess
 import sys
 from pathlib import PurePosixPath
@@ -13,7 +12,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from gpuactors import limits
-from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, ROOT, Manifest, of_kind, render
+from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, Manifest, of_kind, render
 
 
 @pytest.fixture(scope="module")
@@ -206,12 +205,6 @@ def test_the_holders_overlay_adds_the_hosts_processes_and_what_reading_them_need
     container["volumeMounts"].remove(mount)
     changed["volumes"].remove(volume)
     assert overlaid == original
-
-
-def test_the_image_is_of_this_version(container: Manifest) -> None:
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
-    assert container["image"] == f"gpuactors:{version[1]}"
 
 
 def test_the_probes_ask_what_the_daemon_serves(container: Manifest) -> None:

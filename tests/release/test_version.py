@@ -15,7 +15,7 @@ NAMED: dict[str, str] = {
     "deploy/Containerfile": r"gpuactors:(\d[\w.]*)|image\.version=\"([^\"]*)\"",
     "docs/install.md": r"gpuactors:(\d[\w.]*)",
     "deploy/README.md": r"gpuactors:(\d[\w.]*)",
-    "deploy/base/daemonset.yaml": r"image: gpuactors:(\S*)",
+    "deploy/base/daemonset.yaml": r"image: \"gpuactors:([^\"]*)\"",
     "deploy/overlays/example/kustomization.yaml": r"newTag: (\S*)",
 }
 """Where else a version stands, and how it is found there; the newest stands first."""

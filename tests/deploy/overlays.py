@@ -1,0 +1,167 @@
+"""deploy/base, the overlays and the PodMonitor, made from the Helm chart: `just overlays` writes them.
+
+A resource in a kustomization.yaml is what the template renders whose name ends with the resource's: `rbac.yaml` of
+overlays/dra is `templates/dra-rbac.yaml`. A patch has the lines of the DaemonSet that differ from the DaemonSet of the
+overlay below. The kustomization.yaml, `example` and `k0s` are written by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.deploy.chart import NAMESPACE, Values, rendered
+from tests.deploy.manifests import DEPLOY
+
+DRA: Final[Values] = {"dra": {"enabled": True}}
+DOMAINS: Final[Values] = {**DRA, "computeDomains": {"enabled": True}}
+EVENTS: Final[Values] = {"events": {"enabled": True}}
+OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
+
+VALUES: Final[Mapping[str, Values]] = {
+    "base": {},
+    "overlays/holders-proc": {"holders": "proc"},
+    "overlays/dra": DRA,
+    "overlays/load-modules": {"dra": {"enabled": True, "loadModules": True}},
+    "overlays/compute-domains": DOMAINS,
+    "overlays/compute-domains-host-managed": {
+        **DRA,
+        "computeDomains": {"enabled": True, "hostManaged": True},
+    },
+    "overlays/events": EVENTS,
+    "overlays/node-features": {"nodeFeatures": {"enabled": True}},
+    "overlays/openshift": OPENSHIFT,
+    "overlays/openshift-dra": {**DRA, **OPENSHIFT},
+    "monitoring": {"monitoring": {"enabled": True}},
+}
+"""The values of which the chart renders what each directory adds up to."""
+
+LINKED: Final = "rules.yaml"
+"""Written by hand: the chart has a link to it."""
+
+OF_HELM: Final = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "gpuactors-0.1.0"}
+"""Labels that only objects of a release have."""
+
+_OPTIONS: Final = ("--kube-version", "1.34", "--api-versions", "monitoring.coreos.com/v1")
+_HEAD: Final = "# Made by `just overlays` from deploy/chart/gpuactors/templates: change it there.\n"
+
+Templates = dict[str, str]
+"""What each template renders, by its file's name."""
+
+
+def written() -> dict[Path, str]:
+    """Every generated file and its text."""
+    files: dict[Path, str] = {}
+    for name in VALUES:
+        directory = DEPLOY / name
+        kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text(encoding="utf-8"))
+        templates, below = _templates(name), Templates()
+        for base in kustomization.get("bases", ()):
+            below = _templates(str((directory / base).resolve().relative_to(DEPLOY)))
+        for resource in kustomization.get("resources", ()):
+            if resource != LINKED:
+                (found,) = (t for t in templates.keys() - below.keys() if f"-{t}".endswith(f"-{resource}"))
+                files[directory / resource] = _HEAD + templates[found]
+        for patch in kustomization.get("patchesStrategicMerge", ()):
+            text = patched(below["daemonset.yaml"], templates["daemonset.yaml"])
+            files[directory / patch] = _HEAD + text
+    return files
+
+
+@functools.cache
+def _templates(name: str) -> Templates:
+    """The chart's objects for a directory, without Helm's labels."""
+    values = {"namespace": {"create": True}, **VALUES[name]}
+    text = rendered(values, namespace=NAMESPACE, options=_OPTIONS)
+    for label in OF_HELM:
+        text = re.sub(rf"^ *{re.escape(label)}: .*\n", "", text, flags=re.MULTILINE)
+    found = Templates()
+    for one in re.split(r"^---\n", text, flags=re.MULTILINE)[1:]:
+        source, _, content = one.partition("\n")
+        template = source.rpartition("/")[2]
+        content = f"{content.strip()}\n"
+        found[template] = f"{found[template]}---\n{content}" if template in found else content
+    return found
+
+
+def patched(below: str, text: str) -> str:
+    """The lines of `text` that make a strategic merge patch for the object `below`, with the comments right above them.
+
+    Raises ValueError if `text` lacks something of `below`: such a patch removes nothing.
+    """
+    known = yaml.safe_load(below)
+    metadata = known["metadata"]
+    # These name the object that is patched, so they are taken for changed.
+    for keys, owner in ((("apiVersion", "kind"), known), (("name", "namespace"), metadata)):
+        for key in keys:
+            del owner[key]
+    lines = text.splitlines(keepends=True)
+    node = yaml.compose(text)
+    assert node is not None
+    kept = sorted({*_changed(known, node, lines)})
+    return "".join(lines[number] for number in kept)
+
+
+def _changed(known: Any, node: yaml.Node, lines: list[str]) -> Iterator[int]:
+    """Numbers of the lines of `node` that differ from `known`, and of the keys and names above them."""
+    missing = {*_by_name(known)} - {name for name, _, _ in _children(node)}
+    if missing:
+        raise ValueError(f"a patch cannot remove {sorted(missing)}")
+    for name, start, value in _children(node):
+        old = _by_name(known).get(name)
+        if old == _plain(value):
+            continue
+        if old is None or not _by_name(old):
+            comment = start
+            while lines[comment - 1].lstrip().startswith("#"):
+                comment -= 1
+            yield from range(comment, _last(value) + 1)
+        else:
+            yield start
+            yield from _changed(old, value, lines)
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    """A mapping, or a list of named things by their names. Empty for what a patch replaces as a whole."""
+    if isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value):
+        return {item["name"]: item for item in value}
+    return value if isinstance(value, dict) else {}
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
+    """Key or name of each child, the line on which it starts, and its value."""
+    for child in node.value:
+        if isinstance(child, tuple):
+            key, value = child
+            yield key.value, key.start_mark.line, value
+        else:
+            yield _plain(child)["name"], child.start_mark.line, child
+
+
+def _plain(node: yaml.Node) -> Any:
+    return yaml.safe_load(yaml.serialize(node))
+
+
+def _last(node: yaml.Node) -> int:
+    """The last line of a node. The mark at the end of a block is where the next one begins."""
+    while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
+        child = node.value[-1]
+        node = child[1] if isinstance(child, tuple) else child
+    return node.end_mark.line
+
+
+def main() -> int:
+    """Command line of `just overlays`."""
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

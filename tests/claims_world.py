@@ -48,12 +48,12 @@ from gpuactors.ports.node import (
     PluginStatus,
     Sockets,
 )
-from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
 from gpuactors.simulation.host.kernel import FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
-from gpuactors.simulation.memory.kube import MemoryApiServer
+from tests.memory.disk import FakeDisk, StoppedError
+from tests.memory.kube import MemoryApiServer
 from tests.support.successors import FakeSuccessor
 
 DRIVER: Final = "gpu.nvidia.com"

@@ -26,10 +26,10 @@ from gpuactors.kube.client import ApiClient
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports.kube import LabelConflict, NodeApi, NodeMetadata
 from gpuactors.ports.node import ClaimsKubelet
-from gpuactors.simulation.disk.disk import FakeDisk
 from gpuactors.simulation.kube.domain_objects import label_of
 from gpuactors.simulation.kube.server import FakeApiServer
 from tests.claims_world import CDI_DIR, NODE, ClaimsWorld, plugin_dir
+from tests.memory.disk import FakeDisk
 from tests.support.claims import Api
 from tests.support.domains import NAMESPACE, DomainObjects, with_imex
 

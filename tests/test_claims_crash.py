@@ -18,9 +18,9 @@ import trio.testing
 
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports.node import ClaimCaller
-from gpuactors.simulation.disk.disk import StoppedError
 from gpuactors.simulation.host.tree import PciSpec
 from tests.claims_world import ClaimsWorld, prepared, unprepared
+from tests.memory.disk import StoppedError
 
 GPU, AUDIO = "0000:23:00.0", "0000:23:00.1"
 

@@ -19,9 +19,9 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports.node import ClaimCaller
-from gpuactors.simulation.disk.disk import StoppedError
 from tests.claims_world import prepared, unprepared
 from tests.domains_world import DomainsWorld
+from tests.memory.disk import StoppedError
 
 SETTLING_S: Final = limits.LABEL_LINGERS_S + 1.0
 """Of the mock clock. The label goes some time after the end of its last claim is on disk; no answer waits for that."""

@@ -16,7 +16,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.ports.node import CheckpointStore, ClaimFileStore, StateFileError
-from gpuactors.simulation.disk.disk import FakeDisk
+from tests.memory.disk import FakeDisk
 from tests.support.patience import patient
 
 PATIENCE_S = patient(10.0)

@@ -21,10 +21,10 @@ from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.node import ActError, HostShortError
-from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
 from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel, Planned
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+from tests.memory.disk import FakeDisk, StoppedError
 
 GPU, AUDIO = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")
 BRIDGE = PciAddress("0000:22:00.0")

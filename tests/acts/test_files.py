@@ -22,7 +22,7 @@ from gpuactors.core.claims.metadata import PCI_BUS_ID, metadata_files
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Claim, ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress
-from gpuactors.simulation.disk.disk import FakeDisk, StoppedError
+from tests.memory.disk import FakeDisk, StoppedError
 
 DRIVER = "gpu.nvidia.com"
 CDI_DIR = "/var/run/cdi"

@@ -21,7 +21,7 @@ from gpuactors.acts import writer_process
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.values.claim import ActFault
 from gpuactors.ports.node import ActError
-from gpuactors.simulation.host.hanging import HangingFile
+from tests.memory.hanging import HangingFile
 from tests.support.patience import patient
 
 PATIENCE_S = patient(20.0)

@@ -71,12 +71,12 @@ from gpuactors.ports.http import HttpAnswer, HttpRequest
 from gpuactors.ports.kube import ApiError, EventNote, ObjectRef
 from gpuactors.ports.node import HostError, LedgerError, PortError, StateFileError
 from gpuactors.replay.play import _effects
-from gpuactors.simulation.disk.disk import FakeDisk
 from tests.core.builders import Core, audio, gpu
 from tests.fuzz_decoders.damage import of_bytes, of_json
 from tests.fuzz_decoders.decoder import Decoder, Stream, at_once, sentence
 from tests.fuzz_decoders.grpc import of_grpc
 from tests.fuzz_decoders.host import of_host
+from tests.memory.disk import FakeDisk
 from tests.observe.recording import story
 from tests.support import nvidia_checkpoint as nvidia
 

@@ -1,8 +1,10 @@
 """`python -m tests.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
 
-Exits with 0 if nothing failed and enough was covered, else with 1; with 130 if it was interrupted before it had played
-the histories, or covered the pairs, that were requested. A history that fails is made shorter and printed as the one
-line that replays it.
+With `--script` it plays one order of events on a node in memory, in simulated time, and shows each step.
+
+A campaign exits with 0 if nothing failed and enough was covered, else with 1; with 130 if it was interrupted before it
+had played the histories, or covered the pairs, that were requested. A history that fails is made shorter and printed as
+the one line that replays it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpuactors.simulation.histories.play import Played
-from gpuactors.simulation.histories.script import replay_line
 from tests.histories.campaign import Plan, Result, run_campaign
 from tests.histories.coverage import share_of, summary, table
+from tests.histories.events import check_names
+from tests.histories.play import Played
+from tests.histories.replay import replay
+from tests.histories.script import ScriptError, parse_script, replay_line
 from tests.histories.shrink import shrink
 
 CLAIMS_EVERY: Final = 4
@@ -36,9 +40,16 @@ INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a campaign; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    """Runs a campaign, or plays one script; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
     seed = _seed(options.seed)
+    if options.script is not None:
+        try:
+            script = check_names(parse_script(options.script))
+        except ScriptError as exc:
+            parser.error(f"argument --script: {exc}")
+        return replay(script, seed, json_lines=options.json, out=sys.stdout)
     seconds = None if options.histories is not None else 60.0 * options.minutes
     plan = Plan(
         seed,
@@ -99,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         help="one node in so many has claims and a second administrator; 0: none "
         f"(default: {ADMINISTRATORS_EVERY})",
     )
+    parser.add_argument(
+        "--script",
+        metavar="'KIND@SLOT+WAIT; …'",
+        help="play this one order of events instead, with this seed; show kubelet's counts after each",
+    )
+    parser.add_argument("--json", action="store_true", help="with --script: one JSON object per step")
     parser.add_argument(
         "--table",
         action="store_true",

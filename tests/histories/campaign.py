@@ -25,11 +25,11 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Final
 
-from gpuactors.simulation.histories.events import Serves, serves
-from gpuactors.simulation.histories.play import Played, play_chosen
 from tests.histories.coverage import Coverage
 from tests.histories.draw import Guide, drawn
+from tests.histories.events import Serves, serves
 from tests.histories.found import known
+from tests.histories.play import Played, play_chosen
 
 HANG_S: Final = 120.0
 """A history takes some 50 ms; a worker that hangs in one for so long prints its stack, and ends."""

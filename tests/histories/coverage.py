@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuactors.simulation.histories.events import Pair, Serves
-from gpuactors.simulation.histories.script import Step
+from tests.histories.events import Pair, Serves
+from tests.histories.script import Step
 
 
 @dataclass(slots=True)

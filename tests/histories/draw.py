@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, final
 
-from gpuactors.simulation.histories.claim_events import FIRST_OF_CLAIMS
-from gpuactors.simulation.histories.claims import ClaimsNode
-from gpuactors.simulation.histories.domain_events import FIRST_OF_DOMAINS
-from gpuactors.simulation.histories.domains import DomainsNode
-from gpuactors.simulation.histories.events import Serves
-from gpuactors.simulation.histories.kinds import SLOTS, Kind
-from gpuactors.simulation.histories.play import Chooser
-from gpuactors.simulation.histories.script import Step
-from gpuactors.simulation.histories.world import CARDS, World
 from gpuactors.simulation.host.kernel import NVIDIA
+from tests.histories.claim_events import FIRST_OF_CLAIMS
+from tests.histories.claims import ClaimsNode
+from tests.histories.domain_events import FIRST_OF_DOMAINS
+from tests.histories.domains import DomainsNode
+from tests.histories.events import Serves
+from tests.histories.kinds import SLOTS, Kind
+from tests.histories.play import Chooser
+from tests.histories.script import Step
+from tests.histories.world import CARDS, World
 
 WAITS_S: Final = (0.0, 0.0, 0.0, 0.001, 0.05, 0.3, 3.0, 11.0)
 """No wait, most often: that is where races are. The longest is longer than most backoffs."""

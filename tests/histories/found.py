@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.simulation.histories.administrator import ADMINISTERED
-from gpuactors.simulation.histories.claims import CLAIMS
-from gpuactors.simulation.histories.domains import DOMAINS
-from gpuactors.simulation.histories.play import Failure
-from gpuactors.simulation.histories.script import Script, parse_script
+from tests.histories.administrator import ADMINISTERED
+from tests.histories.claims import CLAIMS
+from tests.histories.domains import DOMAINS
+from tests.histories.play import Failure
+from tests.histories.script import Script, parse_script
 
 FOUND: Final[dict[str, Script]] = {
     name: parse_script(script)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from gpuactors.simulation.histories.kinds import card_of
-from gpuactors.simulation.histories.play import Played, play
-from gpuactors.simulation.histories.script import Script
+from tests.histories.kinds import card_of
+from tests.histories.play import Played, play
+from tests.histories.script import Script
 
 ATTEMPTS_MAX: Final = 400
 

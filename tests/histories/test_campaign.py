@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.simulation.histories.events import DRAWN, PAIRS, Serves
-from gpuactors.simulation.histories.kinds import that_can_happen
-from gpuactors.simulation.histories.play import Failure, Played, play_chosen
-from gpuactors.simulation.histories.script import Script, Step, format_script
-from gpuactors.simulation.histories.world import World
 from tests.histories import __main__ as command
 from tests.histories import campaign, draw, found
 from tests.histories.campaign import Plan, Result, history_seed, run_campaign
 from tests.histories.coverage import Coverage, summary, table
 from tests.histories.draw import Guide, drawn
+from tests.histories.events import DRAWN, PAIRS, Serves
+from tests.histories.kinds import that_can_happen
+from tests.histories.play import Failure, Played, play_chosen
+from tests.histories.script import Script, Step, format_script
 from tests.histories.shrink import shrink
+from tests.histories.world import World
 from tests.support.patience import patient
 
 # --- coverage ---------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_a_failure_is_printed_as_the_line_that_replays_it(
     monkeypatch.setattr(command, "shrink", lambda played: replace(played, script=LONG[1:2]))
     assert command._report(result, Plan(1), min_pairs=0, show_table=False) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "gpuactors simulate --seed 5 --script unbind@17+3"
+    assert last == "./do fuzz --seed 5 --script unbind@17+3"
 
 
 def test_the_workers_of_a_campaign_that_is_killed_end() -> None:

@@ -17,7 +17,7 @@ from gpuactors.kube.events import KubeEvents
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.memory.kube import MemoryApiServer
+from tests.memory.kube import MemoryApiServer
 from tests.support.patience import patient
 
 DRIVER, NODE, NAMESPACE = "gpu.nvidia.com", "node-1", "dra-driver-nvidia-gpu"

@@ -23,7 +23,7 @@ WRITES: Final = "tests/core/claims/test_slice_writes.py"
 PUBLISHER: Final = "tests/actors/test_slice_publisher.py"
 NVIDIA: Final = "tests/host/test_nvidia.py"
 
-FOUND: Final = "tests/simulation/histories/test_histories.py::test_a_found_history_stays_found"
+FOUND: Final = "tests/histories/test_histories.py::test_a_found_history_stays_found"
 """Histories by name: what a planted bug breaks at once may take a campaign some thousands of others to come upon."""
 
 

@@ -92,7 +92,6 @@ PRINTING = (
     ("replay", "NODE/journal"),
     ("simulate", "--list"),
     ("simulate", "--scenario", "late-binding", "--json"),
-    ("simulate", "--script", "unbind@23"),
     ("config", "show"),
     ("config", "schema"),
     ("run", "--help"),

@@ -23,13 +23,13 @@ from trio.testing import MockClock
 
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
-from gpuactors.simulation.histories.claims import CLAIMS, ClaimsNode
-from gpuactors.simulation.histories.domains import DOMAINS, DomainsNode
-from gpuactors.simulation.histories.play import _memory_directory, _pinned
-from gpuactors.simulation.histories.trace import Trace
-from gpuactors.simulation.histories.world import MODEL, MODELS, World, open_world
 from gpuactors.simulation.kubelet.dra import worker
 from gpuactors.simulation.kubelet.values import KubeletView, Phase
+from tests.histories.claims import CLAIMS, ClaimsNode
+from tests.histories.domains import DOMAINS, DomainsNode
+from tests.histories.play import _memory_directory, _pinned
+from tests.histories.trace import Trace
+from tests.histories.world import MODEL, MODELS, World, open_world
 from tests.support.strikes import OF_ACTORS, OF_ADAPTORS, PORTS, Call, Methods, Strikes, striking
 
 NUMBERS: Final = (

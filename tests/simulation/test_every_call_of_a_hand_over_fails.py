@@ -15,12 +15,12 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.core.values.model import Role
-from gpuactors.simulation.histories.claims import CLAIMS
-from gpuactors.simulation.histories.play import _memory_directory, _pinned
-from gpuactors.simulation.histories.trace import Trace
-from gpuactors.simulation.histories.world import World, open_world
 from gpuactors.simulation.kubelet.dra import worker
-from gpuactors.simulation.memory import control, kubelet
+from tests.histories.claims import CLAIMS
+from tests.histories.play import _memory_directory, _pinned
+from tests.histories.trace import Trace
+from tests.histories.world import World, open_world
+from tests.memory import control, kubelet
 from tests.simulation.test_every_call_fails import (
     NUMBERS,
     PATIENCE_S,

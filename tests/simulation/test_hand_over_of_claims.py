@@ -15,10 +15,10 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.core.values.model import Role
-from gpuactors.simulation.histories.claims import CLAIMS, ClaimsNode
-from gpuactors.simulation.histories.trace import Trace
-from gpuactors.simulation.histories.world import World, open_world
 from gpuactors.simulation.kubelet.values import KubeletView, Phase
+from tests.histories.claims import CLAIMS, ClaimsNode
+from tests.histories.trace import Trace
+from tests.histories.world import World, open_world
 
 HAND_OVERS = 3
 CARDS = 3

@@ -17,10 +17,10 @@ from gpuactors.control.view import view_of
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.replay.counts import Counts
-from gpuactors.simulation.histories.trace import Trace
-from gpuactors.simulation.histories.world import MODEL, MODELS, World, open_world
 from gpuactors.simulation.kubelet.values import Phase
 from gpuactors.simulation.neighbours import Bystander, OtherPlugin
+from tests.histories.trace import Trace
+from tests.histories.world import MODEL, MODELS, World, open_world
 
 GPU = MODELS[MODEL]
 ENDPOINT = socket_name(ResourceName(GPU), "")

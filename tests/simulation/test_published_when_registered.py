@@ -9,10 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.simulation.histories.claims import CLAIMS
-from gpuactors.simulation.histories.domains import DOMAINS
-from gpuactors.simulation.histories.trace import Trace
-from gpuactors.simulation.histories.world import open_world
+from tests.histories.claims import CLAIMS
+from tests.histories.domains import DOMAINS
+from tests.histories.trace import Trace
+from tests.histories.world import open_world
 
 WITHIN_S = 60.0
 """Of the mock clock."""

@@ -16,10 +16,10 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.replay.counts import Counts
-from gpuactors.simulation.histories.trace import Trace
-from gpuactors.simulation.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_world
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.kubelet.values import Phase
+from tests.histories.trace import Trace
+from tests.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_world
 from tests.support.patience import patient
 
 GPU = MODELS[MODEL]

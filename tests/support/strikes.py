@@ -32,9 +32,10 @@ from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
 from gpuactors.process import plain_files
-from gpuactors.simulation.disk.disk import FakeDisk
-from gpuactors.simulation.memory import acts, kube, kubelet, served
-from gpuactors.simulation.memory.host import FaultyReader, FaultyUse
+from gpuactors.simulation.memory import acts
+from tests.memory import kube, kubelet, served
+from tests.memory.disk import FakeDisk
+from tests.memory.host import FaultyReader, FaultyUse
 
 Call = tuple[str, ...]
 """What is called, and the functions from which: `("open", "sysfs._read", "sysfs._attribute", …)`."""

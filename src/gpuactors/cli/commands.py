@@ -188,25 +188,12 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
 @click.option("--seed", default=0, show_default=True, help="Seed of the random choices.")
 @click.option("--speed", default=1.0, show_default=True, help="Speed on a terminal; 2 is twice as fast.")
 @click.option("--json", "json_lines", is_flag=True, help="Print one JSON object per step instead of text.")
-@click.option(
-    "--script",
-    default=None,
-    metavar="'KIND@SLOT+WAIT; …'",
-    help="Play this order of events instead of a scenario; show kubelet's counts after each.",
-)
-def simulate(
-    scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool, script: str | None
-) -> None:
+def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool) -> None:
     """Play a scenario: the real daemon on a fake node. Needs no root.
 
     The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: the
     device lists that kubelet received were not what they should have been.
-
-    With --script one order of events is played instead, in memory and in simulated time. `just fuzz` prints such a
-    command for each failure that it finds.
     """
-    if script is not None:
-        sys.exit(_replay_script(script, seed, json_lines=json_lines))
     from gpuactors.simulation import run as simulation
 
     if list_only:
@@ -221,17 +208,6 @@ def simulate(
     sys.exit(
         simulation.simulate(scenario=scenario, seed=seed, speed=speed, json_lines=json_lines, out=sys.stdout)
     )
-
-
-def _replay_script(script: str, seed: int, *, json_lines: bool) -> int:
-    from gpuactors.simulation.histories import events, replay
-    from gpuactors.simulation.histories.script import ScriptError, parse_script
-
-    try:
-        steps = events.check_names(parse_script(script))
-    except ScriptError as exc:
-        raise click.BadParameter(str(exc), param_hint="--script") from exc
-    return replay.replay(steps, seed, json_lines=json_lines, out=sys.stdout)
 
 
 @cli.command(epilog=epilog("replay"))

@@ -18,7 +18,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.ports.node import ActError
 from gpuactors.simulation.host.kernel import FakeKernel, Planned, SleepsError
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
-from gpuactors.simulation.host.watch import WriteWatcher
+from tests.memory.watch import WriteWatcher
 from tests.support.patience import patient
 
 PATIENCE_S = patient(30.0)

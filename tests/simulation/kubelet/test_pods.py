@@ -27,7 +27,6 @@ from gpuactors.core.values.model import (
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
 from gpuactors.ports.node import KubeletError, LedgerReader
-from gpuactors.simulation.faults import SLOW_S, Fault, Faults
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import FIRST_PID, QEMU, TreeTenancy
@@ -35,7 +34,8 @@ from gpuactors.simulation.kubelet.fake import open_fake_kubelet
 from gpuactors.simulation.kubelet.pods import READMIT_AFTER_S, RELEASE_S
 from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, MemoryTransport, UnixTransport
 from gpuactors.simulation.kubelet.values import Claim, Phase
-from gpuactors.simulation.memory.kubelet import memory_ledger
+from tests.memory.faults import SLOW_S, Fault, Faults
+from tests.memory.kubelet import memory_ledger
 from tests.simulation.kubelet.rig import GPU, Plugin, Rig, all_healthy, registered, rig
 
 UNHEALTHY_AGAIN = (

@@ -25,7 +25,7 @@ from gpuactors.simulation.kubelet.dra.values import (
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import MemoryTransport
 from gpuactors.simulation.kubelet.values import Phase
-from gpuactors.simulation.memory.kubelet import memory_claims
+from tests.memory.kubelet import memory_claims
 
 DRIVER: Final = "gpu.nvidia.com"
 WITHIN_S: Final = 3600.0

@@ -1,1 +1,0 @@
-"""A fake disk: it stops at any operation, and loses what was not synced."""

@@ -1,0 +1,160 @@
+"""The table: every kind of event by its name."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final
+
+from tests.histories import administrator_events, domain_events
+from tests.histories.administrator import ADMINISTERED
+from tests.histories.administrator_events import ADMINISTRATOR_KINDS
+from tests.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
+from tests.histories.claims import CLAIMS
+from tests.histories.daemon_events import DAEMON_KINDS
+from tests.histories.domain_events import DOMAIN_KINDS
+from tests.histories.domains import DOMAINS
+from tests.histories.host_events import HOST_KINDS
+from tests.histories.kinds import Kind, can_follow, that_can_happen
+from tests.histories.kubelet_events import KUBELET_KINDS
+from tests.histories.ledger_events import LEDGER_KINDS
+from tests.histories.neighbour_events import NEIGHBOUR_KINDS
+from tests.histories.node_events import NODE_KINDS
+from tests.histories.script import Script, ScriptError
+
+KINDS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        *HOST_KINDS,
+        *NODE_KINDS,
+        *KUBELET_KINDS,
+        *LEDGER_KINDS,
+        *NEIGHBOUR_KINDS,
+        *DAEMON_KINDS,
+        *CLAIM_KINDS,
+        *DOMAIN_KINDS,
+        *ADMINISTRATOR_KINDS,
+    )
+}
+"""By name, in a fixed order."""
+
+NOT_DRAWN: Final[frozenset[str]] = frozenset()
+"""Kinds that find faults that are not repaired yet: scripts may name them, campaigns leave them out. Should be
+empty."""
+
+OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in CLAIM_KINDS)
+"""Only on a node with claims, as a part of a campaign's are (`--claims-every`)."""
+
+OF_DOMAINS: Final[frozenset[str]] = frozenset(kind.name for kind in DOMAIN_KINDS)
+"""Only on a node with compute domains (`--domains-every`)."""
+
+OF_ADMINISTRATORS: Final[frozenset[str]] = frozenset(kind.name for kind in ADMINISTRATOR_KINDS)
+"""Only on a node with claims and a second administrator (`--administrators-every`)."""
+
+DRAWN: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS
+    )
+}
+"""What campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
+
+DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*BESIDE, *OF_CLAIMS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with claims of GPUs."""
+
+DRAWN_WITH_DOMAINS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*domain_events.BESIDE, *OF_ANY_DRIVER, *OF_DOMAINS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with compute domains."""
+
+DRAWN_WITH_ADMINISTRATORS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*administrator_events.BESIDE, *OF_ADMINISTRATORS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with claims of GPUs and a second administrator."""
+
+Pair = tuple[str, str]
+
+
+def pairs_of(kinds: dict[str, Kind]) -> frozenset[Pair]:
+    """Every ordered pair of these kinds of which the second can come right after the first."""
+    return frozenset((a.name, b.name) for a in kinds.values() for b in kinds.values() if can_follow(a, b))
+
+
+PAIRS: Final = pairs_of(DRAWN)
+PAIRS_WITH_CLAIMS: Final = pairs_of(DRAWN_WITH_CLAIMS)
+PAIRS_WITH_DOMAINS: Final = pairs_of(DRAWN_WITH_DOMAINS)
+PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
+
+
+class Serves(StrEnum):
+    """What the daemons of a history's node serve beside the device plugin."""
+
+    PLUGIN = "without claims"
+    CLAIMS = "with claims"
+    DOMAINS = "with compute domains"
+    ADMINISTRATORS = "with claims and a second administrator"
+
+    @property
+    def bit(self) -> int:
+        """What of a seed says so."""
+        return {
+            Serves.PLUGIN: 0,
+            Serves.CLAIMS: CLAIMS,
+            Serves.DOMAINS: DOMAINS,
+            Serves.ADMINISTRATORS: CLAIMS | ADMINISTERED,
+        }[self]
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What is drawn from."""
+        return {
+            Serves.PLUGIN: DRAWN,
+            Serves.CLAIMS: DRAWN_WITH_CLAIMS,
+            Serves.DOMAINS: DRAWN_WITH_DOMAINS,
+            Serves.ADMINISTRATORS: DRAWN_WITH_ADMINISTRATORS,
+        }[self]
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        """The pairs of these kinds that can follow each other."""
+        return {
+            Serves.PLUGIN: PAIRS,
+            Serves.CLAIMS: PAIRS_WITH_CLAIMS,
+            Serves.DOMAINS: PAIRS_WITH_DOMAINS,
+            Serves.ADMINISTRATORS: PAIRS_WITH_ADMINISTRATORS,
+        }[self]
+
+
+def serves(seed: int) -> Serves:
+    """By the seed of a history."""
+    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS)
+    return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
+
+
+def check_names(script: Script) -> Script:
+    """The script, if all its kinds are in the table. Raises `ScriptError`."""
+    for step in script:
+        if step.kind not in KINDS:
+            raise ScriptError(f"there is no kind of event called {step.kind!r}; {_instead(step.kind)}")
+    return script
+
+
+def _instead(name: str) -> str:
+    if close := get_close_matches(name, KINDS, cutoff=0.5):
+        return f"is it {' or '.join(map(repr, close))}?"
+    return f"there are {', '.join(KINDS)}"

@@ -1,0 +1,116 @@
+"""What others write into kubelet's ledger: other plugins' pods, other drivers' claims, IDs that mean nothing to us.
+
+Kubelet's ledger is input. A name in it may be one of our GPUs that another plugin has allocated, or nothing at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuactors.simulation.kubelet.values import Claim, Phase
+from tests.histories.kinds import Flag, Kind, detail_of
+from tests.histories.truth import given_by_us
+from tests.histories.world import MODEL, SECOND, World
+
+OTHERS_MAX: Final = 12
+"""Pods of other plugins in one history."""
+
+OTHER: Final = "other"
+"""The beginning of their pods' names."""
+
+RESOURCES: Final = ("vendor.example/gpu", "nvidia.com/gpu", "devices.kubevirt.io/kvm")
+
+ODD: Final = (
+    "1",
+    "²",
+    "051",
+    "9" * 5000,
+    "１",
+    "",
+    "0000:99:00.0",
+    "01:00.0",
+    "0x1",
+    "-1",
+    "a\nb\x1b[2J",
+    "1 ",
+)
+"""Group numbers, which mean nothing in another plugin's resource; what Python takes for a digit or a number; no
+address."""
+
+ODD_OF_OURS: Final = ("²", "051", "9" * 5000, "１", "0000:99:00.0", "0x1")
+"""The same under our own resource; none is a group's number here, or a card's address."""
+
+
+def _has_room(world: World, _slot: int) -> bool:
+    return world.kubelet_runs and world.others < OTHERS_MAX
+
+
+def _name(world: World) -> str:
+    world.others += 1
+    return f"{OTHER}-{world.others}"
+
+
+def _takes_a_card(world: World, slot: int) -> None:
+    """Other pods may have it too: kubelet keeps its ledger by resource, and compares no IDs of two resources."""
+    resource = RESOURCES[detail_of(slot) % len(RESOURCES)]
+    cards = [world.address(slot)]
+    if (second := world.address(slot, SECOND)) in world.tree.functions and detail_of(slot) % 2:
+        cards = [second]
+    world.kubelet.adopt(_name(world), {resource: tuple(cards)})
+
+
+def _odd_ids(world: World, slot: int) -> None:
+    resource = RESOURCES[slot % len(RESOURCES)]
+    first = detail_of(slot) % len(ODD)
+    world.kubelet.adopt(_name(world), {resource: (ODD[first], *ODD[first + 1 : first + 3])})
+
+
+def _odd_ids_of_ours(world: World, slot: int) -> None:
+    """As an operator, a damaged file or an unknown plugin leaves them."""
+    first = detail_of(slot) % len(ODD_OF_OURS)
+    given = {g.device for g in given_by_us(world)}
+    device = next(i for i in (*ODD_OF_OURS[first:], *ODD_OF_OURS) if i not in given)
+    world.disturbed.add(device)
+    world.kubelet.adopt(_name(world), {world.resource(MODEL): (device,)})
+
+
+def _is_served(world: World, slot: int) -> bool:
+    """There is a card of that model, and a plugin has listed it: no pod can have a device of a resource that was never
+    served."""
+    given, resource = {g.device for g in given_by_us(world)}, world.resource(MODEL)
+    return (
+        _has_room(world, slot)
+        and not given.issuperset(ODD_OF_OURS)
+        and any(world.is_bound(a) and spec.device == MODEL for a, spec in world.tree.functions.items())
+        and any(r.resource == resource and r.health != "not listed" for r in world.kubelet.view.devices)
+    )
+
+
+def _claim(world: World, slot: int) -> None:
+    """By the device's name in a ResourceSlice, as DRA drivers for GPUs make it of the address."""
+    name = _name(world)
+    device = "gpu-" + world.address(slot).replace(":", "-").replace(".", "-")
+    claim = Claim(f"claim-{name}", "gpu.vendor.example", "node-1", device)
+    world.kubelet.adopt(name, {}, claims=(claim,))
+
+
+def _others(world: World) -> list[str]:
+    pods = world.kubelet.view.pods
+    return sorted(n for n, pod in pods.items() if n.startswith(OTHER) and pod.phase is Phase.RUNNING)
+
+
+def _ends(world: World, slot: int) -> None:
+    names = _others(world)
+    world.kubelet.delete(names[slot % len(names)])
+
+
+_RUNS: Final = {Flag.KUBELET_RUNS: True}
+
+LEDGER_KINDS: Final = (
+    Kind("another plugin gives a card away", _has_room, _takes_a_card, needs=_RUNS),
+    Kind("another plugin has odd IDs", _has_room, _odd_ids, needs=_RUNS),
+    Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours, needs=_RUNS),
+    Kind("a claim takes a card", _has_room, _claim, needs=_RUNS),
+    Kind("a pod of another plugin ends", lambda w, _s: bool(_others(w)), _ends),
+)
+"""Every kind of event in kubelet's ledger that is not ours."""

@@ -1,0 +1,180 @@
+"""The device lists that kubelet should have, by a naive reading of the fake node and of kubelet's ledger.
+
+It knows the rules of the lists and not how the daemon follows them: which pod has a device by which name, what is
+bound, which process has a group open. Must not wait and must not judge: `check.py` compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.selector import matches
+from gpuactors.simulation.host.tree import PciSpec
+from gpuactors.simulation.kubelet.values import Phase
+from tests.histories.world import GPU_CLASS, World, states_of
+
+HEALTHY: Final = "Healthy"
+UNHEALTHY: Final = "Unhealthy"
+
+NOT_OFFERED: Final = "Unhealthy, or not listed"
+"""A card that is counted under another name."""
+
+ANY: Final = "anything"
+"""No rule decides."""
+
+_CLAIMED: Final = re.compile(r"gpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])")
+
+Lists = dict[str, dict[str, str]]
+"""By resource, by device ID: one of the words above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One device of one pod that has not ended, as kubelet's ledger has it."""
+
+    pod: str
+    resource: str
+    device: str
+    card: str | None
+    """The PCI address that the ID means; None if it means nothing here."""
+
+
+def given_by_us(world: World) -> list[Given]:
+    """The devices of our resources that pods have, by any ID."""
+    return [g for g in _given(world) if world.is_ours(g.resource)]
+
+
+def others_cards(world: World) -> dict[str, str]:
+    """The cards that another plugin, or another driver's claim, has given to a pod: by address, the pod."""
+    pods = [p for p in world.kubelet.view.pods.values() if p.phase not in (Phase.FAILED, Phase.SUCCEEDED)]
+    claims = {a: pod.name for pod in pods for c in pod.claims if (a := _claimed(c.device)) is not None}
+    return claims | {g.card: g.pod for g in _given(world) if g.card and not world.is_ours(g.resource)}
+
+
+def claimed_cards(world: World) -> tuple[set[str], set[str]]:
+    """The cards of claims that kubelet has prepared, and those of claims that kubelet or the daemon is about: they may
+    be the claim's or nobody's."""
+    if world.claims is None:
+        return set(), set()
+    node, known = world.claims, world.kubelet.view.dra.claims
+    prepared = {
+        card for info in known if info.prepared and not info.unpreparing for card in node.given[info.uid]
+    }
+    others = {card for info in known for card in node.given[info.uid]}
+    others |= {
+        gpu.address
+        for state in states_of(world.daemons)
+        for entry in state.claims.entries.values()
+        if entry.state in OWNING
+        for gpu in entry.gpus
+    }
+    return prepared, others - prepared
+
+
+def _given(world: World) -> Iterator[Given]:
+    for (pod, resource), entry in world.kubelet.view.holdings.items():
+        for device in entry.devices:
+            yield Given(pod, resource, device, world.meaning(resource, device))
+
+
+def _claimed(device: str) -> PciAddress | None:
+    match = _CLAIMED.fullmatch(device)
+    return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))
+
+
+def expected(world: World) -> Lists:
+    """The device list of each resource that kubelet should have, and no more.
+
+    Given to a pod by a resource of ours: listed by the name and ID it was given by, Healthy if it is on vfio-pci and
+    the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and on
+    vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
+    process holds the group, and no function of the group is on a host driver. Being unbound or unplugged while a
+    process has it open: listed, Unhealthy. An ID of ours that means no card: listed, Unhealthy, as long as a pod has
+    it."""
+    given = given_by_us(world)
+    owned = {g.card for g in given if g.card is not None} | others_cards(world).keys()
+    prepared, doubtful = claimed_cards(world)
+    owned |= prepared
+    unsure = _unsure(world, given) | doubtful
+    lists: Lists = {}
+    for address, spec in world.tree.functions.items():
+        bound, waiting = world.is_bound(address), world.tree.is_waiting(address)
+        if spec.class_code != GPU_CLASS:
+            continue
+        if not (bound or waiting):
+            if spec.group is not None and world.is_taken_for_open(spec.group):
+                lists.setdefault(world.resource(spec.device), {})[address] = ANY
+            continue
+        assert spec.group is not None
+        own = world.resource(spec.device)
+        names = {(g.resource, g.device) for g in given if g.card == address}
+        for resource, device in names:
+            healthy = bound and world.model_of(resource) == spec.device
+            lists.setdefault(resource, {})[device] = HEALTHY if healthy else UNHEALTHY
+        if is_selected(world, spec) and own not in {resource for resource, _ in names}:
+            openable = (
+                owned.isdisjoint(world.tree.group_members(spec.group))
+                and world.tree.holder_of(spec.group) is None
+                and world.is_viable(spec.group)
+            )
+            renamed = any(world.model_of(resource) == spec.device for resource, _ in names)
+            free = HEALTHY if bound and openable else UNHEALTHY
+            lists.setdefault(own, {})[address] = NOT_OFFERED if renamed else free
+        if not unsure.isdisjoint({address, *world.tree.group_members(spec.group)}):
+            lists.setdefault(own, {})[address] = ANY
+        if not names and world.is_taken_for_open(spec.group):
+            lists.setdefault(own, {})[address] = ANY
+    for g in given:
+        lists.setdefault(g.resource, {}).setdefault(g.device, UNHEALTHY)
+        if g.card in unsure:
+            lists[g.resource][g.device] = ANY
+    nothing = {g.device for g in given if g.card is None}
+    for devices in lists.values():
+        # A resource need not be served if all its IDs mean nothing, or nothing that can be known, or cards that are
+        # counted under another name.
+        if all(device in nothing or health in (NOT_OFFERED, ANY) for device, health in devices.items()):
+            devices.update(dict.fromkeys(nothing & devices.keys(), ANY))
+    return lists
+
+
+def _unsure(world: World, given: Iterable[Given]) -> set[str]:
+    """Cards that pods have by an older ID whose meaning a daemon cannot know."""
+    functions = world.tree.functions
+    unsure = set()
+    for g in given:
+        if g.card is None or g.card == g.device:
+            continue
+        selected = g.card in functions and is_selected(world, functions[g.card])
+        if not (selected and world.is_sure(g.resource, g.device)):
+            unsure |= {g.card, *(a for a, spec in functions.items() if str(spec.group) == g.device)}
+    return unsure
+
+
+def is_selected(world: World, spec: PciSpec) -> bool:
+    """A selector of the daemon that serves matches it."""
+    return any(
+        matches(
+            selector,
+            vendor=spec.vendor,
+            device=spec.device,
+            class_code=spec.class_code,
+            address=spec.address,
+        )
+        for selector in world.options.selectors
+    )
+
+
+def agree(listed: dict[str, str], wanted: dict[str, str]) -> bool:
+    """Whether kubelet's list of one resource is as wanted."""
+    return all(_agrees(listed.get(device), wanted.get(device)) for device in listed.keys() | wanted.keys())
+
+
+def _agrees(health: str | None, wanted: str | None) -> bool:
+    if wanted == ANY:
+        return True
+    return health != HEALTHY if wanted == NOT_OFFERED else health == wanted

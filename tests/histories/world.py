@@ -1,0 +1,833 @@
+"""One object with the whole node: the fake host and its tenants, the fake kubelet, its connections, and the daemons.
+
+The daemons are the real ones (`app.run_daemon`: actors, registry, core, plugin services, gRPC) on memory streams and on
+trio's mock clock; there is no thread, no socket and no wall clock. What can happen to the node is in `events.py`, what
+must hold is in `check.py`. Here are the parts, and what takes more than one of them: a daemon's life and death, how
+uevents come, changes that take time.
+
+Of what the daemon keeps on disk there are its journal, which a killed daemon leaves as a real disk would, and the
+resources that it has served, which the next one reads. What there is for claims, where there is, is in `claims.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal, final
+
+import trio
+
+from gpuactors.concurrency.latest import Latest
+from gpuactors.core.devices.presence import function_at
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import ENDED
+from gpuactors.core.values.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
+from gpuactors.core.values.selector import Selector, parse_selector
+from gpuactors.daemon import app
+from gpuactors.daemon.claims import DraOutside
+from gpuactors.daemon.domains import DomainsOutside
+from gpuactors.grpc_trio import Owner
+from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.reader import InlineReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.sysfs import SysfsReader
+from gpuactors.host.use import Holders, InlineUse
+from gpuactors.ports.node import ClaimsKubelet, Step
+from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors.simulation.host.uevents import Uevent
+from gpuactors.simulation.kubelet.containers import TreeTenancy
+from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors.simulation.kubelet.values import Pod
+from gpuactors.simulation.neighbours import OtherPlugin
+from tests.histories.administrator import VIRTUAL_FUNCTIONS
+from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
+from tests.histories.domains import DOMAINS, DomainsNode
+from tests.histories.dra_node import DraNode
+from tests.histories.trace import Trace
+from tests.histories.watch import Watch
+from tests.memory.control import memory_control
+from tests.memory.faults import Fault, Faults
+from tests.memory.host import FaultyReader, FaultyUse, MemoryUevents
+from tests.memory.journal import MemoryJournal
+from tests.memory.kubelet import memory_claims, memory_kubelet, memory_ledger
+from tests.memory.served import MemoryServed
+
+SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
+OLDER_POD: Final = "older-"
+"""The beginning of the names of pods that an older plugin has given a card to."""
+
+RESYNC_S: Final = 300.0
+"""Longer than kubelet's view may take to settle, so that a scan does not hide what the event path missed."""
+
+CARDS: Final = 6
+"""Places for a card; the first three have one at the beginning."""
+
+MODELS: Final = {"2330": "nvidia.com/2330", "20b0": "nvidia.com/20b0", "29ff": "nvidia.com/29ff"}
+"""Without a pci.ids the resource is named by the hex digits, so that no naming rule is needed here."""
+
+RENAMED: Final = {"2330": "nvidia.com/H100", "20b0": "nvidia.com/A100", "29ff": "nvidia.com/29ff"}
+"""With the other pci.ids, which names two of the three."""
+
+OTHER_PCI_IDS: Final = "10de  NVIDIA Corporation\n\t20b0  A100\n\t2330  H100\n"
+
+MODEL: Final = "2330"
+GPU_CLASS: Final = "030200"
+
+SECOND: Final = 2
+"""Function number of a second card in the same IOMMU group (behind the same bridge, say); 1 is a companion's."""
+
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+OTHER_CLIENT: Final = "another client"
+"""A process other than kubelet that dials our endpoints."""
+
+EXTERNAL_PID: Final = 90_000
+BETWEEN_UEVENTS_S: Final = 0.02
+"""Between two uevents of a change that takes its time."""
+
+STEPPED_DOWN: Final = "the daemon ended without being asked to"
+
+HOLDERS: Final[tuple[Holders, ...]] = ("passive", "proc", "open", "proc")
+"""By the seed."""
+
+UeventMode = Literal["lost", "doubled", "late", "reversed"]
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """The options of a daemon at its start."""
+
+    selectors: tuple[Selector, ...] = SELECTORS
+    renamed: bool = False
+    """It has the other pci.ids."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The resource of each model."""
+        return RENAMED if self.renamed else MODELS
+
+
+@dataclass(eq=False, slots=True)
+class RunningDaemon:
+    """One process of the daemon."""
+
+    name: str
+    options: DaemonOptions
+    uevents: MemoryUevents
+    journal: MemoryJournal
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
+    handle: app.Daemon | None = None
+    told_to_end: bool = False
+
+    @property
+    def is_serving(self) -> bool:
+        """It is its turn to serve kubelet."""
+        return self.handle is not None and self.handle.state.value.daemon.role is Role.SERVING
+
+    @property
+    def is_waiting(self) -> bool:
+        """It has not come to serve kubelet yet, and is to."""
+        return self.handle is not None and self.handle.state.value.daemon.role is Role.TAKING_OVER
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        assert self.handle is not None
+        self.told_to_end = True
+        self.handle.stop()
+
+
+def states_of(daemons: Iterable[RunningDaemon]) -> Iterator[NodeState]:
+    """The state of each of these daemons that has started."""
+    return (daemon.handle.state.value for daemon in daemons if daemon.handle is not None)
+
+
+@asynccontextmanager
+async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World]:
+    """A node with three cards on vfio-pci, a kubelet and a daemon that have run for a second.
+
+    `seed` chooses what comes in no fixed order, how the daemon finds the holders of a group (`HOLDERS`), whether the
+    kernel has cdevs (if the third bit is set), or else sends no uevent of an unbind that waits (if the fourth one is),
+    and whether PreStartContainer is required (not in one of 16). With the bit CLAIMS the daemon serves claims as well:
+    there are two cards more, which the boot has put on their host's driver, each with a companion; and in one of four
+    the API server drops taints. With the bit ADMINISTERED beside it the node has a second administrator. With the bit
+    DOMAINS it has compute domains instead.
+    """
+    tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
+    transport = MemoryTransport(trace.carried)
+    held_back: list[World] = []
+
+    def tell(uevents: Sequence[Uevent]) -> None:
+        held_back[0].tell(uevents)
+
+    dra = _dra_node(tree, seed, tell)
+    around = dra.surroundings if dra is not None else None
+    machines = _Machines(tree, tell, held_back)
+    async with (
+        open_fake_kubelet(transport, seed=seed, tenancy=machines, dra=around) as kubelet,
+        trio.open_nursery() as nursery,
+    ):
+        world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
+        world.pre_start_gate = seed // 64 % 16 != 5
+        held_back.append(world)
+        if not isinstance(dra, ClaimsNode):
+            for slot in range(3):
+                tree.plug(world.card(slot, MODEL, "vfio-pci"))
+        if dra is not None:
+            world.join(dra, prebound_companion=seed & 256 != 0)
+        await kubelet.start()
+        await world.start_daemon()
+        await trio.sleep(1)
+        if dra is not None:
+            await kubelet.until(lambda view: any(i.connected for i in view.dra.instances))
+        yield world
+        world.closing = True
+        nursery.cancel_scope.cancel()
+
+
+def _dra_node(tree: HostTree, seed: int, tell: Callable[[Sequence[Uevent]], None]) -> DraNode | None:
+    if seed & CLAIMS:
+        return ClaimsNode(tree, seed, tell)
+    return DomainsNode(tree, seed) if seed & DOMAINS else None
+
+
+@final
+class _Machines:
+    """The virtual machines of the pods. When one starts, its nodes must be those of its cards."""
+
+    def __init__(
+        self, tree: HostTree, tell: Callable[[Sequence[Uevent]], None], world: Sequence[World]
+    ) -> None:
+        self._tree = tree
+        self._tenancy = TreeTenancy(tree, tell)
+        self._world = world
+
+    def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
+        """As `Tenancy.start`."""
+        (world,) = self._world
+        cards = [device for device in devices if _ADDRESS.fullmatch(device)]
+        groups = {spec.group for card in cards if (spec := self._tree.functions.get(card)) is not None}
+        strange = {f"/dev/vfio/{group}" for group in groups} - {*nodes}
+        if nodes and strange and world.can_tell_stale_nodes:
+            world.problems.append(
+                f"pod {pod.name} was started with {nodes} on {cards}: not {sorted(strange)}"
+            )
+        self._tenancy.start(pod, devices, nodes)
+
+    def stop(self, pod: Pod) -> None:
+        """As `Tenancy.stop`."""
+        self._tenancy.stop(pod)
+
+
+@final
+class World:
+    """Made by `open_world`."""
+
+    def __init__(
+        self,
+        root: Path,
+        tree: HostTree,
+        transport: MemoryTransport,
+        kubelet: FakeKubelet,
+        nursery: trio.Nursery,
+        trace: Trace,
+        holders: Holders,
+    ) -> None:
+        self._root = root
+        self.tree = tree
+        self.transport = transport
+        self.kubelet = kubelet
+        self.nursery = nursery
+        self.trace = trace
+        self.holders: Final = holders
+        """How the daemon finds the holders of a group. Only with `proc` does it always see a group that is open without
+        its device."""
+        self.pre_start_gate = True
+        self.faults = Faults()
+        self.state_dir = MemoryTransport(trace.carried)
+        """Where the control socket is."""
+        self.served = MemoryServed(self.faults)
+        """What of the state directory a daemon reads again."""
+        self.daemons: list[RunningDaemon] = []
+        """Those whose process lives, oldest first."""
+        self.problems: list[str] = []
+        """What a daemon did that none may ever do."""
+        self.cut_off: list[str] = []
+        """Calls that reached a daemon and were never answered."""
+        self.on_step: Callable[[str, Step], None] = lambda _daemon, _step: None
+        """Called with each step of each daemon."""
+        self.closing = False
+        self.claims: ClaimsNode | None = None
+        """None: the daemons serve no claims of GPUs."""
+        self.domains: DomainsNode | None = None
+        """None: compute domains are off."""
+        self.kubelet_runs = True
+        self.kubelet_since = -math.inf
+        """When kubelet was last started with pods that it had to hear of first."""
+        self.counts: Counter[str] = Counter()
+        """How often each kind has happened."""
+        self.external: dict[int, bool] = {}
+        """Cards that an external process has open: True if it has the device open, False if only its group."""
+        self.pods = 0
+        self.late: list[Uevent] = []
+        self.uevent_mode: UeventMode | None = None
+        """What becomes of the next uevents."""
+        self.missed = False
+        """A change was without uevent: only the next full scan can find it."""
+        self.changing: set[int] = set()
+        """Cards with a change under way."""
+        self.next_options = DaemonOptions()
+        """The options of the next daemon."""
+        self.groups: dict[int, int] = {}
+        """The IOMMU group of a place for a card, where it is not the first one."""
+        self.switched: dict[str, int] = {}
+        """Cards whose `enable` was written by hand, and how many daemons had started by then."""
+        self.older: dict[tuple[str, str], str] = {}
+        """What the older IDs mean that were given to pods: the card, by resource and ID."""
+        self.resolved: dict[tuple[str, str], set[str]] = {}
+        """The daemons that have resolved an older ID while its card was in that group: to them it keeps that
+        meaning."""
+        self.second: OtherPlugin | None = None
+        """Another plugin that serves our resource."""
+        self.hidden: set[str] = set()
+        """Resources of which that plugin ever had the same healthy devices as we: kubelet's list was ours or that
+        plugin's."""
+        self.monitors = 0
+        self.others = 0
+        """How many pods other plugins have had."""
+        self.broken: dict[tuple[str, str], bytes] = {}
+        """Attributes that cannot be read, with their content: by address and name."""
+        self.disturbed: set[str] = set()
+        """Cards that were ever not as they should be: their pods may have lost them for a while."""
+        self.journal_directory = str(root / "state" / "journal")
+        self.journal_is_torn = False
+        """A daemon was killed or a disk full: something of the journal may be missing."""
+        self._started = 0
+        self._pods_of_daemons = 1
+
+    # --- claims ---------------------------------------------------------------------------------------------
+
+    @property
+    def dra(self) -> DraNode | None:
+        """What there is for claims; None: the daemons serve none."""
+        return self.claims or self.domains
+
+    def join(self, node: DraNode, *, prebound_companion: bool) -> None:
+        """The node serves claims: the cards of one with claims of GPUs are plugged, and the cluster's controllers
+        run."""
+        if isinstance(node, ClaimsNode):
+            self.claims = node
+            if node.administrator is not None:
+                node.administrator.claims_of = self.claims_about
+                node.administrator.on_change = self.disturbed.add
+            self._plug_claimed(node, prebound_companion=prebound_companion)
+        elif isinstance(node, DomainsNode):
+            self.domains = node
+            self.nursery.start_soon(node.controller.run, self.kubelet)
+        self.nursery.start_soon(node.network.run)
+        self.nursery.start_soon(self._collect_claims, node)
+
+    def _plug_claimed(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
+        # Fewer cards where an administrator is: he is to meet the claims.
+        first, virtual = (0, 0) if claims.administrator is None else (2, VIRTUAL_FUNCTIONS)
+        for slot in range(first, 5):
+            driver, companion = (
+                ("vfio-pci", prebound_companion and slot == 2) if slot < 3 else ("nvidia", True)
+            )
+            claims.plug(replace(self.card(slot, MODEL, driver), total_vfs=virtual))
+            if companion:
+                audio = PciSpec(
+                    self.address(slot, 1), "10de", "22ba", "040300", self.group(slot), driver=COMPANION_DRIVER
+                )
+                claims.plug(audio)
+
+    async def _collect_claims(self, node: DraNode) -> None:
+        """The cluster's controller: the claim of a pod goes with it. A claim has its pod's name."""
+        async for view in self.kubelet.changes():
+            for name in sorted(node.claims.keys() - view.pods.keys()):
+                node.delete(name)
+
+    def lose_api_server(self) -> None:
+        """The node cannot reach the API server any more: kubelet, and a daemon that serves claims."""
+        self.kubelet.lose_api_server()
+        if self.dra is not None:
+            self.dra.api.go_away()
+
+    def find_api_server(self) -> None:
+        """It can again."""
+        self.kubelet.find_api_server()
+        if self.dra is not None:
+            self.dra.api.away = False
+
+    # --- cards ----------------------------------------------------------------------------------------------
+
+    def address(self, slot: int, function: int = 0) -> str:
+        """The PCI address of a card, or of its companion function."""
+        return f"0000:{slot % CARDS + 1:02x}:00.{function}"
+
+    def group(self, slot: int) -> int:
+        """The IOMMU group of a place for a card."""
+        return self.groups.get(slot % CARDS, slot % CARDS + 1)
+
+    def card(self, slot: int, device: str, driver: str | None) -> PciSpec:
+        """A card to plug in."""
+        return PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
+
+    def plug_beside(self, slot: int) -> None:
+        """A second card comes into a card's group."""
+        second = self.address(slot, SECOND)
+        self.tell(
+            self.tree.plug(PciSpec(second, "10de", MODEL, GPU_CLASS, self.group(slot), driver="vfio-pci"))
+        )
+
+    def is_plugged(self, slot: int, function: int = 0) -> bool:
+        """The function is there, and nothing is happening to the card."""
+        address = self.address(slot, function)
+        return (
+            slot % CARDS not in self.changing
+            and address in self.tree.functions
+            and not self.tree.is_waiting(address)
+        )
+
+    def driver(self, slot: int, function: int = 0) -> str | None:
+        """The function's driver, if it is there and has one."""
+        address = self.address(slot, function)
+        return self.tree.driver_of(address) if address in self.tree.functions else None
+
+    def is_bound(self, address: str) -> bool:
+        """It is on vfio-pci."""
+        return address in self.tree.functions and self.tree.driver_of(address) == "vfio-pci"
+
+    def switch(self, slot: int) -> None:
+        """1 is written to `enable` of a card without driver, or 0 if it was 1."""
+        address = self.address(slot)
+        self.tree.switch(address, on=self.tree.enabled(address) == 0)
+        self.switched[address] = self._started
+
+    def is_taken_for_open(self, group: int) -> bool:
+        """A daemon has started while a card of the group was without driver and switched on by hand. It cannot be told
+        from a card whose unbind waits for its holder."""
+        return any(
+            self.switched.get(address, self._started) < self._started and self.tree.enabled(address) > 0
+            for address in self.tree.group_members(group)
+            if self.tree.driver_of(address) is None
+        )
+
+    def is_leaving(self, slot: int) -> bool:
+        """A daemon has not seen yet that no process has open what was unbound."""
+        address = PciAddress(self.address(slot))
+        return any(address in state.host.polls.leaving for state in states_of(self.daemons))
+
+    def is_thought_bound(self, slot: int) -> bool:
+        """A daemon has not seen yet that the card was unbound."""
+        address = PciAddress(self.address(slot))
+        functions = (function_at(state, address) for state in states_of(self.daemons))
+        return any(function is not None and function.vfio_bound for function in functions)
+
+    def is_viable(self, group: int) -> bool:
+        """No function of the group is on a host driver."""
+        return all(self.tree.driver_of(a) in (None, "vfio-pci") for a in self.tree.group_members(group))
+
+    def is_held(self, slot: int) -> bool:
+        """A process has the card's group open."""
+        return self.tree.holder_of(self.group(slot)) is not None
+
+    def nodes_of(self, cards: Iterable[str | None]) -> set[str]:
+        """The device nodes that a container with these cards may have: those of their groups, and the shared ones."""
+        functions = self.tree.functions
+        found = (functions[card].group for card in cards if card is not None and card in functions)
+        groups = {group for group in found if group is not None}
+        members = [a for group in groups for a in self.tree.group_members(group)]
+        numbers = {self.tree.vfio_number(a) for a in members} - {None}
+        return (
+            {"/dev/vfio/vfio", "/dev/iommu"}
+            | {f"/dev/vfio/{group}" for group in groups}
+            | {f"/dev/vfio/devices/vfio{number}" for number in numbers}
+        )
+
+    def waiting(self) -> list[str]:
+        """Functions whose unbind or unplug waits for their holder."""
+        return [address for address in self.tree.functions if self.tree.is_waiting(address)]
+
+    def given(self) -> dict[str, str]:
+        """Card → pod, as kubelet's ledger has it for our resources."""
+        return {
+            card: pod
+            for (pod, resource), entry in self.kubelet.view.holdings.items()
+            for device in entry.devices
+            if self.is_ours(resource) and (card := self.meaning(resource, device)) is not None
+        }
+
+    def claimed(self) -> set[str]:
+        """The cards of every claim that the API server or kubelet knows."""
+        if self.claims is None:
+            return set()
+        known = self.kubelet.view.dra.claims
+        return self.claims.allocated() | {card for info in known for card in self.claims.given[info.uid]}
+
+    def claims_about(self, address: str) -> set[str]:
+        """The UIDs of the claims that kubelet, a daemon or the checkpoint is about, and that have the card of this
+        function, or may be getting it."""
+        node = self.claims
+        if node is None:
+            return set()
+        known = {info.uid for info in self.kubelet.view.dra.claims}
+        known |= {
+            uid
+            for state in states_of(self.daemons)
+            for uid, entry in state.claims.entries.items()
+            if entry.state not in ENDED
+        }
+        content = node.disk.files.get(node.checkpoint, b"")
+        known |= {uid for uid in node.given if uid.encode() in content}
+        return {uid for uid in known & node.given.keys() if f"{address[:-1]}0" in node.given[uid]}
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> DaemonOptions:
+        """The options of the daemon that serves now, or that will."""
+        there = [d for d in self.serving if d.is_serving] or self.serving
+        return there[-1].options if there else self.next_options
+
+    def resource(self, model: str) -> str:
+        """The resource of a model, as the daemon that serves names it."""
+        return self.options.names[model]
+
+    def is_ours(self, resource: str) -> bool:
+        """It is a name that a daemon of ours makes."""
+        return resource in {*MODELS.values(), *RENAMED.values()}
+
+    def model_of(self, resource: str) -> str:
+        """The model that a resource of ours is made for. Raises `KeyError`."""
+        return {name: model for names in (RENAMED, MODELS) for model, name in names.items()}[resource]
+
+    def meaning(self, resource: str, device: str) -> str | None:
+        """The card that an ID in kubelet's ledger means; None if none."""
+        return device if _ADDRESS.fullmatch(device) else self.older.get((resource, device))
+
+    def reasons(self) -> dict[str, str]:
+        """The reason of each Unhealthy device in the lists of the daemon that serves, by device ID."""
+        return {
+            device.id: device.reason
+            for state in states_of(self.daemons)
+            if state.daemon.role is Role.SERVING
+            for device_list in state.published.device_lists.values()
+            for device in device_list
+            if device.health is Health.UNHEALTHY
+        }
+
+    def causes(self) -> dict[str, Cause]:
+        """The cause of each device in the lists of the daemon that serves, by device ID."""
+        return {
+            device.id: device.cause
+            for state in states_of(self.daemons)
+            if state.daemon.role is Role.SERVING
+            for device_list in state.published.device_lists.values()
+            for device in device_list
+        }
+
+    # --- older IDs ------------------------------------------------------------------------------------------
+
+    def note_resolved(self) -> None:
+        """Records which daemons know what an older ID means. Of two GPUs of that group it may be either, and the one
+        that an ended pod has in kubelet's file is taken for the less likely one."""
+        for (resource, device), card in self.older.items():
+            for daemon in self.daemons:
+                if daemon.handle is None:
+                    continue
+                state = daemon.handle.state.value
+                function = function_at(state, PciAddress(card))
+                group = function.iommu_group if function is not None else None
+                if (
+                    str(group) == device
+                    and self._is_alone(card)
+                    and (ResourceName(resource), DeviceId(device)) in state.kubelet.ledger.entries
+                ):
+                    self.resolved.setdefault((resource, device), set()).add(daemon.name)
+
+    def _is_alone(self, card: str) -> bool:
+        """No other GPU is in the card's group."""
+        spec = self.tree.functions.get(card)
+        if spec is None or spec.group is None:
+            return False
+        members = (self.tree.functions[a] for a in self.tree.group_members(spec.group))
+        return sum(member.class_code == GPU_CLASS for member in members) == 1
+
+    def is_sure(self, resource: str, device: str) -> bool:
+        """The daemon that serves can know which card an older ID means."""
+        card = self.older.get((resource, device))
+        spec = self.tree.functions.get(card) if card is not None else None
+        if spec is None or self.resource(spec.device) != resource or spec.group is None:
+            return False
+        knows = {d.name for d in self.serving} <= self.resolved.get((resource, device), set())
+        return knows or (str(spec.group) == device and len(self.tree.group_members(spec.group)) == 1)
+
+    def end_older(self) -> None:
+        """The pods of older plugins are gone."""
+        for name in [n for n in self.kubelet.view.pods if n.startswith(OLDER_POD)]:
+            self.kubelet.force_delete(name, dies_after_s=0.0)
+        self.resolved.clear()
+
+    # --- a reboot -------------------------------------------------------------------------------------------
+
+    def new_group(self) -> int:
+        """A number that no IOMMU group here ever had."""
+        return max([20, *self.groups.values()]) + 1
+
+    def renumber(self) -> None:
+        """The machine starts again: nothing is open, every function is on the driver that it was on, and each place for
+        a card has the group that the next one had."""
+        before = [self.group(slot) for slot in range(CARDS)]
+        self.restore_attributes()
+        for card in list(self.external):
+            self.tree.kill(EXTERNAL_PID + card)
+        self.external.clear()
+        if self.dra is not None:
+            self.dra.power_cut()
+        functions = [(a, spec, self._driver_of_boot(a)) for a, spec in self.tree.functions.items()]
+        for address, _, _ in functions:
+            self.tree.unplug(address)
+        self.groups = {slot: before[(slot + 1) % CARDS] for slot in range(CARDS)}
+        for address, spec, driver in functions:
+            slot = int(address[5:7], 16) - 1
+            moved = replace(spec, group=self.group(slot), driver=driver)
+            if self.claims is not None:
+                self.claims.kernel.plug(moved)
+            else:
+                self.tree.plug(moved)
+            self.disturbed.add(address)
+        self.late.clear()
+        self.uevent_mode = None
+        self.transport.kill(OTHER_CLIENT)
+
+    def _driver_of_boot(self, address: str) -> str | None:
+        """The driver that the boot gives to a function: with claims the one that it was plugged with, else the one that
+        it was on."""
+        return self.tree.driver_of(address) if self.claims is None else self.claims.home[address]
+
+    # --- uevents --------------------------------------------------------------------------------------------
+
+    def tell(self, uevents: Sequence[Uevent]) -> None:
+        """The kernel sends uevents; `uevent_mode` decides once how they are delivered."""
+        if not uevents:
+            return
+        mode, self.uevent_mode = self.uevent_mode, None
+        match mode:
+            case None:
+                self._deliver(uevents)
+            case "lost":
+                self.missed = True
+            case "doubled":
+                self._deliver([u for uevent in uevents for u in (uevent, uevent)])
+            case "late":
+                self.late.extend(uevents)
+            case "reversed":
+                self._deliver(list(reversed(uevents)))
+
+    def deliver_late(self) -> None:
+        """The late ones come, in the wrong order."""
+        late, self.late = self.late, []
+        self._deliver(list(reversed(late)))
+
+    def overflow(self) -> None:
+        """Every daemon's uevent socket overflows, after which each scans everything."""
+        for daemon in self.daemons:
+            daemon.uevents.overflow()
+        self.missed = False
+
+    def send_raw(self, *datagrams: bytes) -> None:
+        """These bytes arrive at every daemon's uevent socket."""
+        for daemon in self.daemons:
+            daemon.uevents.send_raw(*datagrams)
+
+    def _deliver(self, uevents: Sequence[Uevent]) -> None:
+        for daemon in self.daemons:
+            daemon.uevents.send(uevents)
+
+    def change_slowly(self, slot: int, steps: Iterable[Uevent]) -> None:
+        """A change that takes its time: each uevent is sent while the tree is as it is at that moment."""
+        self.changing.add(slot % CARDS)
+        self.nursery.start_soon(self._change_slowly, slot % CARDS, steps)
+
+    async def _change_slowly(self, slot: int, steps: Iterable[Uevent]) -> None:
+        try:
+            for uevent in steps:
+                self.tell([uevent])
+                await trio.sleep(BETWEEN_UEVENTS_S)
+        finally:
+            self.changing.discard(slot)
+
+    def end_external(self, card: int) -> None:
+        """The external process of a card is killed."""
+        del self.external[card]
+        self.tell(self.tree.kill(EXTERNAL_PID + card))
+
+    # --- attributes -----------------------------------------------------------------------------------------
+
+    def break_attribute(self, address: str, name: str) -> None:
+        """An attribute cannot be read until `restore_attributes`."""
+        path = self.tree.device_dir(address) / name
+        self.broken[address, name] = path.read_bytes()
+        self.tree.make_unreadable(address, name)
+
+    def restore_attributes(self) -> None:
+        """Everything can be read again."""
+        broken, self.broken = self.broken, {}
+        for (address, name), content in broken.items():
+            if address in self.tree.functions and (self.tree.device_dir(address) / name).is_dir():
+                self.tree.set_attribute(address, name, content)
+
+    # --- daemons --------------------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> list[RunningDaemon]:
+        """The daemons that were not asked to end, oldest first."""
+        return [daemon for daemon in self.daemons if not daemon.told_to_end]
+
+    async def start_kubelet(self) -> None:
+        """Kubelet's process starts."""
+        await self.kubelet.start()
+        self.kubelet_runs = True
+        self.kubelet_since = trio.current_time()
+
+    async def start_daemon(self) -> None:
+        """A daemon starts; returns when it runs, which is before its first scan."""
+        self._started += 1
+        self._pods_of_daemons += bool(self.daemons)  # a container that ended is started again in its pod
+        name = f"daemon {self._started}"
+        journal = MemoryJournal(self.journal_directory, name, self.faults)
+        daemon = RunningDaemon(name, self.next_options, MemoryUevents(self.faults), journal)
+        if not self.daemons:
+            self.missed = False  # it scans everything
+        self.daemons.append(daemon)
+        daemon.handle = await self.nursery.start(self._run, daemon)
+
+    async def kill_daemon(self, daemon: RunningDaemon, after_ticks: int = 0) -> None:
+        """The process ends as by SIGKILL, wherever its tasks are: so many turns of the scheduler from now."""
+        daemon.told_to_end = True
+        for _ in range(after_ticks):
+            await trio.lowlevel.checkpoint()
+        self.transport.kill(daemon.name)
+        self.state_dir.kill(daemon.name)
+        daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
+        self.journal_is_torn = True
+        if self.dra is not None:
+            self.dra.kill(daemon.name)
+        daemon.scope.cancel()
+        # What its tasks still send while they end is lost.
+        if daemon in self.daemons:
+            self.daemons.remove(daemon)
+
+    def outside_of(self, daemon: RunningDaemon) -> app.Outside:
+        """All that a daemon reaches."""
+        host = HostRoot(str(self._root))
+        hanging = Latest(frozenset[Owner]())
+        names = PciIds(self._pci_ids(renamed=daemon.options.renamed))
+        reader = InlineReader(SysfsReader(host, daemon.options.selectors, names))
+        use = InlineUse(host, self.holders, open_node=self._probe)
+        return app.Outside(
+            host=FaultyReader(reader, self.faults, str(self._root)),
+            use=FaultyUse(use, self.faults),
+            ledger=memory_ledger(self.transport, self.faults, daemon.name),
+            open_uevents=daemon.uevents.open,
+            kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),
+            control=memory_control(self.state_dir, hanging, daemon.name, self.faults),
+            served=self.served,
+            journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
+            dra=self._dra_of(daemon, hanging),
+            domains=self._domains_of(daemon, hanging),
+        )
+
+    def _dra_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DraOutside | None:
+        if self.claims is None:
+            return None
+        return self.claims.outside_of(daemon.name, self._claims_kubelet(self.claims, daemon, hanging))
+
+    def _domains_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DomainsOutside | None:
+        if self.domains is None:
+            return None
+        return self.domains.outside_of(daemon.name, self._claims_kubelet(self.domains, daemon, hanging))
+
+    def _claims_kubelet(
+        self, node: DraNode, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]
+    ) -> ClaimsKubelet:
+        return memory_claims(
+            self.transport,
+            node.driver,
+            lambda name, error: self.problems.append(f"{name} of {daemon.name} failed: {error!r}"),
+            instance=f"pod-{self._pods_of_daemons}",
+            faults=self.faults,
+            owner=daemon.name,
+            hanging=hanging.subscribe(),
+        )
+
+    def _stepped(self, daemon: str, step: Step) -> None:
+        self.on_step(daemon, step)
+
+    def _pci_ids(self, *, renamed: bool) -> Path:
+        path = self._root / ("other.pci.ids" if renamed else "no.pci.ids")
+        path.write_text(OTHER_PCI_IDS if renamed else "", encoding="utf-8")
+        return path
+
+    def _probe(self, path: str) -> None:
+        """The daemon opens a group as a probe, which must never hinder a pod. Raises `OSError`."""
+        group = int(Path(path).name)
+        # What a second plugin allocates is not opened, and the daemon reads of it later.
+        given = {d for (_, r), e in self.kubelet.view.holdings.items() if self.is_ours(r) for d in e.devices}
+        if self.counts["a second plugin takes our resource"] == 0 and not given.isdisjoint(
+            self.tree.group_members(group)
+        ):
+            self.problems.append(f"the daemon opened /dev/vfio/{group} as a probe while a pod has it")
+        self.tree.open_node(path)
+
+    async def _run(self, daemon: RunningDaemon, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
+        settings = Settings(daemon.options.selectors, RESYNC_S, self.pre_start_gate, hand_over=True)
+        try:
+            with daemon.scope:
+                await app.run_daemon(
+                    settings,
+                    self.outside_of(daemon),
+                    log_line=lambda line: self.trace.logged(daemon.name, line),
+                    task_status=task_status,
+                )
+        except Exception as error:
+            self.problems.append(f"{daemon.name} died: {innermost(error)!r}")
+        finally:
+            if not (daemon.told_to_end or self.closing):
+                self.problems.append(STEPPED_DOWN)
+            if daemon in self.daemons:
+                self.daemons.remove(daemon)
+            daemon.ended.set()
+
+    @property
+    def can_tell_stale_nodes(self) -> bool:
+        """A daemon is called before a container starts, and can read in kubelet's file what the container would get."""
+        blinded = ("the ledger file is damaged", "a second plugin takes our resource")
+        return self.pre_start_gate and not any(self.counts[kind] for kind in blinded)
+
+    def order(self, fault: Fault, times: int = 1) -> None:
+        """A fault strikes at its next occasions."""
+        if fault is Fault.DISK_FULL:
+            self.journal_is_torn = True
+        self.faults.order(fault, times)
+        for daemon in self.daemons:  # for the watcher that is now
+            daemon.uevents.wake()
+
+    def in_background(self, task: Callable[[], Awaitable[None]]) -> None:
+        """A task that ends by itself, beside the history."""
+        self.nursery.start_soon(task)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first exception that is in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,36 @@
+"""The resources that this node's daemons have served, kept in memory as a state directory keeps them.
+
+They outlive a daemon, and a reboot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import trio
+
+from gpuactors.core.values.model import ResourceName
+from gpuactors.ports.node import StateFileError
+from tests.memory.faults import Fault, Faults
+
+
+@final
+class MemoryServed:
+    """Implements `ports.node.ServedResources`."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._served: Mapping[ResourceName, frozenset[str]] = {}
+
+    async def read(self) -> Mapping[ResourceName, frozenset[str]]:
+        """As `ports.node.ServedResources.read`."""
+        await trio.lowlevel.checkpoint()
+        return self._served
+
+    async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
+        """As `ports.node.ServedResources.write`."""
+        await trio.lowlevel.checkpoint()
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise StateFileError("the resources that were served cannot be kept: no descriptor is left")
+        self._served = dict(served)

@@ -112,7 +112,7 @@ def _without_half(escape: re.Match[bytes]) -> bytes:
 
 
 def _is_deeper(content: bytes, depth_max: int) -> bool:
-    """What opens is counted first, which is quick: it is no less than the depth."""
+    """Count the opening brackets first, which is quick: there are no fewer than the depth."""
     return content.count(b"{") + content.count(b"[") > depth_max and _depth(content) > depth_max
 
 

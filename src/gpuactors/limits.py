@@ -163,12 +163,13 @@ OPEN_WITHIN_S: Final = 0.5
 and a container takes longer to start."""
 
 LEDGER_S: Final = 5.0
-"""How often kubelet's ledger is read while it lists any device of ours: how late a forced deletion is noticed, after
-which the old process runs on without any event. Kubelet allows 100 reads a second for all its clients together."""
+"""How often kubelet's ledger is read while it lists any device of gpuactors: how late a forced deletion is noticed,
+after which the old process runs on without any event. Kubelet allows 100 reads a second for all its clients
+together."""
 
 LEDGER_QUIET_S: Final = 30.0
-"""The same while it lists no device of ours: how late it is noticed that a DRA driver, or another plugin under its own
-name, has allocated a GPU of ours. No Allocate waits for that, as each has a read of its own."""
+"""The same while it lists no device of gpuactors: how late it is noticed that a DRA driver, or another plugin under its
+own name, has allocated one of its GPUs. No Allocate waits for that, as each has a read of its own."""
 
 LEDGER_FRESH_S: Final = 0.1
 """A read of the ledger that was requested at most so long before a call counts for it as if it came after, unless the
@@ -196,8 +197,8 @@ Allocate's answers: a List that hangs must not keep a read from it."""
 assert 2 * max(INSPECTION_DEADLINE_S, LEDGER_DEADLINE_S) < CALL_DEADLINE_S
 
 KUBELET_LIST_TAKEN_S: Final = 1.0
-"""A list of ours that was sent so long ago is kubelet's as well, unless it has another one; a device list takes
-milliseconds. The two are compared no more often than this, however often the ledger is read."""
+"""A device list sent so long ago is kubelet's as well, unless kubelet has another one; it takes milliseconds. The two
+are compared no more often than this, however often the ledger is read."""
 
 KUBELET_LIST_AGAIN_S: Final = 2.0
 """After a read with another list than ours: when it is read again. One difference may be a device list that kubelet was
@@ -290,8 +291,7 @@ WATCH_PAUSE_S: Final = 0.2
 message."""
 
 WATCH_BEAT_S: Final = 5.0
-"""After so long without a change a command that watches is told that there was none: a daemon that hangs, or whose
-process is stopped, keeps its connections."""
+"""Interval without a change after which a command that watches gets a sign of life:"""
 
 WATCH_GONE_S: Final = 1.0
 """A daemon that is away for less is not said to be gone: a hand-over takes milliseconds, a restart half a second."""
@@ -361,7 +361,7 @@ API_BACKOFF_JITTER: Final = 0.3
 """The share of such a wait that is random."""
 
 API_CALM_S: Final = 60.0
-"""What worked for so long begins with the first of these waits again when it fails."""
+"""After so long without a failure the next failure begins with the first of these waits again."""
 
 WATCH_S: Final = 3600.0
 """How long the server is asked to keep a watch; then it is renewed from its last version: one request an hour. The
@@ -410,7 +410,7 @@ SLICE_SETTLE_MAX_S: Final = 0.5
 assert SLICE_SETTLE_S < SLICE_SETTLE_MAX_S
 
 WRITE_SEEN_S: Final = 30.0
-"""A write of ours that the watch has not shown after so long: all is listed anew."""
+"""Time in which the watch must show a write of gpuactors: afterwards all is listed anew."""
 
 RESTORE_BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Before slices that others have deleted or edited are restored, by how often that was done within RESTORE_CALM_S; the
@@ -426,7 +426,7 @@ EVENT_SETTLE_S: Final = 10.0
 """A fact that lasts less is not told: a process that ends with its pod, a claim that waits for the one before it."""
 
 EVENT_AGAIN_S: Final = 300.0
-"""A fact that went and came again, or that the API server has refused, is told again after this at the earliest."""
+"""Minimum interval before a fact is posted again that went and came back, or that the API server has refused."""
 
 EVENT_FORBIDDEN_TRIES: Final = 5
 """A 403 counts as the server's last word after so many in a row: one that has just started knows no role yet."""
@@ -436,11 +436,11 @@ CLASSES_TRIES: Final = 7
 server that has just started has read its roles. An older role has no right to list them, and then nothing is lost."""
 
 CLASSES_TOLD_MAX: Final = 16
-"""DeviceClasses with a resource of ours that are named; a cluster has some ten classes, and whoever makes a thousand of
-that kind would fill the log."""
+"""DeviceClasses with a resource of gpuactors that are named; a cluster has some ten classes, and whoever makes a
+thousand of that kind would fill the log."""
 
 EVENT_REPEAT_S: Final = 1800.0
-"""A fact that lasts is told again so often: client-go's own interval for a series that goes on."""
+"""Interval at which a lasting fact is posted again:"""
 
 EVENT_TTL_S: Final = 3600.0
 """The API server forgets an event so long after its last change (kube-apiserver --event-ttl)."""
@@ -455,7 +455,7 @@ EVENT_REFILL_S: Final = 60.0
 second, of which the API server's default limits bear several hundred."""
 
 EVENTS_MAX: Final = 512
-"""Facts that are told, or were in the last hour: more than twice the functions of the largest nodes."""
+"""Facts that are posted, or were in the last hour:"""
 
 EVENT_LOOK_S: Final = 2.0
 """The state is looked at once in this time at most, whatever happens on the node."""
@@ -488,8 +488,8 @@ DOCTOR_API_S: Final = 20.0
 """All that it asks the API server: two or three requests, each with API_REQUEST_S of its own."""
 
 PROGRESS_SILENT_S: Final = 0.7
-"""What a command reads for longer is named on the terminal, and how long it has taken is said as often. Less than
-CONTROL_CONNECT_S, so that a daemon that hangs is named before it is given up."""
+"""A read that takes longer is named on the terminal, and its time is updated as often. Less than CONTROL_CONNECT_S, so
+that a daemon that hangs is named before it is given up."""
 
 # --- quotations in our sentences --------------------------------------------------------------------------
 
@@ -687,8 +687,7 @@ CDI_DIR_RETRY_S: Final = 5.0
 the container runtime."""
 
 CDI_TOUCH_REST_S: Final = 1.0
-"""After CDI files of ours were touched the next touch is posted so late: a program that removes them again and again
-must cost no more than a look a second, and keep no prepare from its answer, which waits for a look of milliseconds."""
+"""Minimum interval between two touches of CDI files that are posted:"""
 
 PCI_IDS_MAX_BYTES: Final = 16 * 1024 * 1024
 """Of a pci.ids file, unpacked; today's has 1.5 MB."""

@@ -41,7 +41,7 @@ _PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
 
 @final
 class Administrator:
-    """What he does, and what he has decided."""
+    """An administrator's acts and decisions."""
 
     def __init__(
         self, kernel: FakeKernel, home: Mapping[str, str | None], *, loads_late: bool = False
@@ -63,7 +63,7 @@ class Administrator:
         self.disturbed: set[str] = set()
         """The UIDs of claims under which he has changed a driver: their pods may never run."""
         self.undone: list[str] = []
-        """What somebody did against his decisions, as sentences."""
+        """Acts of others against his decisions, as sentences."""
         self.slices: list[dict[str, Any]] = []
         """Copies of ResourceSlices that he has kept, newest last."""
 
@@ -116,7 +116,7 @@ class Administrator:
                 self.override(address, "")
 
     def to_vfio_by_id(self, address: str) -> None:
-        """As the kernel's documentation of vfio says: every function of this model that is without a driver goes."""
+        """Follow the kernel's documentation of vfio: every function of this model that is without a driver goes."""
         spec = self._kernel.tree.functions[address]
         with self._deciding():
             self._unbind(address)
@@ -157,7 +157,7 @@ class Administrator:
 
     @contextmanager
     def _deciding(self) -> Iterator[None]:
-        """What changes meanwhile is his decision."""
+        """Record the changes made meanwhile as his decision."""
         before = self._drivers()
         yield
         for address, driver in self._drivers().items():

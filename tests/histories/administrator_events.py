@@ -1,4 +1,4 @@
-"""What a second administrator does to a node with claims of GPUs, between any two steps of the daemon and of kubelet.
+"""The acts of a second administrator on a node with claims of GPUs, between any two steps of the daemon and of kubelet.
 
 Drivers are bound and unbound, overrides and ids written, modules loaded and unloaded, CDI files and the checkpoint
 removed, slices made anew. What he decided is kept in `administrator.py`; that nobody undoes it is checked in
@@ -200,7 +200,7 @@ def _loses_directory(_world: World, claims: ClaimsNode, _slot: int) -> None:
 
 
 def _writes_over(_world: World, claims: ClaimsNode, slot: int) -> None:
-    """Over one of ours, with what no CDI reader takes."""
+    """Overwrite one of gpuactors' files with a content that no CDI reader takes."""
     files = _cdi_files(claims)
     claims.disk.put(files[slot % len(files)], _GARBAGE[detail_of(slot) % len(_GARBAGE)])
     claims.touched.touch()

@@ -77,7 +77,7 @@ class Answers:
                 self._failed[pod.uid] = refused if its else None
 
     def refusal_of(self, pod: FailedPod) -> Refused | None:
-        """What a daemon answered to the Allocate of a pod that failed; None if it did not refuse that."""
+        """The daemon's refusal of the Allocate of a pod that failed; None if it did not refuse that."""
         return self._failed.get(pod.uid)
 
     def stepped(self, daemon: str, step: Step) -> None:

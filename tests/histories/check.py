@@ -1,4 +1,4 @@
-"""What must hold: after every step, and when it is quiet again. The one oracle of the histories, and a naive one.
+"""The conditions after every step, and when the node is quiet again. The one oracle of the histories, and a naive one.
 
 It compares kubelet's view with what `truth.py` reads in the fake node; neither knows how the daemon decides. Safety is
 checked after each step and after the wait that follows it, liveness when everything has stopped moving: within a bound
@@ -59,7 +59,7 @@ LONG_CALM_S: Final = 40.0
 
 
 class ViolationError(AssertionError):
-    """What must hold does not."""
+    """A condition does not hold."""
 
     def __init__(self, check: str, text: str) -> None:
         super().__init__(f"{check}: {text}")
@@ -88,8 +88,8 @@ def _is_fading(resource: str, view: KubeletView) -> bool:
 
 
 def _is_anothers(world: World, resource: str) -> bool:
-    """A second plugin took it, and since pci.ids was renewed no daemon of ours serves it: what kubelet has of it is
-    that plugin's, and stays if it was another one that kubelet disconnected when it left."""
+    """A second plugin took it, and since pci.ids was renewed no daemon of gpuactors serves it: what kubelet has of it
+    is that plugin's, and stays if it was another one that kubelet disconnected when it left."""
     serving = states_of(daemon for daemon in world.serving if daemon.is_serving)
     return world.counts[SECOND_PLUGIN[0]] > 0 and not any(
         resource in state.published.device_lists for state in serving
@@ -121,7 +121,7 @@ def _is_unseen(world: World, devices: Mapping[str, str]) -> bool:
 
 
 def unsettled(world: World) -> list[str]:
-    """What is not yet as it should be when nothing happens any more, as sentences."""
+    """The differences from the state at rest, as sentences."""
     if world.counts[SECOND_PLUGIN[0]] and world.counts["the kubelet watcher crashes"]:
         return []  # without the watcher no socket is seen to come or go, and kubelet's list may be ours by chance
     view, wanted, lists = world.kubelet.view, expected(world), lists_of(world)
@@ -228,7 +228,7 @@ def _given(world: World) -> dict[str, set[str]]:
 
 @final
 class Safety:
-    """What must hold at every moment; keeps the view of the moment before."""
+    """The conditions at every moment; keeps the view of the moment before."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -472,7 +472,7 @@ async def _stay_calm(world: World, safety: Safety) -> None:
 
 
 async def make_quiet(world: World, rules: Rules | None = None) -> None:
-    """What is broken is repaired, what is late comes, and both processes run."""
+    """Repair what is broken, deliver what is late, and run both processes."""
     if world.second is not None and (world.second.is_stubborn or world.counts[SECOND_PLUGIN[0]] > 1):
         world.second.leave()  # the daemon waits longer each time: neither is to win such a fight
     world.find_api_server()

@@ -1,4 +1,4 @@
-"""What must hold of claims of GPUs, after every step and at the end: by a naive reading of the node, of kubelet and of
+"""The conditions on claims of GPUs, after every step and at the end: by a naive reading of the node, of kubelet and of
 the API server. Only on a node with claims of GPUs (`World.claims`)."""
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class ClaimRules:
 
     @property
     def node(self) -> ClaimsNode:
-        """As `Rules.node`."""
+        """Implement `Rules.node`."""
         return self._node
 
     def stepped(self, daemon: str, step: Step) -> None:
-        """As `Rules.stepped`."""
+        """Implement `Rules.stepped`."""
 
     def problem(self) -> Problem | None:
-        """As `Rules.problem`."""
+        """Implement `Rules.problem`."""
         return self._two_owners() or self._live_claim() or self._prebound() or self._undone()
 
     def _two_owners(self) -> Problem | None:
@@ -107,7 +107,7 @@ class ClaimRules:
     # --- at rest --------------------------------------------------------------------------------------------
 
     def end_faults(self) -> None:
-        """As `Rules.end_faults`."""
+        """Implement `Rules.end_faults`."""
         node = self._node
         node.end_faults()
         node.kernel.forget_plans()
@@ -129,7 +129,7 @@ class ClaimRules:
             world.kubelet.submit(name, {}, uses=(name,))
 
     def should_run(self, pod: Pod) -> bool:
-        """As `Rules.should_run`."""
+        """Implement `Rules.should_run`."""
         world, node = self._world, self._node
         if pod.phase not in (Phase.PENDING, Phase.ADMITTING, Phase.STARTING):
             return pod.phase is Phase.TERMINATING
@@ -146,8 +146,8 @@ class ClaimRules:
         return not held and others.isdisjoint(cards)
 
     def unsettled(self) -> list[str]:
-        """As `Rules.unsettled`: whether a pod has its cards is a matter of every moment. A container that restarts
-        is started with the files that are there, whoever has touched them."""
+        """Implement `Rules.unsettled`: whether a pod has its cards is a matter of every moment. A container that
+        restarts is started with the files that are there, whoever has touched them."""
         node = self._node
         if node.administrator is None:
             return []
@@ -161,8 +161,8 @@ class ClaimRules:
         ]
 
     def left(self) -> list[str]:
-        """As `Rules.left`. A driver that an administrator has unloaded holds nothing but the functions that are to go
-        back to it; it is loaded when there is nothing else."""
+        """Implement `Rules.left`. A driver that an administrator has unloaded holds nothing but the functions that are
+        to go back to it; it is loaded when there is nothing else."""
         him, left = self._node.administrator, self._left()
         if him is None or not him.is_late:
             return left + self._misplaced() + _not_offered(self._node)
@@ -172,7 +172,7 @@ class ClaimRules:
         return left
 
     def _left(self) -> list[str]:
-        """What of claims there is."""
+        """The traces of claims."""
         world, node, left = self._world, self._node, []
         for state in states_of(d for d in world.daemons if d.is_serving):
             left += [

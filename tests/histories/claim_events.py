@@ -1,4 +1,4 @@
-"""What can happen to claims: their pods and objects, the API server, slices, the disk, the drivers of their cards.
+"""Events of claims: their pods and objects, the API server, slices, the disk, the drivers of their cards.
 
 Only on a node with claims of GPUs (`World.claims`), but for what is of any driver (`OF_ANY_DRIVER`). There the cards
 stay where they are, and what a history draws from besides is in `BESIDE`: a driver that is changed by hand, or a card

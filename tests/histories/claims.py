@@ -1,4 +1,4 @@
-"""What of a node is there for claims of GPUs: the drivers that it binds, and what every driver's claims need
+"""The part of a node for claims of GPUs: the drivers that it binds, and what every driver's claims need
 (`dra_node.py`).
 
 A node of a history has it if the seed says so (`CLAIMS`). The rules are those of the fakes; what can happen is in
@@ -91,7 +91,7 @@ class ClaimsNode(DraNode):
         self.given[made["metadata"]["uid"]] = tuple(addresses)
 
     def hand_on(self, old: str, name: str) -> None:
-        """As `DraNode.hand_on`."""
+        """Implement `DraNode.hand_on`."""
         self.allocate(name, self.given[old])
 
     # --- what happens to it ---------------------------------------------------------------------------------
@@ -106,12 +106,12 @@ class ClaimsNode(DraNode):
         self.kernel.end(self.users.pop(address))
 
     def kill(self, daemon: str) -> None:
-        """As `DraNode.kill`; the processes that write to sysfs for it go on."""
+        """Implement `DraNode.kill`; the processes that write to sysfs for it go on."""
         super().kill(daemon)
         self.writes.settle()
 
     def power_cut(self) -> None:
-        """As `DraNode.power_cut`; no write goes on."""
+        """Implement `DraNode.power_cut`; no write goes on."""
         super().power_cut()
         self.kernel.power_off()
         self.users.clear()
@@ -122,12 +122,12 @@ class ClaimsNode(DraNode):
         self.forgotten_claims.clear()
 
     def lose_checkpoint(self) -> None:
-        """As `DraNode.lose_checkpoint`."""
+        """Implement `DraNode.lose_checkpoint`."""
         super().lose_checkpoint()
         self._forget()
 
     def spoil_checkpoint(self, at: int) -> None:
-        """As `DraNode.spoil_checkpoint`."""
+        """Implement `DraNode.spoil_checkpoint`."""
         super().spoil_checkpoint(at)
         self._forget()
 

@@ -1,4 +1,4 @@
-"""What can happen to the daemon's own process, and to the clock."""
+"""Events of the daemon's own process, and of the clock."""
 
 from __future__ import annotations
 

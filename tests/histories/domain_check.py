@@ -1,4 +1,4 @@
-"""What must hold of compute domains, after every step and at the end: by a naive reading of kubelet, of the API server,
+"""The conditions on compute domains, after every step and at the end: by a naive reading of kubelet, of the API server,
 and of the daemons' orders about the node's label. Only on a node with compute domains (`World.domains`)."""
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class DomainRules:
 
     @property
     def node(self) -> DomainsNode:
-        """As `Rules.node`."""
+        """Implement `Rules.node`."""
         return self._node
 
     def stepped(self, daemon: str, step: Step) -> None:
-        """As `Rules.stepped`."""
+        """Implement `Rules.stepped`."""
         self._labels.stepped(daemon, step)
 
     def problem(self) -> Problem | None:
-        """As `Rules.problem`."""
+        """Implement `Rules.problem`."""
         self._labels.inspect()
         if self._labels.problems:
             return self._labels.problems[0]
@@ -124,8 +124,8 @@ class DomainRules:
     # --- at rest --------------------------------------------------------------------------------------------
 
     def end_faults(self) -> None:
-        """As `Rules.end_faults`: whoever has set a label removes it, also one that a container needs: a daemon that
-        knows the container's claim adds it again, and one that does not never removes it."""
+        """Implement `Rules.end_faults`: whoever has set a label removes it, also one that a container needs: a daemon
+        that knows the container's claim adds it again, and one that does not never removes it."""
         self._node.end_faults()
         running = {self._node.uids.get(pod.name) for pod in self._world.kubelet.containers}
         needed = {self._node.made[uid].domain for uid in running if uid is not None}
@@ -133,7 +133,7 @@ class DomainRules:
             self._node.set_label(None)
 
     def should_run(self, pod: Pod) -> bool:
-        """As `Rules.should_run`."""
+        """Implement `Rules.should_run`."""
         if pod.phase not in (Phase.PENDING, Phase.ADMITTING, Phase.STARTING):
             return pod.phase is Phase.TERMINATING
         if pod.name in self._node.controller.pods:
@@ -159,8 +159,8 @@ class DomainRules:
         return shares or made[uid].domain != made[other].domain
 
     def unsettled(self) -> list[str]:
-        """As `Rules.unsettled`: the label is there exactly while a claim of its domain has a channel. The label of a
-        domain that was deleted is not put back."""
+        """Implement `Rules.unsettled`: the label is there exactly while a claim of its domain has a channel. The label
+        of a domain that was deleted is not put back."""
         infos = [i for i in self._world.kubelet.view.dra.claims if i.uid in self._node.made]
         unknown = self._unknown()
         owners = {self._node.made[i.uid].domain for i in infos if i.prepared and i.uid not in unknown}
@@ -178,7 +178,7 @@ class DomainRules:
         return []
 
     def left(self) -> list[str]:
-        """As `Rules.left`."""
+        """Implement `Rules.left`."""
         node, left = self._node, []
         for state in states_of(d for d in self._world.daemons if d.is_serving):
             left += [

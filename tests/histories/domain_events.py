@@ -1,5 +1,5 @@
-"""What can happen to compute domains: the pods of their channels and daemons, the node's label, the domains themselves,
-NVIDIA's controller, and what the host says of IMEX.
+"""Events of compute domains: the pods of their channels and daemons, the node's label, the domains themselves, NVIDIA's
+controller, and the host's IMEX.
 
 Only on a node with compute domains (`World.domains`). What a history draws from besides is in `BESIDE`, and of the
 kinds of claims those that are of any driver (`claim_events.OF_ANY_DRIVER`).
@@ -54,7 +54,7 @@ def _state(
     is_so: Callable[[DomainsNode], bool],
     change: Callable[[DomainsNode, bool], object],
 ) -> tuple[Kind, Kind]:
-    """What begins and what ends a state of the whole node."""
+    """The events that begin and end a state of the whole node."""
 
     def to(name: str, *, value: bool) -> Kind:
         return _kind(

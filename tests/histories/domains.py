@@ -1,5 +1,5 @@
-"""What of a node is there for compute domains: IMEX, NVIDIA's controller, the node's label, and what every driver's
-claims need (`dra_node.py`).
+"""The part of a node for compute domains: IMEX, NVIDIA's controller, the node's label, and what every driver's claims
+need (`dra_node.py`).
 
 A node of a history has it if the seed says so (`DOMAINS`). What can happen is in `domain_events.py`, what must hold in
 `domain_check.py`.
@@ -36,7 +36,7 @@ STRANGER: Final = "5bad0000-0000-4000-8000-00000000000"
 
 @dataclass(frozen=True, slots=True)
 class ChannelClaim:
-    """What the claim of a pod is for."""
+    """The purpose of a pod's claim."""
 
     domain: str
     """The UID of its domain."""
@@ -105,7 +105,7 @@ class DomainsNode(DraNode):
         self.uids[name] = uid
 
     def hand_on(self, old: str, name: str) -> None:
-        """As `DraNode.hand_on`: of the same domain."""
+        """Implement `DraNode.hand_on`: of the same domain."""
         claim = self.made[old]
         self.allocate(name, claim.domain, claim.device, claim.mode)
 
@@ -114,7 +114,7 @@ class DomainsNode(DraNode):
         return tuple(f"channel-{n}" for n in range(self.channels))
 
     def devices_of(self, uid: str) -> tuple[str, ...]:
-        """What a claim has once it is prepared, by its UID."""
+        """The devices of a claim once it is prepared, by its UID."""
         claim = self.made.get(uid)
         if claim is None:
             return (domain_objects.DAEMON,)
@@ -123,12 +123,12 @@ class DomainsNode(DraNode):
     # --- the disk -------------------------------------------------------------------------------------------
 
     def lose_checkpoint(self) -> None:
-        """As `DraNode.lose_checkpoint`."""
+        """Implement `DraNode.lose_checkpoint`."""
         super().lose_checkpoint()
         self.forgotten.update(self.directories(), self.made)
 
     def spoil_checkpoint(self, at: int) -> None:
-        """As `DraNode.spoil_checkpoint`."""
+        """Implement `DraNode.spoil_checkpoint`."""
         super().spoil_checkpoint(at)
         self.forgotten.update(self.directories(), self.made)
 
@@ -157,7 +157,7 @@ class DomainsNode(DraNode):
     # --- what is there --------------------------------------------------------------------------------------
 
     def end_faults(self) -> None:
-        """As `DraNode.end_faults`, and the host and the controller are well."""
+        """Implement `DraNode.end_faults`, and the host and the controller are well."""
         super().end_faults()
         self.set_imex(there=True)
         self.controller.say(ready=True)

@@ -1,4 +1,4 @@
-"""What must hold of the claims of any DRA driver when a history has settled: pods run, then nothing is left.
+"""The conditions on the claims of any DRA driver when a history has settled: pods run, then nothing is left.
 
 What it means for the claims of GPUs is in `claim_check.py`, for compute domains in `domain_check.py`. Only on a node
 that serves claims (`World.dra`).
@@ -28,10 +28,10 @@ ENDS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 600.0
 minute."""
 
 SLICES_SETTLE_S: Final = 120.0
-"""What the API server has follows so late after it was away: longer than the publisher's longest backoff."""
+"""Time in which the publisher follows the API server after it was away:"""
 
 CALM_S: Final = 6.0
-"""What is as it was at first stays so for so long: longer than every period of a read or a poll."""
+"""Time without a change after which the node counts as settled: longer than every period of a read or a poll."""
 
 LONG_CALM_S: Final = 90.0
 """The slices stay as they are for so long, and nothing is sent to kubelet: longer than the longest pause between two
@@ -44,11 +44,11 @@ Problem = tuple[str, str]
 
 
 class Rules(Protocol):
-    """What must hold of the claims of one driver."""
+    """The conditions on the claims of one driver."""
 
     @property
     def node(self) -> DraNode:
-        """Whose claims they are."""
+        """The node of the claims."""
         ...
 
     def problem(self) -> Problem | None:
@@ -60,7 +60,7 @@ class Rules(Protocol):
         ...
 
     def end_faults(self) -> None:
-        """What is broken is repaired."""
+        """Repair what is broken."""
         ...
 
     def should_run(self, pod: Pod) -> bool:
@@ -68,11 +68,11 @@ class Rules(Protocol):
         ...
 
     def unsettled(self) -> list[str]:
-        """What is not as it should be at rest, with the pods that there are, as sentences."""
+        """The differences from the state at rest, with the pods that there are, as sentences."""
         ...
 
     def left(self) -> list[str]:
-        """What is not as it was at first, as sentences, when all pods are gone."""
+        """The differences from the first state, as sentences, when all pods are gone."""
         ...
 
 
@@ -135,7 +135,7 @@ def _left(world: World, rules: Rules) -> list[str]:
 
 
 async def _unrest(world: World, node: DraNode) -> Problem | None:
-    """What is still written while nothing happens. A kubelet that could not reach the API server deletes the slices
+    """The writes that go on while nothing happens. A kubelet that could not reach the API server deletes the slices
     once, minutes later."""
     await trio.sleep(SLICES_SETTLE_S)
     wipes = -1

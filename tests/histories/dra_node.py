@@ -1,4 +1,4 @@
-"""What of a node is there for the claims of any DRA driver: its disk, the cluster's API server, the claims.
+"""The part of a node for the claims of any DRA driver: its disk, the cluster's API server, the claims.
 
 It outlives the daemons, and the disk and the API server outlive a reboot. What each driver has besides is in
 `claims.py` and `domains.py`.
@@ -48,7 +48,7 @@ class Touched:
         self._times.set(self._times.value + 1)
 
     async def touches(self) -> AsyncGenerator[None, None]:
-        """As `TouchedFiles.touches`."""
+        """Implement `TouchedFiles.touches`."""
         async for _ in self._times.subscribe():
             yield
 
@@ -135,7 +135,7 @@ class DraNode(ABC):
         self.disk.put(self.checkpoint, bytes(content))
 
     def end_faults(self) -> None:
-        """What goes wrong with the API server and the disk ends."""
+        """End the faults of the API server and the disk."""
         self.api.end_faults()
         self.api.away = False
         self.disk.full = False

@@ -57,7 +57,7 @@ DRAWN: Final[dict[str, Kind]] = {
         k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS
     )
 }
-"""What campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
+"""The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
 
 DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -102,7 +102,7 @@ PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
 
 
 class Serves(StrEnum):
-    """What the daemons of a history's node serve beside the device plugin."""
+    """The services of the daemons of a history's node beside the device plugin."""
 
     PLUGIN = "without claims"
     CLAIMS = "with claims"
@@ -111,7 +111,7 @@ class Serves(StrEnum):
 
     @property
     def bit(self) -> int:
-        """What of a seed says so."""
+        """The bits of a seed that decide it."""
         return {
             Serves.PLUGIN: 0,
             Serves.CLAIMS: CLAIMS,
@@ -121,7 +121,7 @@ class Serves(StrEnum):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What is drawn from."""
+        """The events to draw from."""
         return {
             Serves.PLUGIN: DRAWN,
             Serves.CLAIMS: DRAWN_WITH_CLAIMS,

@@ -1,4 +1,4 @@
-"""What can happen to the host: cards and their drivers, uevents, and reads of sysfs that fail."""
+"""Events of the host: cards and their drivers, uevents, and reads of sysfs that fail."""
 
 from __future__ import annotations
 

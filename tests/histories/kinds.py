@@ -1,4 +1,4 @@
-"""What a kind of event is: when it can happen, what happens, and what the node is like right after it.
+"""The form of a kind of event: when it can happen, what happens, and what the node is like right after it.
 
 The table is in `events.py`.
 """
@@ -24,7 +24,7 @@ Act = Callable[[World, int], Awaitable[None] | None]
 
 
 class Flag(StrEnum):
-    """What of the node is one thing for all cards, so that one kind of event can rule out the next."""
+    """A property of the node for all cards, by which one kind of event can rule out the next."""
 
     KUBELET_RUNS = "kubelet runs"
     ONE_SERVES = "a daemon runs that was not asked to end"
@@ -44,7 +44,7 @@ class Flag(StrEnum):
 
 
 AT_FIRST: Final = dict.fromkeys(Flag, False) | {Flag.KUBELET_RUNS: True, Flag.ONE_SERVES: True}
-"""What a history begins with (`world.open_world`)."""
+"""The properties at the start of a history (`world.open_world`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,12 @@ class Kind:
     enabled: Enabled
     act: Act
     needs: Mapping[Flag, bool] = field(default_factory=dict)
-    """What `enabled` requires of the whole node. It stays so, unless `leaves` or `may_bring` has another value."""
+    """The properties of the whole node that `enabled` requires. It stays so, unless `leaves` or `may_bring` has another
+    value."""
     leaves: Mapping[Flag, bool] = field(default_factory=dict)
-    """What the node is like right after it."""
+    """The properties of the node right after it."""
     may_bring: Mapping[Flag, bool] = field(default_factory=dict)
-    """What the node may be like besides, then or later."""
+    """The properties that the node may get besides, then or later."""
 
 
 N = TypeVar("N")

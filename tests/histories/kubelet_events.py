@@ -1,4 +1,4 @@
-"""What can happen on kubelet's side: its life, its calls and connections, its ledger, pods and their machines."""
+"""Events on kubelet's side: its life, its calls and connections, its ledger, pods and their machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What others write into kubelet's ledger: other plugins' pods, other drivers' claims, IDs that mean nothing to us.
+"""Entries of others in kubelet's ledger: other plugins' pods, other drivers' claims, IDs that mean nothing to
+gpuactors.
 
 Kubelet's ledger is input. A name in it may be one of our GPUs that another plugin has allocated, or nothing at all.
 """
@@ -66,7 +67,7 @@ def _odd_ids(world: World, slot: int) -> None:
 
 
 def _odd_ids_of_ours(world: World, slot: int) -> None:
-    """As an operator, a damaged file or an unknown plugin leaves them."""
+    """Make IDs of gpuactors as an operator, a damaged file or an unknown plugin leaves them."""
     first = detail_of(slot) % len(ODD_OF_OURS)
     given = {g.device for g in given_by_us(world)}
     device = next(i for i in (*ODD_OF_OURS[first:], *ODD_OF_OURS) if i not in given)

@@ -1,4 +1,4 @@
-"""What other processes do in kubelet's directory: a second plugin on our resource, and a monitor that reads our
+"""Acts of other processes in kubelet's directory: a second plugin for the same resource, and a monitor that reads the
 list."""
 
 from __future__ import annotations

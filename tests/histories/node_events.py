@@ -1,4 +1,4 @@
-"""What can happen to the node as a whole: a reboot, and a daemon with other options at its next start."""
+"""Events of the node as a whole: a reboot, and a daemon with other options at its next start."""
 
 from __future__ import annotations
 

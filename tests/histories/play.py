@@ -50,7 +50,7 @@ OnStep = Callable[[World, Step | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What did not hold."""
+    """The condition that did not hold."""
 
     check: str
     text: str
@@ -71,7 +71,7 @@ class Played:
     digest: str
     """The same for the same history."""
     trace: tuple[str, ...]
-    """What happened, line by line; empty unless it was kept."""
+    """The events, line by line; empty unless they were kept."""
 
 
 def play(script: Script, seed: int, *, on_step: OnStep | None = None, keep_trace: bool = False) -> Played:

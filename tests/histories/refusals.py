@@ -30,7 +30,7 @@ CUTS_CALLS_OFF: Final = (
     "the node reboots",
     *SECOND_PLUGIN,
 )
-"""What ends a call that has reached the daemon before it is answered."""
+"""The ends of a call that has reached the daemon before it is answered."""
 
 UNREAD: Final = (
     "reads of the ledger fail",

@@ -1,4 +1,4 @@
-"""What a history did, byte by byte: the proof that playing it again is the same again."""
+"""The record of a history, byte by byte: the proof that playing it again is the same again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Trace:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was added; empty unless it is kept."""
+        """The lines that were added; empty unless they are kept."""
         return tuple(self._lines or ())
 
     def digest(self) -> str:

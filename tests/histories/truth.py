@@ -90,12 +90,12 @@ def _claimed(device: str) -> PciAddress | None:
 def expected(world: World) -> Lists:
     """The device list of each resource that kubelet should have, and no more.
 
-    Given to a pod by a resource of ours: listed by the name and ID it was given by, Healthy if it is on vfio-pci and
-    the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and on
-    vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
+    Given to a pod by a resource of gpuactors: listed by the name and ID it was given by, Healthy if it is on vfio-pci
+    and the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and
+    on vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
     process holds the group, and no function of the group is on a host driver. Being unbound or unplugged while a
-    process has it open: listed, Unhealthy. An ID of ours that means no card: listed, Unhealthy, as long as a pod has
-    it."""
+    process has it open: listed, Unhealthy. An ID of gpuactors that means no card: listed, Unhealthy, as long as a pod
+    has it."""
     given = given_by_us(world)
     owned = {g.card for g in given if g.card is not None} | others_cards(world).keys()
     prepared, doubtful = claimed_cards(world)

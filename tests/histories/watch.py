@@ -1,4 +1,4 @@
-"""What a history watches inside a daemon: the steps of its registry, over the port of the flight recorder."""
+"""The watcher of a history inside a daemon: the steps of its registry, over the port of the flight recorder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watch:
         self._asked: dict[Token, AllocateAsked] = {}
 
     def record(self, step: Step) -> None:
-        """As `ports.node.Journal.record`."""
+        """Implement `ports.node.Journal.record`."""
         self._journal.record(step)
         self._trace.stepped(self._daemon, step)
         self._on_step(self._daemon, step)
@@ -51,5 +51,5 @@ class Watch:
                 self._asked.pop(effect.token, None)
 
     async def run(self) -> None:
-        """As `ports.node.Journal.run`."""
+        """Implement `ports.node.Journal.run`."""
         await self._journal.run()

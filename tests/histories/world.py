@@ -210,7 +210,7 @@ class _Machines:
         self._world = world
 
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
-        """As `Tenancy.start`."""
+        """Implement `Tenancy.start`."""
         (world,) = self._world
         cards = [device for device in devices if _ADDRESS.fullmatch(device)]
         groups = {spec.group for card in cards if (spec := self._tree.functions.get(card)) is not None}
@@ -222,7 +222,7 @@ class _Machines:
         self._tenancy.start(pod, devices, nodes)
 
     def stop(self, pod: Pod) -> None:
-        """As `Tenancy.stop`."""
+        """Implement `Tenancy.stop`."""
         self._tenancy.stop(pod)
 
 
@@ -254,11 +254,11 @@ class World:
         self.state_dir = MemoryTransport(trace.carried)
         """Where the control socket is."""
         self.served = MemoryServed(self.faults)
-        """What of the state directory a daemon reads again."""
+        """The files of the state directory that a daemon reads again."""
         self.daemons: list[RunningDaemon] = []
         """Those whose process lives, oldest first."""
         self.problems: list[str] = []
-        """What a daemon did that none may ever do."""
+        """Forbidden acts of a daemon."""
         self.cut_off: list[str] = []
         """Calls that reached a daemon and were never answered."""
         self.on_step: Callable[[str, Step], None] = lambda _daemon, _step: None
@@ -278,7 +278,7 @@ class World:
         self.pods = 0
         self.late: list[Uevent] = []
         self.uevent_mode: UeventMode | None = None
-        """What becomes of the next uevents."""
+        """The treatment of the next uevents."""
         self.missed = False
         """A change was without uevent: only the next full scan can find it."""
         self.changing: set[int] = set()
@@ -290,7 +290,7 @@ class World:
         self.switched: dict[str, int] = {}
         """Cards whose `enable` was written by hand, and how many daemons had started by then."""
         self.older: dict[tuple[str, str], str] = {}
-        """What the older IDs mean that were given to pods: the card, by resource and ID."""
+        """The card of each older ID that was given to pods, by resource and ID."""
         self.resolved: dict[tuple[str, str], set[str]] = {}
         """The daemons that have resolved an older ID while its card was in that group: to them it keeps that
         meaning."""
@@ -316,7 +316,7 @@ class World:
 
     @property
     def dra(self) -> DraNode | None:
-        """What there is for claims; None: the daemons serve none."""
+        """The part of the node for claims; None: the daemons serve none."""
         return self.claims or self.domains
 
     def join(self, node: DraNode, *, prebound_companion: bool) -> None:
@@ -502,11 +502,11 @@ class World:
         return self.options.names[model]
 
     def is_ours(self, resource: str) -> bool:
-        """It is a name that a daemon of ours makes."""
+        """It is a name that a daemon of gpuactors makes."""
         return resource in {*MODELS.values(), *RENAMED.values()}
 
     def model_of(self, resource: str) -> str:
-        """The model that a resource of ours is made for. Raises `KeyError`."""
+        """The model that a resource of gpuactors is made for. Raises `KeyError`."""
         return {name: model for names in (RENAMED, MODELS) for model, name in names.items()}[resource]
 
     def meaning(self, resource: str, device: str) -> str | None:

@@ -28,7 +28,7 @@ def memory_control(
 
 @final
 class _MemoryControlIo:
-    """What a `UnixControl` reaches in memory."""
+    """The sockets of a `UnixControl` in memory."""
 
     def __init__(self, state_dir: MemoryTransport, owner: str, faults: Faults) -> None:
         self._state_dir = state_dir
@@ -36,11 +36,11 @@ class _MemoryControlIo:
         self._faults = faults
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
-        """As `grpc_trio.connect_unix`."""
+        """Implement `grpc_trio.connect_unix`."""
         return await self._state_dir.connect(path, self._owner)
 
     def bind(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
-        """As `grpc_trio.bind_unix`."""
+        """Implement `grpc_trio.bind_unix`."""
         return _HeldListener(self._state_dir.bind(path, self._owner, evict), self._faults)
 
 
@@ -53,7 +53,7 @@ class _HeldListener(BoundListener):
         self._faults = faults
 
     def still_there(self) -> bool:
-        """As `BoundListener.still_there`."""
+        """Implement `BoundListener.still_there`."""
         self._faults.crash(Fault.HAND_OVER_CRASHES)
         return self._listener.still_there()
 

@@ -36,7 +36,7 @@ class FakeDisk:
         self._directories = {"/"}
         self._durable_directories = {"/"}
         self.operations: list[str] = []
-        """What was done to files, in order; reads are not counted."""
+        """The operations on files, in order; reads are not counted."""
         self.stop_at: int | None = None
         """The index in `operations` at which the process is killed, instead of the operation."""
         self.torn = False
@@ -49,8 +49,7 @@ class FakeDisk:
     # --- what happens to it -------------------------------------------------------------------------------------------
 
     def power_cut(self, keep: Callable[[str], bool] = lambda what: False) -> None:
-        """What was not synced is lost, but for what `keep` says: it is asked for each changed name by its path, and for
-        each unsynced content by `content of PATH`."""
+        """Lose what was not synced, but for what `keep` says:"""
         directories = {"/"}
         for directory in sorted(self._directories | self._durable_directories):
             there, durable = directory in self._directories, directory in self._durable_directories
@@ -114,23 +113,23 @@ class FakeDisk:
             directories -= {d for d in directories if d == path or d.startswith(f"{path}/")}
 
     def inode(self, path: str) -> int:
-        """What stays the same as long as a file is not replaced by another one."""
+        """The identity of a file, which changes only when another one replaces it."""
         return id(self._files[path])
 
     # --- acts.disk.Disk -----------------------------------------------------------------------------------------------
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        """As `Disk.read`."""
+        """Implement `Disk.read`."""
         return self._find(path).content[: bytes_max + 1]
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """As `Disk.names`."""
+        """Implement `Disk.names`."""
         self._need_directory(directory)
         entries = self._files.keys() | (self._directories - {"/"})
         return tuple(sorted(posixpath.basename(e) for e in entries if posixpath.dirname(e) == directory))
 
     def make_directory(self, path: str) -> None:
-        """As `Disk.make_directory`."""
+        """Implement `Disk.make_directory`."""
         self.count(f"mkdir {path}")
         self._need_room(path)
         self._need_directory(posixpath.dirname(path))
@@ -139,14 +138,14 @@ class FakeDisk:
         self._directories.add(path)
 
     def remove_directory(self, path: str) -> None:
-        """As `Disk.remove_directory`."""
+        """Implement `Disk.remove_directory`."""
         self.count(f"rmdir {path}")
         if self.names(path):
             raise _error(errno.ENOTEMPTY, path)
         self._directories.discard(path)
 
     def write(self, path: str, content: bytes) -> None:
-        """As `Disk.write`."""
+        """Implement `Disk.write`."""
         try:
             self.count(f"write {path}")
         except StoppedError:
@@ -163,13 +162,13 @@ class FakeDisk:
         self._files.setdefault(path, _File()).content = content
 
     def sync(self, path: str) -> None:
-        """As `Disk.sync`."""
+        """Implement `Disk.sync`."""
         self.count(f"fsync {path}")
         file = self._find(path)
         file.durable = file.content
 
     def rename(self, old: str, new: str) -> None:
-        """As `Disk.rename`."""
+        """Implement `Disk.rename`."""
         self.count(f"rename {old} {new}")
         file = self._find(old)
         self._need_directory(posixpath.dirname(new))
@@ -177,7 +176,7 @@ class FakeDisk:
         self._files[new] = file
 
     def unlink(self, path: str) -> None:
-        """As `Disk.unlink`."""
+        """Implement `Disk.unlink`."""
         self.count(f"unlink {path}")
         if path in self._directories:
             raise _error(errno.EISDIR, path)
@@ -185,7 +184,7 @@ class FakeDisk:
         del self._files[path]
 
     def sync_directory(self, path: str) -> None:
-        """As `Disk.sync_directory`."""
+        """Implement `Disk.sync_directory`."""
         self.count(f"fsync {path}/")
         self._need_directory(path)
         for name in self._files.keys() | self._durable.keys():

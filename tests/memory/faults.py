@@ -16,7 +16,7 @@ SLOW_S: Final = 0.5
 
 
 class Fault(StrEnum):
-    """What strikes, at the next occasion."""
+    """A fault that strikes at the next occasion."""
 
     SCAN_FAILS = "a scan fails"
     INSPECTION_FAILS = "an inspection fails"

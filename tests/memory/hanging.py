@@ -15,7 +15,7 @@ _SHORT_BYTES: Final = 4096
 
 @final
 class HangingFile:
-    """Whoever writes to it sleeps until `answer`, or until this process has ended, however it ended.
+    """A file whose writer sleeps until `answer`, or until this process has ended, however it ended.
 
     It is a FIFO that is full and has a reader, this process: the writer's open(2) returns and its write(2) sleeps. In
     one without a reader the writer's open(2) would sleep, and for ever if this process was killed.

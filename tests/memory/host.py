@@ -58,13 +58,13 @@ class MemoryUevents:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[UeventSource]:
-        """What was sent while the socket was closed is lost."""
+        """Open the socket; what was sent while it was closed is lost."""
         self._waiting.clear()
         self._overflowed = False
         yield self
 
     async def receive(self) -> Sequence[Hint]:
-        """As `ports.node.UeventSource.receive`."""
+        """Implement `ports.node.UeventSource.receive`."""
         await trio.lowlevel.checkpoint()
         while not (self._waiting or self._overflowed or self._faults.waits(Fault.WATCHER_CRASHES)):
             await self._arrived.wait()
@@ -90,7 +90,7 @@ class FaultyReader:
         self._root = root
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.node.HostReader.scan`."""
+        """Implement `ports.node.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.SCAN_FAILS):
@@ -100,7 +100,7 @@ class FaultyReader:
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.node.HostReader.inspect`."""
+        """Implement `ports.node.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.INSPECTION_FAILS):
@@ -132,7 +132,7 @@ class FaultyUse:
         self._faults = faults
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """As `ports.node.UseReader.observe`."""
+        """Implement `ports.node.UseReader.observe`."""
         self._faults.crash(Fault.POLLER_CRASHES)
         uses = await self._use.observe(targets, whole=whole)
         if self._faults.strikes(Fault.POLL_SLOW):

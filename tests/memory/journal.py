@@ -34,11 +34,11 @@ class MemoryJournal:
         )
 
     def record(self, step: Step) -> None:
-        """As `ports.node.Journal.record`."""
+        """Implement `ports.node.Journal.record`."""
         self._journal.record(step)
 
     async def run(self) -> None:
-        """As `ports.node.Journal.run`."""
+        """Implement `ports.node.Journal.run`."""
         try:
             await self._journal.run()
         finally:

@@ -65,7 +65,7 @@ class MemoryApiServer:
 
 @final
 class _MemoryNetwork(httpcore.AsyncNetworkBackend):
-    """As `httpcore.TrioBackend`."""
+    """Implement `httpcore.TrioBackend`."""
 
     def __init__(self, api: MemoryApiServer, owner: str) -> None:
         self._api = api

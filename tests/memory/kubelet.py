@@ -68,7 +68,7 @@ def memory_claims(
 
 @final
 class _MemoryKubeletIo:
-    """What a `UnixKubelet` reaches in memory, and what goes wrong on the way."""
+    """The sockets and directories of a `UnixKubelet` in memory, and their faults."""
 
     def __init__(self, transport: MemoryTransport, faults: Faults, owner: str) -> None:
         self._transport = transport
@@ -77,7 +77,7 @@ class _MemoryKubeletIo:
 
     @contextmanager
     def watch(self, path: str) -> Iterator[Changes]:
-        """As `DirectoryIo.watch`."""
+        """Implement `DirectoryIo.watch`."""
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
         need_descriptor(self._faults)
         with self._transport.watch() as changes:
@@ -85,20 +85,20 @@ class _MemoryKubeletIo:
 
     @contextmanager
     def names(self, path: str) -> Iterator[Sequence[str]]:
-        """As `DirectoryIo.names`."""
+        """Implement `DirectoryIo.names`."""
         need_descriptor(self._faults)
         yield self._transport.names()
 
     def directory(self, path: str) -> Directory:
-        """As `DirectoryIo.directory`: it is always there."""
+        """Implement `DirectoryIo.directory`: it is always there."""
         return Directory((0, 0), links=2)
 
     def socket_file(self, path: str) -> SocketFile | None:
-        """As `DirectoryIo.socket_file`."""
+        """Implement `DirectoryIo.socket_file`."""
         return self._transport.socket_file(_name(path))
 
     def bind(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
-        """As `grpc_trio.bind_unix`."""
+        """Implement `grpc_trio.bind_unix`."""
         self._faults.crash(Fault.PLUGIN_CRASHES)
         need_descriptor(self._faults)
         if self._faults.strikes(Fault.BIND_FAILS):
@@ -106,22 +106,22 @@ class _MemoryKubeletIo:
         return self._transport.bind(_name(path), self._owner, evict)
 
     def bind_plugin(self, path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) -> BoundListener:
-        """As `bind`, of a socket of the DRA plugin."""
+        """`bind` for a socket of the DRA plugin."""
         need_descriptor(self._faults)
         return self._transport.bind(plugin_name(path), self._owner, evict)
 
     def watch_plugins(self, path: str) -> AbstractContextManager[Changes]:
-        """As `DirectoryIo.watch`, of a directory of the DRA plugin."""
+        """Implement `DirectoryIo.watch` for a directory of the DRA plugin."""
         need_descriptor(self._faults)
         return self._transport.watch(plugin_name(path))
 
     async def dial_plugin(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
-        """As `grpc_trio.connect_unix`, to another instance of the DRA plugin."""
+        """Implement `grpc_trio.connect_unix` to another instance of the DRA plugin."""
         need_descriptor(self._faults)
         return await self._transport.connect(plugin_name(path), self._owner)
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
-        """As `grpc_trio.connect_unix`."""
+        """Implement `grpc_trio.connect_unix`."""
         if self._faults.strikes(Fault.REGISTER_SLOW):
             await trio.sleep(SLOW_S)
         need_descriptor(self._faults)
@@ -143,7 +143,7 @@ def need_descriptor(faults: Faults) -> None:
 
 @final
 class _Changes:
-    """What changes in kubelet's directory, and what goes wrong in its reader."""
+    """Changes of kubelet's directory, and the faults of their reader."""
 
     def __init__(self, changes: Changes, faults: Faults) -> None:
         self._changes = changes
@@ -151,7 +151,7 @@ class _Changes:
         self.wait = changes.wait
 
     def read(self) -> Sequence[Change]:
-        """As `Changes.read`."""
+        """Implement `Changes.read`."""
         self._faults.crash(Fault.KUBELET_WATCHER_CRASHES)
         return self._changes.read()
 
@@ -166,7 +166,7 @@ def memory_ledger(
 
 @final
 class _MemoryLedgerIo:
-    """What a `KubeletLedger` reaches in memory, and what goes wrong on the way."""
+    """The sockets and files of a `KubeletLedger` in memory, and their faults."""
 
     def __init__(self, transport: MemoryTransport, faults: Faults, owner: str) -> None:
         self._transport = transport
@@ -174,12 +174,12 @@ class _MemoryLedgerIo:
         self._owner = owner
 
     def socket_file(self, path: str) -> SocketFile | None:
-        """As `grpc_trio.socket_file`; with it a read begins."""
+        """Implement `grpc_trio.socket_file`; with it a read begins."""
         self._faults.crash(Fault.LEDGER_CRASHES)
         return self._transport.socket_file(path)
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
-        """As `connect_unix`."""
+        """Implement `connect_unix`."""
         need_descriptor(self._faults)
         if self._faults.strikes(Fault.READ_FAILS):
             raise ConnectError(f"dialling {path} fails as planned")
@@ -190,7 +190,7 @@ class _MemoryLedgerIo:
         return stream
 
     def read_file(self, path: str, max_bytes: int) -> bytes | None:
-        """As `LedgerIo.read_file`; there is no other file."""
+        """Implement `LedgerIo.read_file`; there is no other file."""
         assert path == f"device-plugins/{CHECKPOINT_FILE}", path
         need_descriptor(self._faults)
         content = self._transport.checkpoint_file()

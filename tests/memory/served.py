@@ -24,12 +24,12 @@ class MemoryServed:
         self._served: Mapping[ResourceName, frozenset[str]] = {}
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """As `ports.node.ServedResources.read`."""
+        """Implement `ports.node.ServedResources.read`."""
         await trio.lowlevel.checkpoint()
         return self._served
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
-        """As `ports.node.ServedResources.write`."""
+        """Implement `ports.node.ServedResources.write`."""
         await trio.lowlevel.checkpoint()
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
             raise StateFileError("the resources that were served cannot be kept: no descriptor is left")

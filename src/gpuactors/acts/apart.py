@@ -29,7 +29,7 @@ class Apart(Protocol):
     """Runs a blocking call somewhere."""
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """What `call` returns or raises."""
+        """Return or raise what `call` does."""
         ...
 
 
@@ -44,8 +44,8 @@ class OneThread:
         self._thread = OneByOne(what)
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """As `Apart`. Raises `StateFileError` after the deadline; a call that has begun goes on then, one that has not
-        is not made."""
+        """Implement `Apart`. Raises `StateFileError` after the deadline; a call that has begun goes on then, one that
+        has not is not made."""
         with trio.move_on_after(self.deadline_s):
             try:
                 return await self._thread(call)
@@ -57,18 +57,18 @@ class OneThread:
 
 
 async def in_a_thread(call: Callable[[], T]) -> T:
-    """As `Apart`, for looks that may block: each in a thread of its own, whatever the others do."""
+    """Run calls that may block, each in a thread of its own (`Apart`)."""
     return await in_thread(call, name="act", ended=lambda: None)
 
 
 async def inline(call: Callable[[], T]) -> T:
-    """As `Apart`, for a disk that never blocks."""
+    """Call directly (`Apart`), for a disk that never blocks."""
     await trio.lowlevel.checkpoint()
     return call()
 
 
 class Lock(Protocol):
-    """As `StateLock`."""
+    """Implement `StateLock`."""
 
     def reading(self, *, owns: bool) -> AbstractContextManager[None]: ...
 
@@ -107,12 +107,12 @@ class StoredCheckpoint:
         self._lock = lock or NoLock()
 
     async def read(self, *, owns: bool = True) -> Restored:
-        """As `ports.node.CheckpointStore.read`."""
+        """Implement `ports.node.CheckpointStore.read`."""
         read = partial(self._file.read, touches=owns)
         return await self._apart(_under(self._lock.reading(owns=owns), read))
 
     async def write(self, checkpoint: Checkpoint) -> None:
-        """As `ports.node.CheckpointStore.write`."""
+        """Implement `ports.node.CheckpointStore.write`."""
         await self._apart(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
 
 
@@ -127,7 +127,7 @@ class StoredFiles:
         self._lock = lock or NoLock()
 
     async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
-        """As `ports.node.ClaimFileStore.found`."""
+        """Implement `ports.node.ClaimFileStore.found`."""
 
         def found() -> Mapping[ClaimUid, FoundFiles]:
             if owns:
@@ -137,13 +137,13 @@ class StoredFiles:
         return await self._apart(_under(self._lock.reading(owns=owns), found))
 
     async def write(self, contents: ClaimContents) -> None:
-        """As `ports.node.ClaimFileStore.write`."""
+        """Implement `ports.node.ClaimFileStore.write`."""
         await self._apart(_under(self._lock.writing(), partial(self._files.write, contents)))
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """As `ports.node.ClaimFileStore.remove`."""
+        """Implement `ports.node.ClaimFileStore.remove`."""
         await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
     async def clear_mounted(self) -> None:
-        """As `ports.node.ClaimFileStore.clear_mounted`."""
+        """Implement `ports.node.ClaimFileStore.clear_mounted`."""
         await self._apart(_under(self._lock.writing(), self._files.clear_mounted))

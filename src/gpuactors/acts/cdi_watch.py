@@ -28,7 +28,7 @@ class MountedDirectory:
     path: str
 
     async def unreachable(self) -> tuple[str, ...]:
-        """As `Reachable.unreachable`."""
+        """Implement `Reachable.unreachable`."""
         await trio.lowlevel.checkpoint()
         try:
             is_removed = os.stat(self.path).st_nlink == 0
@@ -55,9 +55,9 @@ _LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOU
 
 
 async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenerator[None, None]:
-    """Yields at the start, and when a file of ours was written, made or removed by whomever, or the directory was
-    replaced or removed: the consumer makes it again if a claim needs it. All that happens while the consumer works is
-    yielded once after it. Never ends; while there is no directory it looks for one every CDI_DIR_RETRY_S."""
+    """Yield at the start, and when anyone has written, made or removed a CDI file of gpuactors, or replaced or removed
+    the directory: the consumer makes it again if a claim needs it. All that happens while the consumer works is yielded
+    once after it. Never ends; while there is no directory it looks for one every CDI_DIR_RETRY_S."""
     while True:
         try:
             inotify = INotify(nonblocking=True)

@@ -6,8 +6,8 @@ The checksum is of the bytes of the inner object as they are stored. (NVIDIA's d
 would write them, so that a field more makes the file of another version corrupt: NVIDIA issues 1080, 1326.) The content
 is `core/claims/checkpoint.py`'s.
 
-NVIDIA's driver has the same directory, and calls its file `checkpoint.json`, as this program did once. One of ours by
-that name is the newest there is (a daemon that knows the new name leaves none): it is renamed. One of theirs is read
+NVIDIA's driver has the same directory, and calls its file `checkpoint.json`, as this program did once. One of gpuactors
+by that name is the newest there is (a daemon that knows the new name leaves none): it is renamed. One of theirs is read
 and never touched, and neither is one of nobody's.
 
 Must never lead to a start that takes a lost content for an empty one: a corrupt file is set aside and said, until a new
@@ -76,8 +76,8 @@ class CheckpointFile:
         self._theirs = theirs
 
     def read(self, *, touches: bool = True) -> Restored:
-        """What the daemon before this one left, and what NVIDIA's driver left. Sets a corrupt file aside, and removes a
-        half written one, if it `touches` any: not beside a daemon that serves.
+        """Read the checkpoint of the previous daemon, and that of NVIDIA's driver. Sets a corrupt file aside, and
+        removes a half written one, if it `touches` any: not beside a daemon that serves.
 
         Raises `CheckpointNewerError`; `StateFileError` if it cannot be read, or not be set aside.
         """

@@ -64,24 +64,24 @@ class RealDisk:
     """The node's disk."""
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        """As `Disk.read`."""
+        """Implement `Disk.read`."""
         return read_plain(path, bytes_max + 1)
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """As `Disk.names`."""
+        """Implement `Disk.names`."""
         return tuple(sorted(os.listdir(directory)))
 
     def make_directory(self, path: str) -> None:
-        """As `Disk.make_directory`."""
+        """Implement `Disk.make_directory`."""
         os.mkdir(path, _DIRECTORY_MODE)
 
     def remove_directory(self, path: str) -> None:
-        """As `Disk.remove_directory`."""
+        """Implement `Disk.remove_directory`."""
         os.rmdir(path)
 
     def write(self, path: str, content: bytes) -> None:
-        """As `Disk.write`. Not O_TRUNC: of a file that a container reads no moment is empty. What else has the name, a
-        FIFO or a link, makes room: the name is ours."""
+        """Implement `Disk.write`. Not O_TRUNC: of a file that a container reads no moment is empty. What else has the
+        name, a FIFO or a link, makes room: the name is ours."""
         with suppress(FileNotFoundError):
             mode = os.lstat(path).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -98,19 +98,19 @@ class RealDisk:
             os.close(descriptor)
 
     def sync(self, path: str) -> None:
-        """As `Disk.sync`. By a descriptor of its own: fsync(2) is of the file, whoever wrote it."""
+        """Implement `Disk.sync`. By a descriptor of its own: fsync(2) is of the file, whoever wrote it."""
         _sync(path, os.O_RDONLY)
 
     def rename(self, old: str, new: str) -> None:
-        """As `Disk.rename`."""
+        """Implement `Disk.rename`."""
         os.rename(old, new)
 
     def unlink(self, path: str) -> None:
-        """As `Disk.unlink`."""
+        """Implement `Disk.unlink`."""
         os.unlink(path)
 
     def sync_directory(self, path: str) -> None:
-        """As `Disk.sync_directory`."""
+        """Implement `Disk.sync_directory`."""
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 

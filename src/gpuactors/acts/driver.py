@@ -60,11 +60,11 @@ class _Move:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What an act has to do."""
+    """The steps of an act."""
 
     moves: tuple[_Move, ...] = ()
     leftovers: tuple[PciAddress, ...] = ()
-    """Functions in whose `driver_override` an act of ours may have left something when its process was killed."""
+    """Functions in whose `driver_override` an act may have left something when its process was killed."""
 
     @property
     def is_done(self) -> bool:
@@ -94,14 +94,14 @@ class SysfsBinder:
         self._deadline_s = deadline_s
         self._groups = GroupReader(root)
         self._let_go_of: set[PciAddress] = set()
-        """GPUs that nvidia-persistenced has let go of for an act of ours, and has not got again."""
+        """GPUs that nvidia-persistenced has closed for an act of gpuactors, and has not got again."""
         self._turns: dict[int, trio.Lock] = {}
         """By IOMMU group: acts of this daemon, one after the other."""
 
     async def bring(
         self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
     ) -> tuple[BoundFunction, ...]:
-        """As `ports.node.DriverBinder.bring`."""
+        """Implement `ports.node.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
         with trio.move_on_after(self._deadline_s):
             try:
@@ -122,7 +122,7 @@ class SysfsBinder:
         )
 
     async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
-        """As `ports.node.DriverBinder.look`."""
+        """Implement `ports.node.DriverBinder.look`."""
         groups: dict[PciAddress, Group] = {}
         nodes: dict[NodeId, PciAddress] = {}
         users = Users({}, "")
@@ -152,7 +152,7 @@ class SysfsBinder:
     async def _each(
         self, devices: Iterable[PciAddress], refuse: Callable[[PciAddress], Awaitable[None]]
     ) -> dict[PciAddress, LookFinding]:
-        """What `refuse` raises for each of these devices, side by side."""
+        """Call `refuse` for each of these devices, side by side, and collect its errors."""
         findings = {device: LookFinding(device) for device in devices}
         limiter = trio.CapacityLimiter(limits.LOOKS_SIDE_BY_SIDE)
 
@@ -416,8 +416,8 @@ class SysfsBinder:
             await self._refuse_users(group, but_persistenced=False)
 
     async def _persisted_again(self, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]) -> None:
-        """What nvidia-persistenced has let go of for us it is to have again, if it is on NVIDIA's driver now, and
-        nothing else."""
+        """Give a GPU back to nvidia-persistenced that has released it for gpuactors, if it is on NVIDIA's driver now,
+        and nothing else."""
         for address in (move.function.address for move in plan.moves):
             first = noted.get(address)
             if address not in self._let_go_of and not (first is not None and first.persistence):
@@ -546,7 +546,7 @@ class SysfsBinder:
 
 
 def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | None) -> str:
-    """What to do after a write that was refused, or changed nothing."""
+    """The remedy for a write that was refused, or changed nothing."""
     if error is not None and error.errno in _FORBIDDEN:
         return "mount the host's /sys writable and run the daemon as root (deploy/overlays/dra)"
     again = f"see the kernel's log for {address}; it is gone on with when it is asked for again"
@@ -573,7 +573,7 @@ def _not_on_vfio(group: Group) -> list[GroupFunction]:
 def _refuse_held(
     root: HostRoot, group: Group, users: Users, *, but_persistenced: bool
 ) -> frozenset[PciAddress]:
-    """As `SysfsBinder._refuse_users`, of users of this group and others."""
+    """`SysfsBinder._refuse_users` for users of this group and others."""
     own = {function.address for function in group.functions}
     held = {h: addresses & own for h, addresses in users.by_process.items() if addresses & own}
     named = [h for h in held if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]

@@ -193,13 +193,13 @@ class ClaimFiles:
             raise self._error("removed", ClaimUid("*"), error) from None
 
     def touches(self) -> AsyncGenerator[None, None]:
-        """As `cdi_watch.touches`, of the CDI files."""
+        """`cdi_watch.touches` for the CDI files."""
         return touches(self._cdi_dir, self._is_ours)
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def found(self) -> Mapping[ClaimUid, FoundFiles]:
-        """What is there of each claim, half or whole; other drivers' files are left out. Raises `FilesError`."""
+        """List each claim's files, complete or not; other drivers' files are left out. Raises `FilesError`."""
         try:
             return self._found()
         except OSError as error:

@@ -110,5 +110,5 @@ class Modprobe:
         return path if path.startswith("/") and "\0" not in path else ""
 
     def _into(self) -> tuple[str, ...]:
-        """What runs a program in the host's file system; nothing where it is ours."""
+        """The prefix that runs a program in the host's file system; empty where that is this process's own."""
         return () if self._root.prefix == "/" else ("chroot", self._root.real(FIRST_PROCESS_ROOT))

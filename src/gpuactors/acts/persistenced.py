@@ -60,7 +60,7 @@ class Persistenced:
         self._numbers = count(1)
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:
-        """As `Persistence.set`."""
+        """Implement `Persistence.set`."""
         with trio.move_on_after(self._deadline_s):
             try:
                 stream = await trio.open_unix_socket(self._path)

@@ -136,7 +136,7 @@ class StateLock:
         return (words[0], words[1]) if len(words) == 2 else ("", "")
 
     def _taken(self, descriptor: int) -> str:
-        """As `taken`. Raises `StateFileError`."""
+        """Implement `taken`. Raises `StateFileError`."""
         mark, pid = self._line(descriptor)
         if mark in ("", self._mark):
             return ""

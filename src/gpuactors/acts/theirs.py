@@ -33,7 +33,7 @@ STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 """Why a GPU that was taken over is not bound to another driver when its claim ends."""
 
 _DEPTH_MAX: Final = 64
-"""What is read of their checkpoint has 11 levels."""
+"""Maximum nesting that is decoded; their checkpoint has 11 levels."""
 
 _NODE: Final = re.compile(rb"/dev/vfio/(?:[0-9]+|devices/vfio[0-9]+)\b")
 
@@ -64,7 +64,7 @@ class _Version(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class _Checkpoint(msgspec.Struct, omit_defaults=True):
-    """What is decoded of their checkpoint. It has the parameters of each claim as its user wrote them: nobody here
+    """The decoded part of their checkpoint. It has the parameters of each claim as its user wrote them: nobody here
     needs them, and whatever they are costs the other claims nothing."""
 
     v1: _Version | None = None
@@ -72,7 +72,7 @@ class _Checkpoint(msgspec.Struct, omit_defaults=True):
 
 
 class Places(Protocol):
-    """As `host/places.py`."""
+    """Paths, as in `host/places.py`."""
 
     def of_uuid(self, uuid: str) -> PciAddress | None: ...
 
@@ -96,8 +96,8 @@ class TheirClaims:
         self._places = places
 
     def read(self, content: bytes, boot_id: str) -> Theirs:
-        """What a checkpoint of theirs says of this boot. Raises `ValueError`; `OSError` or `HostShortError` where what
-        is needed beside it cannot be read now."""
+        """Decode their checkpoint for this boot. Raises `ValueError`; `OSError` or `HostShortError` where what is
+        needed beside it cannot be read now."""
         checksum = f"sha256:{sha256(content).hexdigest()}"
         known = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
         found = theirs.decoded(_json(known), self._driver)

@@ -1,14 +1,14 @@
-"""The process that writes to sysfs: one write at a time, as it is told on its standard input, until that is closed.
+"""The process that writes to sysfs: one write at a time, by orders on its standard input, until that is closed.
 
-A program of its own, started by `writes.py` as `python -I -S writer_process.py`. A write that hangs in the kernel
-hangs this process and no other one; it has the lock file of its IOMMU group open as long as it lives, so no other
-writer begins beside it, not even one of the next daemon. When its input ends (the act is over, was given up, or the
-daemon is dead) it begins nothing new but its last duty: what it was told to write at the end, so that no
-`driver_override` is left behind.
+A program of its own, started by `writes.py` as `python -I -S writer_process.py`. A write that hangs in the kernel hangs
+this process and no other one; it has the lock file of its IOMMU group open as long as it lives, so no other writer
+begins beside it, not even one of the next daemon. When its input ends (the act is over, was given up, or the daemon is
+dead) it begins nothing new but its last duty: the final writes that were ordered, so that no `driver_override` is left
+behind.
 
 Each request is one line of words: `write PATH TEXT`, `read PATH` or `finally PATH TEXT`, path and text in hexadecimal.
-Each answer is one line: the errno, 0 for success; behind it what was read, in hexadecimal. Must import nothing of ours,
-and little else: it is started for every act.
+Each answer is one line: the errno, 0 for success; behind it what was read, in hexadecimal. Must import no module of
+gpuactors, and little else: it is started for every act.
 
 While it writes or reads, its lock file says so behind its own number, for who finds the lock taken: since when, and the
 words of the request. The lock file's descriptor is its argument.

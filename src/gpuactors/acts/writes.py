@@ -36,8 +36,8 @@ _LOCK_FILE_BYTES: Final = 16384
 
 
 class Writes(Protocol):
-    """What an act may do in sysfs. `OSError` is the kernel's answer; `ActError` (HANGS) means that there was none in
-    time, and that this act can do nothing more."""
+    """The writes and reads of an act in sysfs. `OSError` is the kernel's answer; `ActError` (HANGS) means that there
+    was none in time, and that this act can do nothing more."""
 
     async def write(self, path: str, text: str) -> None:
         """Writes an attribute. Raises `OSError`, `ActError`."""
@@ -78,7 +78,7 @@ class ProcessWrites:
 
     @asynccontextmanager
     async def __call__(self, group: int) -> AsyncIterator[Writes]:
-        """As `OpenWrites`."""
+        """Implement `OpenWrites`."""
         self._left = [process for process in self._left if process.poll() is None]
         # In one piece: given up half way, the thread ends with nothing, or with a process whose input ends at once.
         process = await in_thread(lambda: self._start(group), name=f"act {group}", ended=lambda: None)
@@ -105,7 +105,7 @@ class ProcessWrites:
                     self._left.append(process)
 
     async def _ended(self, process: subprocess.Popen[bytes], group: int) -> None:
-        """What was to be written at the end is written, and the lock is free. Raises `ActError`."""
+        """Wait until the final writes are done, and the lock is free. Raises `ActError`."""
         with trio.move_on_after(self._deadline_s):
             await _end_of(process)
             return
@@ -113,8 +113,8 @@ class ProcessWrites:
         raise hangs(UnderWay(path, "", time.time() - self._deadline_s), process.pid, self._deadline_s)
 
     async def _make_up(self, group: int, killed: _Act) -> None:
-        """What a process that was killed was to write at the end is written by another one, where nobody has written
-        anything else since. Raises `ActError`."""
+        """Have another process make the final writes of one that was killed, where nobody has written anything else
+        since. Raises `ActError`."""
         async with self(group) as act:
             for path, text in killed.left.items():
                 try:
@@ -223,7 +223,7 @@ class UnderWay:
 
     path: str
     text: str | None
-    """What is written, of an unbind the function's address; None: it is read."""
+    """The text to write, the function's address for an unbind; None: it is read."""
     since: float
     """Unix seconds."""
 
@@ -234,7 +234,7 @@ class UnderWay:
 
 
 def _noted(words: str) -> UnderWay | None:
-    """What `writer_process.note` has noted; None if nothing, or no sense."""
+    """Parse the note of `writer_process.note`; None if it is missing or malformed."""
     try:
         since, word, path, *text = words.split()
         written = bytes.fromhex(text[0]).decode() if word == "write" and text else ""
@@ -280,25 +280,25 @@ class _Act:
     hangs: bool = False
     """There was no answer in time."""
     written: dict[str, str] = field(default_factory=dict)
-    """What was written to each file last, or may have been."""
+    """The last text written to each file, or possibly written."""
     duties: dict[str, str] = field(default_factory=dict)
 
     @property
     def left(self) -> dict[str, str]:
-        """What is to be written at the end to files that were written to."""
+        """The final writes to files that were written to."""
         return {path: text for path, text in self.duties.items() if path in self.written}
 
     async def write(self, path: str, text: str) -> None:
-        """As `Writes.write`."""
+        """Implement `Writes.write`."""
         self.written[path] = text
         await self._ask(path, "write", text)
 
     async def read(self, path: str) -> str:
-        """As `Writes.read`."""
+        """Implement `Writes.read`."""
         return await self._ask(path, "read")
 
     async def at_the_end(self, path: str, text: str) -> None:
-        """As `Writes.at_the_end`."""
+        """Implement `Writes.at_the_end`."""
         await self._ask(path, "finally", text)
         self.duties[path] = text
 

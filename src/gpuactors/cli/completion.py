@@ -71,7 +71,7 @@ def register() -> None:
 
 
 def script(cli: click.Command, shell: str) -> str:
-    """What the shell is to read."""
+    """The completion script for a shell."""
     register()
     found = get_completion_class(shell)
     assert found is not None
@@ -81,7 +81,7 @@ def script(cli: click.Command, shell: str) -> str:
 def explainable(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """What `explain` can explain, as the running daemon says; nothing if none answers at once."""
+    """List the arguments of `explain` that the running daemon knows; empty if none answers at once."""
     try:
         given = {
             k: v for k, v in context.params.items() if k in (*KEYS, CONFIG_FILE_KEY) and v not in (None, ())

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Format(StrEnum):
-    """What `-o` takes; each command has one of the first two, and some have WIDE."""
+    """The values of `-o`; each command has one of the first two, and some have WIDE."""
 
     TEXT = "text"
     TABLE = "table"

@@ -1,4 +1,5 @@
-"""What a command is waiting for, in one line on a terminal: after a second, with the seconds, and gone when it is over.
+"""The progress line on a terminal: what a command is waiting for, shown after a second, with the seconds, and removed
+at the end.
 
 Nothing is written where standard error is no terminal: a script's log has no use for it. Must not know any command.
 """
@@ -46,7 +47,7 @@ class Progress:
             self._write(_FIRST_COLUMN)
 
     async def during(self, what: str, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` returns or raises; it is named if it takes longer than PROGRESS_SILENT_S."""
+        """Return or raise what `read` does; show its name if it takes longer than PROGRESS_SILENT_S."""
         results: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:

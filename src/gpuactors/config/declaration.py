@@ -46,15 +46,15 @@ class Described:
     description: str
     """Its meaning: one sentence or more, Markdown."""
     metavar: str = ""
-    """What stands for a value in the help. A switch and a choice show their values."""
+    """Placeholder of the value in the help. A switch and a choice show their values."""
     must_be: str = ""
-    """What a value must be: the end of the sentence that refuses another one. A switch and a choice name theirs."""
+    """Valid values: the end of the sentence that refuses another one. A switch and a choice name theirs."""
     default: str = ""
     """The meaning of the default, where its value does not show it (`None`, an empty text)."""
     check: Callable[[Any], object] | None = None
     """Takes a value of the right type and returns the stored form. Raises ValueError."""
     fallback_variable: str = ""
-    """A variable without our prefix that is read where no flag, no variable of ours and no file has the setting."""
+    """A variable without gpuactors' prefix, read when no flag, prefixed variable or file has the setting."""
     yaml_off: bool = False
     """Whether `off` is one of its values: YAML 1.1 reads a bare one as false."""
     yaml_on: bool = False
@@ -109,12 +109,12 @@ class Declaration:
 
     @property
     def metavar(self) -> str:
-        """What stands for a value: `DIR`, `json|console`."""
+        """Placeholder of the value in the help: `DIR`, `json|console`."""
         return self.described.metavar or "|".join(self.choices)
 
     @property
     def must_be(self) -> str:
-        """What a value must be, in words: `json or console`."""
+        """Valid values, in words: `json or console`."""
         return self.described.must_be or _or(self.choices)
 
     @property

@@ -61,7 +61,7 @@ def _config_file() -> click.Option:
 
 
 def _values(setting: Declaration) -> Callable[..., list[CompletionItem[str]]]:
-    """What a shell offers as values: those there are, or files."""
+    """List the values that a shell offers: the known ones, or files."""
 
     def offered(
         context: click.Context, parameter: click.Parameter, incomplete: str

@@ -50,13 +50,13 @@ class BlockedView:
     """A device that must not be given to a claim now."""
 
     name: str
-    """As the slice names it; of one that is never offered the PCI address."""
+    """The name in the slice; the PCI address if the device is never offered."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SlicesView:
-    """What the API server has of our devices."""
+    """The devices of this node that the API server has stored."""
 
     slices: int
     generation: int
@@ -92,7 +92,7 @@ class ClaimsView:
 
 @dataclass(frozen=True, slots=True)
 class FirstDriverView:
-    """The first driver of a function in this boot, before any act of ours; None: it had none."""
+    """The first driver of a function in this boot, before any act of gpuactors; None: it had none."""
 
     address: str
     driver: str | None
@@ -100,7 +100,7 @@ class FirstDriverView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOfClaimsView:
-    """What claims may do with one device; as `core.gpus.report.DeviceOfClaims`."""
+    """What claims may do with one device; see `core.gpus.report.DeviceOfClaims`."""
 
     claim_uid: str | None
     stays: bool

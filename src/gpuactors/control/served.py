@@ -40,7 +40,7 @@ class ServedFile:
         self._path = os.path.join(state_dir, FILE_NAME)
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """As `ports.node.ServedResources.read`: in a thread, as a disk that hangs must not stop the daemon."""
+        """Implement `ports.node.ServedResources.read` in a thread, as a disk that hangs must not stop the daemon."""
         with trio.move_on_after(limits.SERVED_READ_S):
             return await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
         raise StateFileError(f"cannot read {self._path}: no answer within {limits.SERVED_READ_S:g} s")
@@ -61,7 +61,8 @@ class ServedFile:
             ) from None
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
-        """As `ports.node.ServedResources.write`: a new file in the place of the old, so it is whole at any moment."""
+        """Implement `ports.node.ServedResources.write`: a new file replaces the old one, so it is whole at any
+        moment."""
         text = json.dumps({"resources": {name: sorted(served[name]) for name in sorted(served)}}).encode()
         try:
             await trio.to_thread.run_sync(partial(replace_plain, self._path, text, _MODE, durable=True))

@@ -49,7 +49,7 @@ class ControlService(TrioService, pb.ControlBase):
             await trio.sleep(limits.WATCH_PAUSE_S)
 
     def _facts(self, state: NodeState) -> NodeView:
-        """What is told of the state but for its ages, derived once for all who watch."""
+        """Everything of the state but its ages, derived once for all watchers."""
         if self._derived is None or self._derived[0] is not state:
             self._derived = state, view_of(state, AGELESS)
         return self._derived[1]
@@ -78,15 +78,15 @@ class UnixHeldControl:
         self._service = service
 
     def still_ours(self) -> bool:
-        """As `ports.node.HeldControl.still_ours`."""
+        """Implement `ports.node.HeldControl.still_ours`."""
         return self._listener.still_there()
 
     async def asked(self) -> None:
-        """As `ports.node.HeldControl.asked`."""
+        """Implement `ports.node.HeldControl.asked`."""
         await self._service.asked.wait()
 
     async def give_up(self) -> None:
-        """As `ports.node.HeldControl.give_up`. After the answer the successor takes the socket's place."""
+        """Implement `ports.node.HeldControl.give_up`. After the answer the successor takes the socket's place."""
         await self._listener.aclose()
         self._service.released.set()
         await self._server.drain(limits.DRAIN_S)

@@ -122,7 +122,7 @@ class UnixControl:
         self._io = io or ControlIo(connect_unix, bind_unix, owner_of, os.getpid())
 
     async def ask(self) -> str:
-        """As `ports.node.Control.ask`."""
+        """Implement `ports.node.Control.ask`."""
         return encodable(await self._ask())
 
     async def _ask(self) -> str:
@@ -146,7 +146,7 @@ class UnixControl:
 
     @asynccontextmanager
     async def hold(self, state: LatestReader[NodeState]) -> AsyncIterator[UnixHeldControl]:
-        """As `ports.node.Control.hold`."""
+        """Implement `ports.node.Control.hold`."""
         try:
             listener = self._io.bind(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
         except SocketInUseError as exc:
@@ -161,7 +161,7 @@ class UnixControl:
             nursery.cancel_scope.cancel()
 
     async def is_held(self) -> bool:
-        """As `ports.node.Control.is_held`."""
+        """Implement `ports.node.Control.is_held`."""
         await trio.lowlevel.checkpoint()
         try:
             return self._io.owner_of(self._path) is not None

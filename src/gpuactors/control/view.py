@@ -34,7 +34,7 @@ NOT_LISTED = "not listed"
 """The health of a device that is gone and not advertised."""
 
 AGELESS: Final = -math.inf
-"""As the time of a view: all its ages are 0, so two views of the same facts are equal."""
+"""The time of a view without ages: all are 0, so two views of the same facts are equal."""
 
 _SHARED_NODES: Final = ("/dev/vfio/vfio", "/dev/iommu")
 """The nodes that every device of the node has in common."""
@@ -101,7 +101,7 @@ class DeviceView:
     history: tuple[Change, ...]
     """Oldest first."""
     remedy: str | None
-    """What to do, where the reason does not include it."""
+    """The remedy, where the reason does not include it."""
     listed: bool
     """It is advertised to kubelet."""
     for_claims: DeviceOfClaimsView | None = None
@@ -185,8 +185,8 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
-    """What the daemon answers over its control socket, as JSON. A command of another version reads it where no field
-    has changed its type or gone: fields that it does not know are ignored, and missing ones have their default."""
+    """The daemon's answer over its control socket, as JSON. A command of another version reads it where no field has
+    changed its type or gone: fields that it does not know are ignored, and missing ones have their default."""
 
     about: About
     view: NodeView
@@ -351,7 +351,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 
 
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
-    """What to do about its owner or holder. What to do about its files is in the reason itself."""
+    """The remedy for its owner or holder. What to do about its files is in the reason itself."""
     named = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, observed_use(state, device)):
         return None

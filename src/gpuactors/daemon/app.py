@@ -266,7 +266,7 @@ async def run(
 
 
 async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
-    """As `run`, until a signal that stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP.
+    """Call `run` until a signal stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
     Raises `AbsentError` if a required part of the node was missing for its bound.
     """
@@ -487,7 +487,7 @@ def _is_shortage(exc: Exception) -> bool:
 
 
 def _recorder(journal: Journal | None, http: HttpOutside | None) -> Callable[[Step], None] | None:
-    """What sees every step of the registry: the journal, the metrics, both or none."""
+    """The recorder of the registry's steps: the journal, the metrics, both or none."""
     takers = [*([journal.record] if journal else []), *([http.meter.stepped] if http else [])]
     if len(takers) < 2:
         return takers[0] if takers else None

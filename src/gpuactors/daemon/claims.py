@@ -101,7 +101,7 @@ class DraOutside:
     slices: SliceApi
     kubelet: ClaimsKubelet
     reached_by: tuple[Reachable, ...] = ()
-    """What the liveness probe asks."""
+    """The parts that the liveness probe checks."""
     classes: DeviceClassApi | None = None
     """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
 

@@ -90,7 +90,7 @@ class DomainActors:
         self._claims = dra.DraActors(outside.claims, cells.claims, caller, inbox, ClaimsOf.DOMAINS)
 
     def start(self, actor: Callable[[str, Callable[[], Awaitable[None]]], None]) -> None:
-        """As `DraActors.start`."""
+        """Implement `DraActors.start`."""
         outside, wanted, inbox = self._outside, self._cells.wanted, self._inbox
         self._claims.start(actor)
         node, api, imex = outside.claims.node, outside.domains, outside.imex
@@ -101,7 +101,7 @@ class DomainActors:
         )
 
     async def withdrawn(self) -> None:
-        """As `DraActors.withdrawn`."""
+        """Implement `DraActors.withdrawn`."""
         await self._claims.withdrawn()
 
 

@@ -32,7 +32,7 @@ class HttpOutside:
     server: HttpServer
     meter: Meter
     reached_by: tuple[Reachable, ...]
-    """What the liveness probe asks."""
+    """The parts that the liveness probe checks."""
 
 
 def outside_of(

@@ -1,4 +1,4 @@
-"""What the host says of IMEX, wired: the daemon and `doctor` ask the same sources, in the same order.
+"""The sources of IMEX facts, wired: the daemon and `doctor` ask the same ones, in the same order.
 
 The clique: the operator's setting alone, where there is one; else NVML, the Node's label, the features file.
 """
@@ -43,7 +43,7 @@ class NodeLabelClique:
         self._node = node
 
     async def said(self) -> Said:
-        """As `CliqueSource.said`."""
+        """Implement `CliqueSource.said`."""
         source = f"the Node's label {LABEL}"
         try:
             value = (await self._node.read()).labels.get(LABEL)

@@ -230,7 +230,7 @@ def _timeout_s(value: str | None) -> float:
 
 
 def _echo(text: str) -> str:
-    """What the peer sent, as a part of a sentence of ours: printable, and no more of it than a reader reads."""
+    """Quote the peer's text in a sentence: printable, and no more of it than a reader reads."""
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text[: GRPC_ECHO_MAX_CHARS + 1]

@@ -1,6 +1,6 @@
 """The bounds of gRPC and its sockets: name, unit and the reason for the number.
 
-They are here, and not with all others in `gpuactors/limits.py`, because this package imports nothing of ours.
+They are here, and not with all others in `gpuactors/limits.py`, because this package imports no other one of gpuactors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ GRPC_OUTGOING_MAX_BYTES: Final = 1024 * 1024
 SETTINGS frames and reads no answer (CVE-2019-9512, -9515) gets here."""
 
 GRPC_CONNECTION_WINDOW_BYTES: Final = 1024 * 1024
-"""What a peer may send on one connection before our handlers have read it: sixteen calls' stream windows (65,535
-bytes, HTTP/2's default), so that one call that does not read holds up no other."""
+"""Bytes that a peer may send on one connection before our handlers have read them:"""
 
 GRPC_CONNECTIONS_MAX: Final = 64
 """Connections to one endpoint. Kubelet has one, and a second for a moment when it re-dials."""

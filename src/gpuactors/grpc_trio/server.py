@@ -30,7 +30,7 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.E
 
 
 class Servable(Protocol):
-    """What betterproto2's generated bases are."""
+    """The interface of betterproto2's generated bases."""
 
     def __mapping__(self) -> dict[str, Handler]: ...
 

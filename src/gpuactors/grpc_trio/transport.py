@@ -1,4 +1,4 @@
-"""What grpclib needs of an `asyncio.Transport`, over any `trio.abc.Stream`.
+"""The part of `asyncio.Transport` that grpclib needs, over any `trio.abc.Stream`.
 
 grpclib writes synchronously; the bytes wait here and `pump()` sends them. Must not know HTTP/2.
 """

@@ -76,7 +76,7 @@ class UnixListener(BoundListener):
         self._closed = False
 
     def still_there(self) -> bool:
-        """As `BoundListener.still_there`: the file at the path is ours."""
+        """Implement `BoundListener.still_there`: the file at the path is the one that was bound."""
         return not self._closed and _inode_id(self.path) == self.inode_id
 
     async def accept(self) -> trio.SocketStream:
@@ -101,7 +101,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """What lies at the path of a socket, whether or not a process listens behind it."""
+    """The file at a socket's path, whether or not a process listens behind it."""
 
     identity: str
     """Its identity: a new socket has another, even with the same inode."""
@@ -110,19 +110,19 @@ class SocketFile:
 
 
 class Bind(Protocol):
-    """As `bind_unix`."""
+    """See `bind_unix`."""
 
     def __call__(self, path: str, *, mode: int = ..., evict: Collection[Owner] = ...) -> BoundListener: ...
 
 
 class Dial(Protocol):
-    """As `connect_unix`."""
+    """See `connect_unix`."""
 
     async def __call__(self, path: str, *, deadline_s: float) -> trio.abc.Stream: ...
 
 
 class OwnerOf(Protocol):
-    """As `owner_of`."""
+    """See `owner_of`."""
 
     def __call__(self, path: str) -> Owner | None: ...
 

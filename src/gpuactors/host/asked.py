@@ -23,7 +23,7 @@ class Ended:
 
     status: int
     said: bytes
-    """What it has written, without blanks around it; the first IMEX_SAID_MAX_BYTES."""
+    """Its output without surrounding blanks; the first IMEX_SAID_MAX_BYTES."""
     complaint: bytes
     """The same of its standard error."""
 
@@ -33,7 +33,7 @@ class Late:
     """It has not."""
 
     what: str
-    """As a sentence."""
+    """The failure as a sentence."""
 
 
 @final

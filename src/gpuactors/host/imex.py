@@ -1,4 +1,4 @@
-"""What the host says of IMEX: device numbers, the fabric's clique, and whether the operator's own daemon is ready.
+"""The host's facts about IMEX: device numbers, the fabric's clique, and whether the operator's own daemon is ready.
 
 IMEX shares GPU memory between nodes of one NVLink fabric. Its channels are character devices, whose major numbers
 NVIDIA's driver gets when it is loaded. The clique is asked of those who may know it, in a stated order
@@ -45,7 +45,7 @@ class CliqueSource(Protocol):
     """One of those who may know the clique of the node's fabric."""
 
     async def said(self) -> Said:
-        """What it says now. Raises `HostShortError`."""
+        """Read its value now. Raises `HostShortError`."""
 
 
 @final
@@ -56,7 +56,7 @@ class Operators:
         self._said = parsed("--clique", setting)
 
     async def said(self) -> Said:
-        """As `CliqueSource.said`."""
+        """Implement `CliqueSource.said`."""
         await trio.lowlevel.checkpoint()
         return self._said
 
@@ -72,7 +72,7 @@ class ImexFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is read, for sentences."""
+        """The files and programs that are read, for sentences."""
         return self._root.real(DEVICE_NUMBERS), self._root.real(self._clique_file)
 
     def read(self) -> ImexFacts:
@@ -114,7 +114,7 @@ class ImexFiles:
         return min(count, limits.IMEX_CHANNELS_MAX) or CHANNELS_MAX
 
     def clique(self) -> Said:
-        """What the features file says. May block. Raises `HostShortError`."""
+        """Read the clique from the features file. May block. Raises `HostShortError`."""
         path = self._root.real(self._clique_file)
         try:
             content = read_plain(path, limits.IMEX_FILE_MAX_BYTES)
@@ -155,7 +155,7 @@ class HostImex:
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:
-        """As `ports.node.ImexReader.read`."""
+        """Implement `ports.node.ImexReader.read`."""
         with trio.move_on_after(self._deadline_s) as waiting:
             facts, in_file = await self._thread(self._read)
         if waiting.cancelled_caught:
@@ -194,10 +194,10 @@ class InlineImex:
     def __init__(self, root: HostRoot, clique_file: str = GPU_FEATURES) -> None:
         self._files = ImexFiles(root, clique_file)
         self.host_problem = ""
-        """What the host's control tool would say."""
+        """The answer of the host's control tool."""
 
     async def read(self) -> ImexFacts:
-        """As `ports.node.ImexReader.read`."""
+        """Implement `ports.node.ImexReader.read`."""
         await trio.lowlevel.checkpoint()
         facts = self._files.read()
         if facts.absent:
@@ -223,7 +223,7 @@ def _decoded(content: bytes) -> str:
 
 
 def _text(path: str) -> str | None:
-    """What the file says; None if it is not there. Raises `HostError`."""
+    """Read the file; None if it is not there. Raises `HostError`."""
     try:
         with open(path, "rb") as file:
             return _decoded(file.read(limits.IMEX_FILE_MAX_BYTES))

@@ -17,7 +17,7 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 
 KNOWN: Final = ("management.nvidia.com/gpu=all", "k8s.compute-domain.nvidia.com/device=all")
-"""As the toolkit of NVIDIA's GPU Operator names it, and as NVIDIA's own kubelet plugin."""
+"""CDI devices as named by the toolkit of NVIDIA's GPU Operator, and by NVIDIA's own kubelet plugin."""
 
 _ENDINGS: Final = (".json", ".yaml", ".yml")
 _KIND: Final = re.compile(r"""["']?\bkind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)""")

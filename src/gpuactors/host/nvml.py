@@ -1,4 +1,5 @@
-"""What NVML says of the fabric of the host's GPUs, asked in a process of its own (`nvml_child.py`), with a deadline."""
+"""NVML's facts about the fabric of the host's GPUs, asked in a process of its own (`nvml_child.py`), with a
+deadline."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class NvmlClique:
         self._program = AskedProgram(program or (sys.executable, "-m", _CHILD), "nvml", deadline_s)
 
     async def said(self) -> Said:
-        """As `CliqueSource.said`. Raises `HostShortError`."""
+        """Implement `CliqueSource.said`. Raises `HostShortError`."""
         if not self._is_there:
             return Said(_SOURCE, why="is not asked, as nvidia-ml-py is not installed")
         try:

@@ -28,7 +28,7 @@ from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, Host
 
 NodeId = tuple[int, int]
 """The identity of an open device: (-1, device number) of a character device, whatever its inode; (device, inode) of a
-plain file, which stands for a node in a fake tree."""
+plain file, which represents a node in a fake tree."""
 
 _VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
 """The descriptor that VFIO_GROUP_GET_DEVICE_FD returns (drivers/vfio/group.c): its device is not shown."""
@@ -143,7 +143,7 @@ class ProcReader:
         return Users(found, unseen)
 
     def _open_nodes(self, pid: int) -> Iterator[NodeId]:
-        """What a process has open that has a path; nothing if it is gone. Raises `OSError`."""
+        """The open files of a process that have a path; empty if it is gone. Raises `OSError`."""
         directory = f"{self._proc}/{pid}/fd"
         try:
             for name in os.listdir(directory):

@@ -54,7 +54,7 @@ class ThreadedReader:
         """Ends of the threads that inspect a function."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.node.HostReader.scan`."""
+        """Implement `ports.node.HostReader.scan`."""
         with trio.move_on_after(self._scan_deadline_s):
             while True:
                 scan = await self._begin_scan(given)
@@ -68,7 +68,7 @@ class ThreadedReader:
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.node.HostReader.inspect`."""
+        """Implement `ports.node.HostReader.inspect`."""
         with trio.move_on_after(self._inspection_deadline_s):
             async with self._slots:
                 return await self._in_thread(address, lambda: self._sysfs.inspect(address, given))
@@ -163,13 +163,13 @@ class InlineReader:
         self._sysfs = sysfs
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """As `ports.node.HostReader.scan`."""
+        """Implement `ports.node.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.scan(given)
 
     async def inspect(
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """As `ports.node.HostReader.inspect`."""
+        """Implement `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.inspect(address, given)

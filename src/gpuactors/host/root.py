@@ -38,7 +38,7 @@ FABRIC_IMEX_MGMT: Final = "/proc/driver/nvidia/capabilities/fabric-imex-mgmt"
 NVIDIA_PARAMS: Final = "/proc/driver/nvidia/params"
 """NVIDIA's driver: its parameters, one a line."""
 GPU_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
-"""What NVIDIA's GPU Feature Discovery has found out about this node's GPUs, one label a line (its --output-file)."""
+"""The output file of NVIDIA's GPU Feature Discovery about this node's GPUs, one label a line (its --output-file)."""
 PERSISTENCED_SOCKET: Final = "/run/nvidia-persistenced/socket"
 
 DEV: Final = "/dev"
@@ -54,7 +54,7 @@ def group_node(group: int) -> str:
 
 
 def module_parameter(module: str, name: str) -> str:
-    """What a loaded module's parameter is, as the host's own path; a module's name has `_` here."""
+    """The value of a loaded module's parameter, by the host's own path; a module's name has `_` here."""
     return f"/sys/module/{module}/parameters/{name}"
 
 

@@ -426,8 +426,7 @@ def _numa_node(path: str) -> int | None:
 
 
 def _memory_bytes(path: str) -> int:
-    """As `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver: the BARs of 64 bits are
-    added and rounded up to a power of two (go-nvlib, nvpci, GetTotalAddressableMemory). 0 if it cannot be read."""
+    """Compute `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver:"""
     total = 0
     try:
         for line in _read(path).splitlines()[:_BARS]:

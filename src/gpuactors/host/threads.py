@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> T:
-    """What `call` returns or raises. When cancelled it stops waiting; the thread cannot be ended and runs on.
+    """Return or raise what `call` does. When cancelled it stops waiting; the thread cannot be ended and runs on.
 
     `ended` is called once, in the trio run, as soon as the thread is over, whether or not a task still waits; not at
     all if the run is over by then. It is a daemon thread, so it does not keep the process from ending.
@@ -75,7 +75,7 @@ class OneByOne:
         self._running: trio.Event | None = None
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """As `in_thread`. Cancelled while it waits for an earlier call, it does not make its own."""
+        """Implement `in_thread`. Cancelled while it waits for an earlier call, it does not make its own."""
         while self._running is not None:
             await self._running.wait()
         over = self._running = trio.Event()

@@ -65,7 +65,7 @@ def parse_datagram(datagram: bytes) -> Mapping[str, str] | None:
 
 
 def hint_of(properties: Mapping[str, str]) -> Hint | None:
-    """What a uevent points at; None if it is not relevant or names nothing that can be inspected."""
+    """The target of a uevent; None if it is not relevant or names nothing that can be inspected."""
     action, subsystem = properties.get("ACTION", ""), properties.get("SUBSYSTEM", "")
     if subsystem not in SUBSYSTEMS or action not in ACTIONS:
         return None
@@ -108,7 +108,7 @@ class DatagramSource:
         self._overflowed = False
 
     async def receive(self) -> Sequence[Hint]:
-        """As `ports.node.UeventSource.receive`; at most `limits.UEVENTS_AT_ONCE` messages are taken at a time.
+        """Implement `ports.node.UeventSource.receive`; take at most `limits.UEVENTS_AT_ONCE` messages at a time.
 
         An overflow is raised when the queue has been emptied, not when it is noticed: until then the kernel drops
         further messages silently (net/netlink/af_netlink.c, NETLINK_S_CONGESTED), and the scan that follows must begin
@@ -204,8 +204,8 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
 
 def _is_deaf() -> bool:
     """Whether our network namespace belongs to a user namespace: then the socket is given, and nothing is ever sent to
-    it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is an ancestor of ours, and may be the
-    initial one."""
+    it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is an ancestor of this process's
+    namespace, and may be the initial one."""
     try:
         namespace = os.open(_NETWORK_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

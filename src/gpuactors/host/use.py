@@ -47,20 +47,19 @@ _PROC: Final = -1
 
 
 def open_and_close(path: str) -> None:
-    """As `OpenNode`: 13 µs, in which no other process can open the group (drivers/vfio/group.c,
-    vfio_group_fops_open)."""
+    """Implement `OpenNode`:"""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 
 @dataclass(frozen=True, slots=True)
 class _Passive:
-    """What sysfs shows of one group."""
+    """The facts in sysfs about one group."""
 
     target: PollTarget
     enabled: Mapping[PciAddress, int]
     active: frozenset[PciAddress]
     unseen: str
-    """As `GroupUse.unseen`."""
+    """See `GroupUse.unseen`."""
 
     @property
     def seems_used(self) -> bool:
@@ -300,7 +299,7 @@ class SysfsUse:
         self._short = ""
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """As `ports.node.UseReader.observe`."""
+        """Implement `ports.node.UseReader.observe`."""
         observation = _Observation(
             self._root,
             self._holders,
@@ -360,7 +359,7 @@ class InlineUse:
         self._open_node = open_node
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """As `ports.node.UseReader.observe`."""
+        """Implement `ports.node.UseReader.observe`."""
         await trio.lowlevel.checkpoint()
         observation = _Observation(
             self._root,

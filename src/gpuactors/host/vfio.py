@@ -1,4 +1,4 @@
-"""What the host has for passing devices through, apart from the devices: IOMMU, modules, nodes.
+"""The host's facts for passing devices through, apart from the devices: IOMMU, modules, nodes.
 
 For `gpuactors doctor`. Synchronous, and read once; it may block. Must not open a device node, load a module or judge.
 """

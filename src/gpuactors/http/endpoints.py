@@ -37,7 +37,7 @@ _NOT_FROM_HERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EndpointPorts:
-    """What the endpoints read."""
+    """The ports that the endpoints read."""
 
     server: HttpServer
     state: LatestReader[NodeState]
@@ -122,7 +122,7 @@ class Routes:
             self._routes[DEBUG] = self._debug
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
-        """As `ports.http.Answering`."""
+        """Implement `ports.http.Answering`."""
         path = request.path
         if path == DEBUG and not (self._ports.server.is_local and request.is_from_here):
             return HttpAnswer(403, _NOT_FROM_HERE)

@@ -44,7 +44,7 @@ class TcpServer:
 
     @property
     def is_local(self) -> bool:
-        """As `ports.http.HttpServer.is_local`."""
+        """Implement `ports.http.HttpServer.is_local`."""
         return self.host in ("localhost", "::1") or (self.host or "").startswith("127.")
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class TcpServer:
     async def serve(
         self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
     ) -> None:
-        """As `ports.http.HttpServer.serve`."""
+        """Implement `ports.http.HttpServer.serve`."""
         try:
             listeners = await trio.open_tcp_listeners(self.port, host=self.host)
         except OSError as exc:
@@ -72,13 +72,13 @@ class UnixServer:
 
     @property
     def is_local(self) -> bool:
-        """As `ports.http.HttpServer.is_local`."""
+        """Implement `ports.http.HttpServer.is_local`."""
         return True
 
     async def serve(
         self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
     ) -> None:
-        """As `ports.http.HttpServer.serve`. Only our own user may dial it."""
+        """Implement `ports.http.HttpServer.serve`. Only our own user may dial it."""
         try:
             listener = bind_unix(self.path, mode=0o600)
         except SocketInUseError:

@@ -23,7 +23,7 @@ class KubeClaims:
         self._node = node
 
     async def read(self, claim: ClaimName) -> ClaimAnswer:
-        """As `ClaimApi.read`."""
+        """Implement `ClaimApi.read`."""
         stored = await self._stored(claim)
         if stored is None:
             return ClaimAbsent()
@@ -33,7 +33,7 @@ class KubeClaims:
         return found
 
     async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
-        """As `ClaimApi.reserved_for`."""
+        """Implement `ClaimApi.reserved_for`."""
         stored = await self._stored(claim)
         if stored is None or stored.metadata.uid != claim.uid:
             return ()

@@ -52,7 +52,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Credentials:
-    """Who we are, and whom we trust; as text and PEM."""
+    """The identity of the daemon, and the authorities it trusts; as text and PEM."""
 
     token: str | None = None
     ca: str | None = None

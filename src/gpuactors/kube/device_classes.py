@@ -34,7 +34,7 @@ class KubeDeviceClasses:
         self._client = client
 
     async def list_classes(self) -> tuple[DeviceClass, ...]:
-        """As `DeviceClassApi.list_classes`."""
+        """Implement `DeviceClassApi.list_classes`."""
         call = Call("list the DeviceClasses", "GET", _PATH)
         body = await self._client.ask(call)
         found = errors.answered(call.what, self._client.server, body, _List).items

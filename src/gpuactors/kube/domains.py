@@ -1,7 +1,7 @@
 """NVIDIA's ComputeDomains and ComputeDomainCliques, reduced to what one node needs. Implements `ports.kube.DomainApi`.
 
-A ComputeDomain is known by its UID alone, and the server finds objects by name: all are listed. A node is told to be
-ready by either kind (`status.nodes[]` and `daemons[]`); which counts is not decided here.
+A ComputeDomain is known by its UID alone, and the server finds objects by name: all are listed. Either kind says that a
+node is ready (`status.nodes[]` and `daemons[]`); which counts is not decided here.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class KubeDomains:
         self._watch = Watch(client, "watch the ComputeDomains", _DOMAINS, accept=METADATA_ONLY)
 
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
-        """As `DomainApi.find_domain`."""
+        """Implement `DomainApi.find_domain`."""
         call = Call(f"look for the ComputeDomain with UID {quoted_name(uid)}", "GET", _DOMAINS)
         body = await self._client.ask(call)
         found = errors.answered(call.what, self._client.server, body, _Domains).items
         return next((_domain(one) for one in found if one.metadata.uid == uid), None)
 
     async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
-        """As `DomainApi.read_clique`."""
+        """Implement `DomainApi.read_clique`."""
         name = clique_name(uid, clique_id)
         what = f"read the ComputeDomainClique {quoted_name(namespace)}/{quoted_name(name)}"
         path = f"{_API}/namespaces/{quote(namespace, safe='')}/{_CLIQUES}/{quote(name, safe='')}"
@@ -86,7 +86,7 @@ class KubeDomains:
 
     @asynccontextmanager
     async def watch_domains(self) -> AsyncIterator[AsyncIterator[DomainUid]]:
-        """As `DomainApi.watch_domains`."""
+        """Implement `DomainApi.watch_domains`."""
         async with aclosing(self._changed()) as changed:
             yield changed
 

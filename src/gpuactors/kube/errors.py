@@ -56,8 +56,8 @@ _REMEDIES: Final = {
 
 
 def refusal(status: int, body: bytes, retry_after: bytes = b"") -> Refusal:
-    """What the server said. A body that is no `Status` (a proxy's page, or the plain text of priority and fairness) is
-    its own message. `retry_after`: the header; of its two forms only the seconds are understood."""
+    """The text of the server's refusal. A body that is no `Status` (a proxy's page, or the plain text of priority and
+    fairness) is its own message. `retry_after`: the header; of its two forms only the seconds are understood."""
     asked_s = int(retry_after) if _SECONDS.fullmatch(retry_after) else None
     try:
         found = decode_json(body, _Status)

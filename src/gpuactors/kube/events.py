@@ -80,12 +80,12 @@ class KubeEvents:
 
     @property
     def node(self) -> ObjectRef:
-        """As `EventApi.node`. With its name as its UID, as kubelet has it in its own events (pkg/kubelet, nodeRef):
-        `kubectl describe node` looks for both."""
+        """Implement `EventApi.node`. With its name as its UID, as kubelet has it in its own events (pkg/kubelet,
+        nodeRef): `kubectl describe node` looks for both."""
         return ObjectRef("Node", "", self._host, self._host)
 
     async def tell(self, note: EventNote) -> int:
-        """As `EventApi.tell`."""
+        """Implement `EventApi.tell`."""
         if note.count > 1:
             try:
                 return await self._renew(note, note.count)

@@ -30,7 +30,7 @@ class KubeNode:
         self._watch = Watch(client, what, _PATH, selector=f"metadata.name={node}", accept=METADATA_ONLY)
 
     async def read(self) -> NodeMetadata:
-        """As `NodeApi.read`."""
+        """Implement `NodeApi.read`."""
         return await self._ask(
             Call(f"read the node {quoted_name(self._node)}", "GET", self._path, accept=METADATA_ONLY)
         )
@@ -38,8 +38,8 @@ class KubeNode:
     async def set_label(
         self, label: str, *, expected: str | None, value: str | None
     ) -> NodeMetadata | LabelConflict:
-        """As `NodeApi.set_label`. A JSON patch: the test and the change are one step of the server, and nothing else of
-        the node is touched. A test for null holds for a label that is absent."""
+        """Implement `NodeApi.set_label`. A JSON patch: the test and the change are one step of the server, and nothing
+        else of the node is touched. A test for null holds for a label that is absent."""
         path = f"/metadata/labels/{label.replace('~', '~0').replace('/', '~1')}"
         patch: list[dict[str, str | None]] = [{"op": "test", "path": path, "value": expected}]
         if value is not None:
@@ -59,7 +59,7 @@ class KubeNode:
 
     @asynccontextmanager
     async def watch_node(self) -> AsyncIterator[AsyncIterator[NodeMetadata]]:
-        """As `NodeApi.watch_node`. From nothing each time: then no right to list nodes is needed."""
+        """Implement `NodeApi.watch_node`. From nothing each time: then no right to list nodes is needed."""
         async with aclosing(self._found()) as found:
             yield found
 

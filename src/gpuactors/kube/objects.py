@@ -71,7 +71,7 @@ class _Result(msgspec.Struct, rename="camel"):
 class _Opaque(msgspec.Struct):
     driver: str
     parameters: msgspec.Raw = msgspec.Raw(b"null")
-    """As they are: those of other drivers are not decoded."""
+    """Undecoded, as those of other drivers are not understood."""
 
 
 class _Config(msgspec.Struct):

@@ -57,7 +57,7 @@ class KubeSlices:
 
     @asynccontextmanager
     async def follow(self) -> AsyncIterator[AsyncIterator[SliceEvent]]:
-        """As `SliceApi.follow`."""
+        """Implement `SliceApi.follow`."""
         async with aclosing(self._events()) as events:
             yield events
 
@@ -91,7 +91,7 @@ class KubeSlices:
     # --- writing ------------------------------------------------------------------------------------------
 
     async def create(self, spec: SliceSpec, index: int, owner: str, *, dry_run: bool = False) -> StoredSlice:
-        """As `SliceApi.create`."""
+        """Implement `SliceApi.create`."""
         prefix = name_prefix(index, self._driver, self._node)
         body = objects.written_slice(
             spec, objects.Meta(generate_name=prefix, owner_references=[self._owner(owner)])
@@ -101,7 +101,7 @@ class KubeSlices:
         return await self._stored(Call(what, "POST", _PATH, query, body))
 
     async def update(self, stored: StoredSlice, spec: SliceSpec, owner: str) -> StoredSlice:
-        """As `SliceApi.update`."""
+        """Implement `SliceApi.update`."""
         metadata = objects.Meta(
             name=stored.name,
             uid=stored.uid,
@@ -113,7 +113,7 @@ class KubeSlices:
         return await self._stored(Call(what, "PUT", self._path_of(stored), body=body))
 
     async def delete(self, stored: StoredSlice) -> None:
-        """As `SliceApi.delete`."""
+        """Implement `SliceApi.delete`."""
         options = _DeleteOptions(_Preconditions(stored.uid, stored.version))
         what = f"delete the ResourceSlice {quoted_name(stored.name)}"
         call = Call(what, "DELETE", self._path_of(stored), body=msgspec.json.encode(options))

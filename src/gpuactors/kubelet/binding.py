@@ -1,4 +1,4 @@
-"""Making a socket of ours below kubelet's directory: a fault becomes the `KubeletError` that an operator reads."""
+"""Makes a socket below kubelet's directory; a fault becomes the `KubeletError` that an operator reads."""
 
 from __future__ import annotations
 

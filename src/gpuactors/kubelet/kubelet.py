@@ -73,7 +73,7 @@ class UnixKubelet:
         )
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
-        """As `ports.node.Kubelet.sockets`."""
+        """Implement `ports.node.Kubelet.sockets`."""
         return SocketsWatch(self._directory, self._io.directory).open()
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ class UnixKubelet:
             nursery.cancel_scope.cancel()
 
     async def unreachable(self) -> tuple[str, ...]:
-        """As `ports.node.Reachable.unreachable`."""
+        """Implement `ports.node.Reachable.unreachable`."""
         return await unreachable(self._serving, self._io.dial)
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:

@@ -93,7 +93,7 @@ class KubeletLedger:
         self._file = os.path.join(self._directory, CHECKPOINT)
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """As `ports.node.LedgerReader.read`; takes at most `LEDGER_DEADLINE_S`."""
+        """Implement `ports.node.LedgerReader.read`; take at most `LEDGER_DEADLINE_S`."""
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
                 return await self._read(resources)
@@ -377,7 +377,7 @@ def _nodes(answer: object) -> set[str] | None:
 
 
 def _damage(damaged: list[str], path: str) -> str:
-    """As `LedgerFile.damaged`."""
+    """See `LedgerFile.damaged`."""
     if not damaged:
         return ""
     more = f" and of {len(damaged) - _DAMAGED_MAX} more" if len(damaged) > _DAMAGED_MAX else ""

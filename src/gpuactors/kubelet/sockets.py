@@ -139,7 +139,7 @@ class SocketsWatch:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AsyncIterator[Sockets]]:
-        """As `ports.node.Kubelet.sockets`."""
+        """Implement `ports.node.Kubelet.sockets`."""
         watched = self._directory()
         _check_not_removed(watched, self._path)
         with ExitStack() as stack:

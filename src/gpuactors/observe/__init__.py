@@ -1,1 +1,1 @@
-"""What the daemon leaves for those who look at it: the log, the journal, metrics, the feature file for NFD."""
+"""The daemon's records for its observers: the log, the journal, metrics, the feature file for NFD."""

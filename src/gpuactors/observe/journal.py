@@ -258,7 +258,7 @@ class FileJournal:
                 await self._write(last=True)
 
     def kept(self) -> tuple[int, float]:
-        """As `JournalFiles.kept`."""
+        """Implement `JournalFiles.kept`."""
         return self._files.kept()
 
     def close(self) -> None:

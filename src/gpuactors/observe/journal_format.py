@@ -43,7 +43,7 @@ what is known of a function is in one value with when it was seen."""
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for bytes that are no value of its type, or nest too deep."""
+"""Errors of a decoder for bytes that are no value of its type, or nest too deep."""
 
 
 class FormatError(ValueError):

@@ -43,7 +43,7 @@ METHODS: Final = (
 """Kubelet's calls that are timed; a prepare and an unprepare are of one claim."""
 
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 12.0, 25.0, 45.0)
-"""From the fastest Allocate, 2 ms, to kubelet's own bounds: 12 s of ours for an Allocate, 45 s of kubelet's for a
+"""From the fastest Allocate, 2 ms, to the longest bounds: 12 s of gpuactors for an Allocate, 45 s of kubelet for a
 claim."""
 
 OUTCOMES: Final = ("granted", "refused", "abandoned")
@@ -141,7 +141,7 @@ class Metrics:
             "Connections to the HTTP endpoints that were closed without an answer, as there were too many.",
         )
         self.steps = 0
-        """As `ports.http.Meter.steps`."""
+        """See `ports.http.Meter.steps`."""
         self._of_lines = {line: self._counter(name, text) for line, (name, text) in COUNTED_EVENTS.items()}
         for method in METHODS:
             self._seconds.labels(method)
@@ -154,7 +154,7 @@ class Metrics:
             ProcessCollector(registry=self.registry)
 
     def called(self, method: str, seconds: float, answer: Answer | None) -> None:
-        """As `ports.http.Meter.called`. The time of an abandoned call is kubelet's, and is not counted."""
+        """Implement `ports.http.Meter.called`. The time of an abandoned call is kubelet's, and is not counted."""
         match answer:
             case Elsewhere():
                 return  # the successor counts it
@@ -171,7 +171,7 @@ class Metrics:
             self._seconds.labels(method).observe(seconds)
 
     def stepped(self, step: Step) -> None:
-        """As `ports.http.Meter.stepped`."""
+        """Implement `ports.http.Meter.stepped`."""
         self.steps += 1
         self._steps.inc()
         for effect in step.effects:
@@ -179,15 +179,15 @@ class Metrics:
                 self._of_lines[effect.name].inc()
 
     def restarted(self, actor: str) -> None:
-        """As `ports.http.Meter.restarted`."""
+        """Implement `ports.http.Meter.restarted`."""
         self._restarts.labels(actor).inc()
 
     def turned_away(self) -> None:
-        """As `ports.http.Meter.turned_away`."""
+        """Implement `ports.http.Meter.turned_away`."""
         self._turned_away.inc()
 
     def page(self, state: NodeState, at: float, inbox: int) -> bytes:
-        """As `ports.http.Meter.page`."""
+        """Implement `ports.http.Meter.page`."""
         self._inbox.set(inbox)
         if self._journal is not None:
             kept, since = self._journal()

@@ -29,7 +29,7 @@ class NfdFile:
         self._path = str(path)
 
     async def write(self, labels: Mapping[str, str], until: float) -> None:
-        """As `ports.node.FeatureFile.write`: in a thread, as a disk that hangs must not stop the daemon."""
+        """Implement `ports.node.FeatureFile.write` in a thread, as a disk that hangs must not stop the daemon."""
         expiry = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
             "# Written by gpuactors, and renewed while it runs.",

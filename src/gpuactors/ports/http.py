@@ -57,7 +57,7 @@ class HttpServer(Protocol):
 
 
 class Meter(Protocol):
-    """What is counted and timed. Everything else of the metrics is read off the state."""
+    """Counters and timers. Everything else of the metrics is read off the state."""
 
     @property
     def steps(self) -> int:

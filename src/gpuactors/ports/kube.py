@@ -95,7 +95,7 @@ class EventNote:
     reason: str
     message: str
     count: int
-    """How often it was told, with this time."""
+    """How often it was posted, with this time."""
     first_at: float
     """When it was first told, in seconds since 1970."""
     last_at: float

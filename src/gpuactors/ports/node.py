@@ -182,7 +182,7 @@ class ClaimCaller(Protocol):
         ...
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        """As `prepare`. A claim that was never seen is a success."""
+        """Unprepare the claim; see `prepare`. A claim that was never seen is a success."""
         ...
 
 
@@ -194,7 +194,7 @@ class Successor(Protocol):
         ...
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
-        """As `prepare`."""
+        """Unprepare the claim; see `prepare`."""
         ...
 
 
@@ -250,7 +250,8 @@ class Reachable(Protocol):
     files. Where they do not, the liveness probe fails."""
 
     async def unreachable(self) -> tuple[str, ...]:
-        """What does not reach the daemon and should, each as a sentence. Sockets are dialled, as kubelet does."""
+        """The signals that should reach the daemon and do not, each as a sentence. Sockets are dialled, as kubelet
+        does."""
         ...
 
 
@@ -322,7 +323,7 @@ class ClaimsEndpoint(Protocol):
         ...
 
     async def drain(self, grace_s: float) -> None:
-        """As `Endpoint.drain`."""
+        """See `Endpoint.drain`."""
         ...
 
 
@@ -332,7 +333,7 @@ class ClaimsKubelet(Reachable, Protocol):
 
     @property
     def successor(self) -> Successor:
-        """Whoever serves the same driver on this node after this daemon."""
+        """The daemon that serves the same driver on this node after this one."""
         ...
 
     def serve_claims(
@@ -425,9 +426,9 @@ class CheckpointStore(Protocol):
     """The checkpoint of the claims on disk."""
 
     async def read(self, *, owns: bool) -> Restored:
-        """What the daemon before this one left. `owns`: only this daemon writes from now on, and a corrupt one is set
-        aside; else another one serves, and nothing is touched. Raises `StateFileError` if it is a newer
-        daemon's, or cannot be read: no GPU may be touched then."""
+        """Read the checkpoint of the previous daemon. `owns`: only this daemon writes from now on, and a corrupt one is
+        set aside; else another one serves, and nothing is touched. Raises `StateFileError` if it is a newer daemon's,
+        or cannot be read: no GPU may be touched then."""
         ...
 
     async def write(self, checkpoint: Checkpoint) -> None:
@@ -440,8 +441,8 @@ class ClaimFileStore(Protocol):
     """The CDI and metadata files of the claims. Raises `StateFileError` where a file cannot be written or removed."""
 
     async def found(self, *, owns: bool) -> Mapping[ClaimUid, FoundFiles]:
-        """What is there of each claim, half or whole. `owns` as in `CheckpointStore.read`: what a killed daemon left
-        half written is removed."""
+        """List each claim's files, complete or not. `owns` as in `CheckpointStore.read`: what a killed daemon left half
+        written is removed."""
         ...
 
     async def write(self, contents: ClaimContents) -> None:
@@ -463,8 +464,8 @@ class TouchedFiles(Protocol):
     """The directory of the CDI files, which others may touch."""
 
     def touches(self) -> AsyncGenerator[None, None]:
-        """Yields at the start, and when somebody has touched a file of ours, or the directory was replaced. Never
-        ends."""
+        """Yield at the start, and when somebody has touched a CDI file of gpuactors, or the directory was replaced.
+        Never ends."""
         ...
 
 
@@ -476,7 +477,7 @@ class ActError(HostError):
         super().__init__(text)
         self.fault = fault
         self.moved: tuple[BoundFunction, ...] = ()
-        """As `ActFailed.moved`."""
+        """See `ActFailed.moved`."""
 
 
 class DriverBinder(Protocol):

@@ -1,4 +1,4 @@
-"""What `gpuactors replay` does: a journal's events, fed to the same core that saw them first.
+"""The command `gpuactors replay`: a journal's events, fed to the same core that saw them first.
 
 Imported only by the command line.
 """

@@ -21,7 +21,7 @@ class Counts:
 
     @property
     def free(self) -> int:
-        """What the scheduler takes for free. Negative means that a device is counted twice."""
+        """The devices that the scheduler takes for free. Negative means that a device is counted twice."""
         return self.allocatable - self.allocated
 
     def __str__(self) -> str:

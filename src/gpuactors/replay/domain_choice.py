@@ -51,7 +51,7 @@ class DeviceOfDomains:
         return str(self.device)
 
     def concerns(self, moment: Moment) -> bool:
-        """As `Device.concerns`."""
+        """Implement `Device.concerns`."""
         if isinstance(moment, Played):
             self._sees(moment.state)
             return self._is_about(moment) or bool(moment.differences or moment.failure)
@@ -82,4 +82,4 @@ class DeviceOfDomains:
 
 
 Chosen = Device | DeviceOfDomains
-"""What a replay may be restricted to."""
+"""The filters of a replay."""

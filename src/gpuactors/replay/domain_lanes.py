@@ -117,7 +117,7 @@ def domain_words(found: DomainReport) -> str:
 
 
 def changes(before: NodeState, state: NodeState) -> Iterator[tuple[str, str]]:
-    """What a step has changed of the label (`label`) and of domains (`domain`), in words."""
+    """The changes of the label (`label`) and of domains (`domain`) in a step, in words."""
     if before.domains is state.domains or state.domains.settings is None:
         return
     was_label, label = label_report(before.domains), label_report(state.domains)

@@ -1,4 +1,5 @@
-"""One row of the picture of a replay: bands and marks over time. Must not know what they stand for."""
+"""One row of the picture of a replay: bands and marks over time. Must not know their meaning. Must not know what they
+stand for."""
 
 from __future__ import annotations
 

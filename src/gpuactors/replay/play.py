@@ -253,7 +253,7 @@ def _shown(effect: Mapping[str, Any]) -> str:
 
 
 def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, ...]:
-    """What differs in the state, by part and name. An order within a mapping is no difference."""
+    """The differences between two states, by part and name. An order within a mapping is no difference."""
     if recorded == computed:
         return ()
     parts = [part.name for part in fields(NodeState) if part.compare]

@@ -140,7 +140,7 @@ def _with(damaged: list[Damage], moments: Iterator[Moment]) -> Iterator[Moment]:
 
 
 def _write(path: str, text: str) -> None:
-    """Written whole or not at all: a partial page cannot be told from a whole one. Raises `PageError`."""
+    """Write the page whole or not at all: a partial page cannot be told from a whole one. Raises `PageError`."""
     beside = f"{path}.part"
     try:
         with open(beside, "w", encoding="utf-8") as file:

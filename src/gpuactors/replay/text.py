@@ -194,7 +194,7 @@ def _kind(played: Played) -> str:
 
 
 def list_changes(old: DeviceList, new: DeviceList) -> str:
-    """What changed between a device list and the one before it."""
+    """The changes between a device list and the one before it."""
     was, now = {a.id: a for a in old}, {a.id: a for a in new}
     changed = [
         f"{i} {a.health}"

@@ -36,7 +36,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def event_words(event: events.Event) -> str:
-    """What happened."""
+    """The event in words."""
     match event:
         case events.HostChanged(address, group, cause):
             return f"uevent {cause}: {address or f'IOMMU group {group}'}"
@@ -162,7 +162,7 @@ def event_words(event: events.Event) -> str:
 
 
 def _ledger(event: events.LedgerRead) -> str:
-    """What List said and what the file said; which of it counts is the core's to decide."""
+    """List's and the file's entries; the core decides which of them count."""
     given = f"{count(len(event.listed), 'device')} given to pods"
     if event.claims:
         given += f", {len(event.claims)} claimed"

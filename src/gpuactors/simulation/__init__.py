@@ -1,5 +1,5 @@
 """Shipped fakes: a node's directory tree, a kubelet, scenarios. Used by `gpuactors simulate` and by the tests.
 
-May import anything of ours; only the command line imports it. Must not know how the daemon decides: a fake that shares
-the daemon's logic would share its mistakes.
+May import any package of gpuactors; only the command line imports it. Must not know how the daemon decides: a fake that
+shares the daemon's logic would share its mistakes.
 """

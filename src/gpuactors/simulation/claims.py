@@ -48,12 +48,12 @@ class ClaimsSide:
     def __init__(self, cluster: Cluster, kernel: FakeKernel) -> None:
         self.kernel = kernel
         self.settings: Mapping[str, Any] = {"dra": "on", **cluster.settings}
-        """What the daemon's configuration has for claims."""
+        """The daemon's configuration of claims."""
         self._cluster = cluster
         self._writes = MemoryWrites(kernel)
 
     def around(self) -> Surroundings:
-        """What is around kubelet's DRA manager."""
+        """The surroundings of kubelet's DRA manager."""
         return self._cluster.around()
 
     def within(self, outside: Outside) -> Outside:
@@ -86,13 +86,13 @@ class ClaimsSide:
         self._cluster.server.delete_claim(NAMESPACE, name)
 
     def lose_checkpoint(self) -> None:
-        """As `Cluster.lose_checkpoint`."""
+        """Implement `Cluster.lose_checkpoint`."""
         self._cluster.lose_checkpoint()
 
     # --- what is seen -------------------------------------------------------------------------------------------
 
     def seen(self, view: KubeletView, state: NodeState | None) -> ClaimsSeen:
-        """What there is now, by the API server, the kernel, the disk and kubelet; of the daemon only its words."""
+        """Collect the facts now, by the API server, the kernel, the disk and kubelet; of the daemon only its words."""
         addresses = {device_name(PciAddress(a)): a for a in self.kernel.tree.functions}
         entries = state.claims.entries.values() if state is not None else ()
         files = self._cluster.left(self._cluster.plugin_dir / "metadata")

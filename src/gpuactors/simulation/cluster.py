@@ -59,13 +59,13 @@ class Cluster:
             "kubeconfig": directory / "kubeconfig",
             "cdi_dir": directory / "c",
         }
-        """What the daemon's configuration has for the claims of any driver."""
+        """The daemon's configuration of the claims of any driver."""
         self.plugin_dir = directory / "k/plugins" / driver
         self._driver = driver
         self._cdi_dir = directory / "c"
 
     def around(self) -> Surroundings:
-        """What is around kubelet's DRA manager."""
+        """The surroundings of kubelet's DRA manager."""
         return surroundings_of(self.server, self._cdi_files)
 
     def _cdi_files(self) -> Iterator[bytes]:
@@ -116,7 +116,7 @@ class Cluster:
         )
 
     def left(self, *directories: Path) -> Iterator[str]:
-        """What claims have on the node: CDI files, what is in these directories, entries of the checkpoint."""
+        """The traces of claims on the node: CDI files, what is in these directories, entries of the checkpoint."""
         yield from (str(path.name) for path in self._files(self._cdi_dir, *directories))
         checkpoint = self.plugin_dir / _CHECKPOINT
         if checkpoint.is_file():

@@ -48,7 +48,7 @@ class DomainsSide:
             "imex_management": "none",
             **cluster.settings,
         }
-        """What the daemon's configuration has for compute domains."""
+        """The daemon's configuration of compute domains."""
         self.controller = DomainController(cluster.server, NODE)
         self._cluster = cluster
         self._began_at = trio.current_time()
@@ -57,7 +57,7 @@ class DomainsSide:
         self._names = {made["metadata"]["uid"]: DOMAIN}
 
     def around(self) -> Surroundings:
-        """What is around kubelet's DRA manager."""
+        """The surroundings of kubelet's DRA manager."""
         return self._cluster.around()
 
     # --- what happens -------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class DomainsSide:
     # --- what is seen -------------------------------------------------------------------------------------------
 
     def seen(self, view: KubeletView, state: NodeState | None, calls: Sequence[DraCall]) -> ClaimsSeen:
-        """What there is now, by the API server, the disk and kubelet; of the daemon only its words."""
+        """Collect the facts now, by the API server, the disk and kubelet; of the daemon only its words."""
         entries = state.domains.claims.entries.values() if state is not None else ()
         claims = self._cluster.claims(view, entries, str)
         mounted = self._cluster.plugin_dir / MOUNTED

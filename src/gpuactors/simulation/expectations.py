@@ -1,4 +1,4 @@
-"""What must hold after a step of a scenario: the step's own expectations, and what must hold after every step.
+"""The conditions after a step of a scenario: the step's own expectations, and those after every step.
 
 Each expectation is a value that is shown as a sentence and compared with kubelet's view. Must not wait and must not
 act: `world.py` compares again after every change until all are met or the time is up.
@@ -29,7 +29,7 @@ class Situation:
     reasons: Mapping[str, str]
     """Why a device is Unhealthy, in the daemon's words, by device ID."""
     faults: tuple[str, ...]
-    """What broke: the daemon ended by itself or logged an error, kubelet crashed, a VM met a GPU that was busy."""
+    """Faults: the daemon ended by itself or logged an error, kubelet crashed, a VM met a GPU that was busy."""
     causes: Mapping[str, Cause] = field(default_factory=dict)
     """Why a device is listed as it is, by device ID."""
     holders: Mapping[str, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Expectation(Protocol):
         ...
 
     def unmet(self, situation: Situation) -> str | None:
-        """What is there instead, as a sentence; None if the expectation is met."""
+        """The contrary fact, as a sentence; None if the expectation is met."""
         ...
 
 
@@ -237,8 +237,8 @@ class NobodyRefused:
 
 
 def _not_unhealthy(situation: Situation, device: str, cause: Cause, naming: tuple[str, ...]) -> str | None:
-    """What is there instead of a device that is Unhealthy for that cause and whose reason, a sentence for people, has
-    all these parts; None if it is so."""
+    """The contrary of: the device is Unhealthy for that cause, and its reason, a sentence for people, has all these
+    parts."""
     health = next((row.health for row in situation.view.devices if row.id == device), "not listed")
     if health != "Unhealthy":
         return f"{device} is {health}"
@@ -252,7 +252,7 @@ def _not_unhealthy(situation: Situation, device: str, cause: Cause, naming: tupl
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """What must hold after every step."""
+    """The conditions after every step."""
 
     def __str__(self) -> str:
         return "kubelet's view is sound"

@@ -1,5 +1,4 @@
-"""What is seen of claims, and what must hold of them after a step of a scenario: each a value that is shown as a
-sentence.
+"""Facts about claims, and the conditions on them after a step of a scenario: each a value that is shown as a sentence.
 
 As `expectations.py`, for nodes that serve claims; for those with compute domains besides `expectations_domains.py`.
 """
@@ -34,7 +33,7 @@ class ClaimSeen:
 
     name: str
     devices: frozenset[str]
-    """What is allocated to it: the addresses of GPUs, or the names of a compute domain's devices."""
+    """Its allocation: the addresses of GPUs, or the names of a compute domain's devices."""
     is_known: bool
     """Kubelet knows it: its pod is starting, runs or ends."""
     is_prepared: bool
@@ -60,7 +59,7 @@ class CallSeen:
 
 @dataclass(frozen=True, slots=True)
 class DomainsSeen:
-    """What is seen of compute domains on the node."""
+    """The facts about compute domains on the node."""
 
     domain: str = ""
     """The one that there is, as NAMESPACE/NAME; empty if there is none."""
@@ -68,11 +67,11 @@ class DomainsSeen:
     """Every value that the node's label has had since the beginning, in order: a domain's name, or None where it was
     absent; the last one is there now."""
     says: str = ""
-    """What the domain's status says of the node: Ready, NotReady; empty if nothing."""
+    """The node in the domain's status: Ready, NotReady; empty if nothing."""
     offered: tuple[str, ...] = ()
     """The names of the devices in the node's ResourceSlices."""
     calls: tuple[CallSeen, ...] = ()
-    """As they began."""
+    """The calls in the order in which they began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class ClaimsSeen:
     gpus: tuple[GpuSeen, ...] = ()
     claims: tuple[ClaimSeen, ...] = ()
     left: tuple[str, ...] = ()
-    """What claims have on the node: files, entries of the checkpoint, overrides."""
+    """The traces of claims on the node: files, entries of the checkpoint, overrides."""
     domains: DomainsSeen | None = None
     """None: it serves none."""
 
@@ -105,7 +104,7 @@ class Found:
         return "kubelet has found the DRA plugin"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         is_found = any(instance.connected for instance in situation.view.dra.instances)
         return None if is_found else "it has not"
 
@@ -120,7 +119,7 @@ class Offered:
         return f"the API server has {_listed(self.gpus)} in the node's ResourceSlices"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         found = frozenset(g.address for g in situation.claims.gpus if g.is_offered and not g.is_tainted)
         return None if found == self.gpus else f"it has {_listed(found)}"
 
@@ -139,7 +138,7 @@ class OnDriver:
         return f"{self.gpu} is on {self.driver}{its}"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         gpu = next((g for g in situation.claims.gpus if g.address == self.gpu), None)
         if gpu is None:
             return f"{self.gpu} is gone"
@@ -164,7 +163,7 @@ class PreparedOn:
         return f"claim {self.claim} is prepared, with {_listed(self.devices)}"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         claim = situation.claims.find(self.claim)
         if claim is None or not claim.is_prepared:
             return f"it is {state_of(claim)}"
@@ -182,7 +181,7 @@ class WaitsFor:
         return f"the prepare of {self.claim} waits for {self.other}"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         claim = situation.claims.find(self.claim)
         if claim is None or claim.is_prepared or claim.state != _WAITING:
             return f"it is {state_of(claim)}"
@@ -197,13 +196,13 @@ class NothingLeft:
         return "nothing is left of any claim: no file or directory, no entry in the checkpoint, no driver_override"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         known = [f"kubelet still has the claim {c.name}" for c in situation.claims.claims if c.is_known]
         return "; ".join([*known, *(f"there is {left}" for left in situation.claims.left)]) or None
 
 
 def state_of(claim: ClaimSeen | None) -> str:
-    """What there is of a claim, in words."""
+    """The traces of a claim, in words."""
     if claim is None:
         return "not there"
     state = "prepared" if claim.is_prepared else claim.state or "not known to the daemon"

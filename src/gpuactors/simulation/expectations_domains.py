@@ -1,4 +1,4 @@
-"""What must hold of compute domains after a step of a scenario.
+"""The conditions on compute domains after a step of a scenario.
 
 As `expectations_claims.py`.
 """
@@ -26,7 +26,7 @@ class ImexOffered:
         return f"the API server has {', '.join(self.devices) or 'nothing'} in the node's ResourceSlice"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         found = _seen(situation).offered
         return None if found == self.devices else f"it has {', '.join(found) or 'nothing'}"
 
@@ -43,7 +43,7 @@ class LabelWas:
         return f"the node's label {now}; since the beginning it was: {labels_in_words(self.values)}"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         found = _seen(situation).labels
         return None if found == self.values else f"it was: {labels_in_words(found)}"
 
@@ -59,7 +59,7 @@ class Says:
         return f"the ComputeDomain says {self.status or 'nothing'} of the node"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         found = _seen(situation).says
         return None if found == self.status else f"it says {found or 'nothing'}"
 
@@ -75,7 +75,7 @@ class Lacks:
         return f"the prepare of {self.claim} waits, for: {', '.join(self.naming)}"
 
     def unmet(self, situation: Situation) -> str | None:
-        """As `Expectation.unmet`."""
+        """Implement `Expectation.unmet`."""
         claim = situation.claims.find(self.claim)
         if claim is None or claim.is_prepared or not all(word in claim.problem for word in self.naming):
             return f"it is {state_of(claim)}"

@@ -73,7 +73,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
         self.registrations: list[float] = []
         """When kubelet accepted it, on trio's clock."""
         self.allocated: list[tuple[str, ...]] = []
-        """What each Allocate that reached it asked for."""
+        """The devices asked for by each Allocate that reached it."""
 
     def list(self, devices: Iterable[str]) -> None:
         """Sends another list of healthy devices."""

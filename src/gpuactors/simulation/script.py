@@ -1,4 +1,4 @@
-"""What a scenario is: named steps, each with an act and with what must hold after it.
+"""The form of a scenario: named steps, each with an act and with the conditions after it.
 
 Values only; the scenarios are in `scenarios/`, and `run.py` plays them.
 """
@@ -23,7 +23,7 @@ class Step:
 
     title: str
     text: str
-    """What happens, and what went wrong there in the field, in plain sentences."""
+    """The events, and what went wrong there in the field, in plain sentences."""
     act: Callable[[World], Awaitable[None]]
     expect: tuple[Expectation, ...]
     within_s: float = STEP_DEADLINE_S

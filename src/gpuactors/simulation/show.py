@@ -356,7 +356,7 @@ def remark_lines(moment: Moment) -> list[str]:
 
 
 def outcome_lines(result: StepResult) -> list[str]:
-    """What was expected, and whether it is so."""
+    """The expectations, and whether they are met."""
     if not result.ok:
         return ["NOT AS EXPECTED:", *(f"- {problem}" for problem in result.unmet)]
     lines = [f"As expected after {_duration(result.settled_s)}."]

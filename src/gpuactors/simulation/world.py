@@ -51,7 +51,7 @@ _GPU_CLASSES: Final = ("03", "0680")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is shown of one moment."""
+    """The facts shown of one moment."""
 
     at_s: float
     """Seconds since the scenario began."""
@@ -67,7 +67,7 @@ class Outcome:
     """How a step ended."""
 
     unmet: tuple[str, ...]
-    """What is not as expected, as sentences."""
+    """The expectations that are not met, as sentences."""
     settled_s: float
     """From the step's beginning until everything was as expected, or until the time was up."""
 
@@ -417,7 +417,7 @@ class World:
         return trio.current_time() - self._began_at
 
     def moment(self) -> Moment:
-        """What is shown of this moment."""
+        """Show this moment."""
         return Moment(self.now_s, self.kubelet.view, self.reasons(), self._claims_seen())
 
     def reasons(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""What the checks judge: everything that was read of the node, once. Values only; `gather.py` reads them."""
+"""The facts that the checks judge: everything that was read of the node, once. Values only; `gather.py` reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unknown:
     """It could not be read."""
 
     reason: str
-    """As a sentence: what, where, why."""
+    """A sentence: what, where, why."""
 
 
 Known: TypeAlias = T | Unknown
@@ -43,7 +43,7 @@ class Devices:
     functions: tuple[PciFunction, ...]
     """The selected ones, and those in their IOMMU groups."""
     view: NodeView
-    """As a daemon that is started now would have it."""
+    """The view of a daemon that is started now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class State:
     free_bytes: int
     """On its disk, for this process."""
     journal_bytes: int
-    """What the journal has of it already."""
+    """Bytes that the journal already takes of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What claims need besides, with DRA or compute domains on."""
+    """The additional needs of claims, with DRA or compute domains on."""
 
     cdi: Place
     registry: Place
@@ -94,13 +94,13 @@ class Facts:
     """Everything. None: not read, as the settings or `--pre` make it irrelevant."""
 
     pre: bool
-    """Before installation: nothing of ours is expected."""
+    """Before installation: no part of gpuactors is expected."""
     config: Config
     node: str
     user: int
     """This command's user."""
     settings: str
-    """Whose settings they are, in words."""
+    """The origin of the settings, in words."""
     host: Known[VfioHost]
     devices: Known[Devices]
     directory: Known[PluginDirectory]

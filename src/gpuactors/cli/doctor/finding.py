@@ -1,4 +1,4 @@
-"""What a check says: one finding, with its level and remedy. Must not know what was checked how."""
+"""The result of a check: one finding, with its level and remedy. Must not know what was checked how."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Check(StrEnum):
     POD_RESOURCES = "PodResources"
     """Kubelet says by PodResources which pod has which device, and lists its own healthy ones."""
     OTHER_PLUGINS = "OtherPlugins"
-    """No other device plugin serves a resource of ours."""
+    """No other device plugin serves a resource of gpuactors."""
     DAEMON_RUNS = "DaemonRuns"
     """The daemon answers on its control socket, and serves."""
     REGISTERED = "Registered"
@@ -56,7 +56,7 @@ class Check(StrEnum):
     FREE_COUNT = "FreeCount"
     """No resource has more devices allocated than Healthy ones, so that the scheduler places no pod."""
     DAEMON_SEES = "DaemonSees"
-    """What the daemon knows of each GPU is what this command sees; it receives uevents, kubelet and the ledger."""
+    """The daemon knows of each GPU what this command sees; it receives uevents, kubelet and the ledger."""
     CDI_DIRECTORY = "CdiDirectory"
     """The directory of the claims' CDI files is writable, or can be made."""
     PLUGIN_DIRECTORIES = "PluginDirectories"
@@ -70,7 +70,7 @@ class Check(StrEnum):
     IMEX = "Imex"
     """The host has IMEX channels for compute domains."""
     PERMITTED_HOST_DEVICES = "PermittedHostDevices"
-    """What KubeVirt must permit: the report ends with the YAML to add."""
+    """The resources that KubeVirt must permit: the report ends with the YAML to add."""
     STATE_DIRECTORY = "StateDirectory"
     """The state directory is writable, or can be made; the control socket's path is not too long."""
     JOURNAL_SPACE = "JournalSpace"
@@ -85,7 +85,7 @@ class Finding:
     level: Level
     message: str
     remedy: str = ""
-    """What to do; empty only of a PASS."""
+    """The remedy; empty only for a PASS."""
     cause: Cause | None = None
     """Why a GPU is not usable, as everywhere else."""
     devices: tuple[str, ...] = ()

@@ -120,7 +120,7 @@ async def _daemon(config: Config, progress: Progress) -> Known[Running] | NoDaem
 async def _known(
     what: str, read: Callable[[], Awaitable[T]], progress: Progress, deadline_s: float
 ) -> Known[T]:
-    """What `read` returns, or why it is unknown."""
+    """Call `read`; return the error's text if it fails."""
     result: Known[T] = Unknown(
         f"{what} could not be read within {deadline_s:g} s: it hangs; look for hung tasks in the kernel's log (dmesg)"
     )
@@ -243,7 +243,7 @@ class _Read:
         self._ledger = ledger
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """As `LedgerReader.read`."""
+        """Implement `LedgerReader.read`."""
         await trio.lowlevel.checkpoint()
         if isinstance(self._ledger, Unknown):
             raise LedgerError(self._ledger.reason)
@@ -262,7 +262,7 @@ def _node_of(config: Config) -> NodeApi | None:
 
 
 async def _ask_api_server(config: Config, node: str) -> ApiServer:
-    """What a daemon with these settings reads first. Raises `PortError`."""
+    """Read from the API server what a daemon with these settings reads first. Raises `PortError`."""
     from gpuactors.daemon.api_client import client_of  # which other nodes do not need
     from gpuactors.kube.domains import KubeDomains
     from gpuactors.kube.nodes import KubeNode

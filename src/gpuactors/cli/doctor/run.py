@@ -17,7 +17,7 @@ from gpuactors.config import Resolved
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found."""
+    """The facts of a node, and the findings."""
 
     facts: Facts
     groups: tuple[Group, ...]

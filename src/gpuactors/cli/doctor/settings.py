@@ -1,4 +1,4 @@
-"""Whose settings are judged: the running daemon's, but for those that this command was given itself.
+"""The settings to judge: those of the running daemon, overridden by those of this command.
 
 In a pod the daemon has its settings as arguments, which `kubectl exec POD -- gpuactors doctor` does not repeat.
 """
@@ -55,5 +55,5 @@ def _config(values: Mapping[str, object]) -> Config:
 
 
 def _reported(running: Running) -> dict[str, object]:
-    """What the daemon has, by key. Raises ValueError for what is no JSON."""
+    """The daemon's settings, by key. Raises ValueError for what is no JSON."""
     return {s.key: json.loads(s.value) for s in running.about.settings if s.key in DECLARATIONS}

@@ -19,7 +19,7 @@ COLUMNS: Final = 100
 """How wide the output may get."""
 
 _FACT_COLUMNS: Final = 80
-"""What is left of it beside the name of a fact."""
+"""Columns that remain beside the name of a fact."""
 
 MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.FETCHING: "it is being read from the API server",
@@ -72,7 +72,7 @@ def reason(device: DeviceView, view: NodeView) -> str:
 
 
 def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | None]]:
-    """What `explain` says of a device and claims; nothing while DRA is off."""
+    """The lines of `explain` for a device and claims; empty while DRA is off."""
     life = device.for_claims
     if life is None:
         return []
@@ -109,7 +109,7 @@ def _claim_of(claim: ClaimView | None, life: DeviceOfClaimsView) -> str:
 
 
 def at_the_end(device: DeviceView, life: DeviceOfClaimsView) -> str:
-    """What becomes of the device when a claim on it ends, and why."""
+    """The fate of the device when its claim ends, and the reason."""
     if life.stays:
         return f"it stays on its vfio driver: {life.why}"
     driver = next((first.driver for first in life.first_drivers if first.address == device.address), None)
@@ -118,7 +118,7 @@ def at_the_end(device: DeviceView, life: DeviceOfClaimsView) -> str:
 
 
 def device_dict(device: DeviceView, view: NodeView) -> dict[str, Any] | None:
-    """As `device_facts`, for JSON; None while DRA is off."""
+    """`device_facts` as values for JSON; None while DRA is off."""
     life = device.for_claims
     if life is None:
         return None
@@ -179,7 +179,7 @@ def _rest(claim: ClaimView) -> list[str]:
 
 
 def slices_lines(slices: SlicesView | None, whose: str = "ResourceSlices") -> list[str]:
-    """What the API server has of a driver's devices."""
+    """The devices of a driver that the API server has stored."""
     if slices is None:
         return [f"{whose}: nothing is known of them yet"]
     state = "as offered" if slices.settled else "being written"

@@ -1,4 +1,4 @@
-"""What `gpuactors inspect` and `gpuactors explain` print: text, and values for JSON and YAML.
+"""The output of `gpuactors inspect` and `gpuactors explain`: text, and values for JSON and YAML.
 
 Must not decide anything: what is said of a device comes from the view.
 """
@@ -121,7 +121,7 @@ def as_table(found: Inspected) -> str:
 
 
 def as_wide(found: Inspected) -> str:
-    """As `as_table`, with more columns, and each GPU in one line however long."""
+    """`as_table` with more columns, and each GPU in one line however long."""
     return _table(found, WIDE, _whole_line)
 
 
@@ -235,7 +235,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 
 
 def explained_text(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
-    """What `explain` prints."""
+    """The text output of `explain`."""
     match found:
         case Explained():
             return explanation(found)
@@ -246,7 +246,7 @@ def explained_text(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
 
 
 def explained_json(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
-    """What `explain -o json` prints."""
+    """The output of `explain -o json`."""
     match found:
         case Explained():
             return explanation_json(found)
@@ -335,7 +335,7 @@ def explanation(explained: Explained) -> str:
 
 
 def claim_explanation(explained: ExplainedClaim) -> str:
-    """What its state means, its devices and what becomes of each at its end. Of one of both drivers once for each."""
+    """The meaning of its state, its devices, and the fate of each at its end. Of one of both drivers once for each."""
     found, parts = explained.inspected, []
     if explained.claim is not None:
         facts = claims_report.claim_explanation(explained.claim, found.view, _ago(found))

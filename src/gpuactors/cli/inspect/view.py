@@ -80,10 +80,10 @@ class ExplainedClaim:
     """One claim of a view."""
 
     claim: ClaimView | None
-    """As the driver of GPUs has it; None if it has no device of this driver."""
+    """The claim in the driver of GPUs; None if it has no device of this driver."""
     inspected: Inspected
     of_domains: ClaimView | None = None
-    """As the driver of compute domains has it."""
+    """The claim in the driver of compute domains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def explain(
 
 
 async def inspected(config: Config, progress: Progress = SILENT) -> Inspected:
-    """As `inspect`."""
+    """Return the view of `inspect`."""
     problem = ""
     try:
         running = await _read_status(config, progress)

@@ -1,5 +1,5 @@
-"""What is printed where standard output is no terminal, or as JSON or YAML: everything once, then what changes, a line
-or a document for each, flushed at once. So it can be read by grep or jq, as with `kubectl get --watch`.
+"""Output without a terminal, or as JSON or YAML: everything once, then each change as a line or a document, flushed at
+once. So it can be read by grep or jq, as with `kubectl get --watch`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 """The other screen, no cursor, no automatic new line, empty."""
 _LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _AT_ONCE: Final = ("\x1b[?2026h", "\x1b[?2026l")
-"""What is between is shown at once, by terminals that know these."""
+"""Begin and end of a block that terminals with this feature show at once."""
 _CLEAR: Final = "\x1b[2J"
 _SIZE_UNKNOWN: Final = (100, 30)
 

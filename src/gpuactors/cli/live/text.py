@@ -10,7 +10,7 @@ from typing import Final
 
 
 class Style(Enum):
-    """What a piece of text means; `terminal.py` chooses the looks."""
+    """The meaning of a piece of text; `terminal.py` chooses colours and weight."""
 
     PLAIN = "plain"
     HEAD = "head"
@@ -59,7 +59,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def end(text: str, columns: int) -> str:
-    """As `cut`, but the end is kept: of a resource's name it says more."""
+    """`cut`, but keeping the end: it is the significant part of a resource's name."""
     return cut(text[::-1], columns)[::-1]
 
 

@@ -1,4 +1,4 @@
-"""What a command that watches knows: the daemon's last view, what changed in it and when, and whether the daemon is
+"""The state of a command that watches: the daemon's last view, what changed in it and when, and whether the daemon is
 there. Must not print, nor read a clock.
 """
 
@@ -18,7 +18,7 @@ from gpuactors.control.view import DeviceView, NodeView
 _WELL: Final = "well again"
 
 Row = tuple[str, ...]
-"""What a person reads of one thing: its name, its status, its cause, and the sentence; without ages."""
+"""The readable part of one thing: its name, its status, its cause, and the sentence; without ages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Watched:
         return at - changed if changed != -math.inf else None
 
     def _begin(self, view: NodeView, at: float) -> None:
-        """What the daemon knows of the time before it was watched."""
+        """Take over the daemon's own history of the time before it was watched."""
         known = [(at - d.since_s, d) for d in view.devices if d.since_s is not None]
         self._changed_at = {device.address: then for then, device in known}
         if known:

@@ -58,7 +58,7 @@ _LATE: Final = {
     ClaimState.CLEARING: Cause.FILES_UNWRITTEN,
     ClaimState.TOMBSTONE: Cause.API_SERVER_FAILED,
 }
-"""Who has not answered, where a prepare's time runs out in a state and nothing else is known."""
+"""The party that has not answered, for a prepare that times out in a state with no better reason."""
 
 
 def _late(claims: Claims, entry: Entry | None) -> Refused:

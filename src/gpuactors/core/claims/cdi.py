@@ -25,7 +25,7 @@ class DeviceEdits(Protocol):
 
     @property
     def edits(self) -> Json:
-        """What the container gets; not empty."""
+        """The changes to the container; not empty."""
 
 
 def device_kind(driver: str) -> str:

@@ -37,7 +37,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is on disk."""
+    """The content on disk."""
 
     claims: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
     """The entry of each claim, all its fields as on disk."""
@@ -71,7 +71,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """What the checkpoint of NVIDIA's driver says of this boot."""
+    """The claims of NVIDIA's driver in this boot, by its checkpoint."""
 
     checksum: str
     """Of the file's bytes: `sha256:<64 hex digits>`."""

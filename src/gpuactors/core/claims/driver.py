@@ -1,6 +1,5 @@
-"""What differs between the claims of one DRA driver and those of another: the questions that the machine of claims asks
-(ADR 0011). The machine is `machine.py`, `progress.py`, `transitions.py` and `values/claim_states.py`; it knows no kind
-of device.
+"""The differences between the claims of DRA drivers: the questions that the machine of claims asks (ADR 0011). The
+machine is `machine.py`, `progress.py`, `transitions.py` and `values/claim_states.py`; it knows no kind of device.
 
 Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none does anything.
 """
@@ -27,7 +26,7 @@ Stepped = tuple[NodeState, list[Effect]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceAct:
-    """What a device and its companions are to be bound to."""
+    """The target that a device and its companions are to be bound to."""
 
     number: int
     target: Target
@@ -49,11 +48,11 @@ class ClaimDriver(Protocol):
         """`state` with these claims; the same object if they are the ones that it has."""
 
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
-        """What is offered to claims, None while that is not known; and its health."""
+        """The devices offered to claims, None while unknown; and their health."""
 
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
-        """What a checkpoint says: `claims`, which have no entries yet, with what it has beside them; and its entries as
-        they count now, in their order."""
+        """Restore a driver's part of the state from its checkpoint: `claims`, which have no entries yet, with what it
+        has beside them; and its entries as they count now, in their order."""
 
     def followed(self, before: NodeState, state: NodeState) -> NodeState:
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
@@ -79,7 +78,7 @@ class ClaimDriver(Protocol):
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
     def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
-        """What the act AWAITED still waits for, or why it waits for nothing; None if for nothing more."""
+        """What the act AWAITED still waits for, or why it will never come; None if nothing is missing."""
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices are returned, without those that somebody else has."""
@@ -88,17 +87,17 @@ class ClaimDriver(Protocol):
         """`state` after an act of this entry: what is to be looked at again."""
 
     def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
-        """What an act of a claim, as it ended, says of its device for whoever asks for that later."""
+        """Record the reason that a failed act of a claim gives for later requests of its device."""
 
     def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
-        """What follows where an act of a claim that ends failed, and this does not hold its release: what is left is
-        done later. None: it is tried again."""
+        """Record what is left to do later, after a claim's last act failed without holding its release. None: it is
+        tried again."""
 
     def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
-        """What follows from the end of an act that is no claim's, or not any more."""
+        """Handle the end of an act that belongs to no claim, or to no claim any more."""
 
     def due(self, state: NodeState, at: float) -> Stepped:
-        """What is due beside the claims."""
+        """Do what is due beside the claims."""
 
     def deadline(self, state: NodeState) -> float:
         """When that is; infinite if never."""
@@ -111,11 +110,10 @@ class ClaimDriver(Protocol):
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
 
     def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
-        """What devices are to be bound to, by their addresses: for the claims with acts whose intent is on disk, and
-        for none of them."""
+        """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
-        """What the files are to say of each result of the claim, in their order."""
+        """The content of the files for each result of the claim, in their order."""
 
     def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
         """Directories of the host that belong to the claim's files: there before these, and gone after them."""

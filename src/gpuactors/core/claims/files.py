@@ -20,7 +20,7 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True)
 class ClaimContents:
-    """What the files of a claim are to say."""
+    """The content of the files of a claim."""
 
     claim: ClaimName
     devices: Json

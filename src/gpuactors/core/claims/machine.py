@@ -368,7 +368,7 @@ def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
 
 
 def published(driver: ClaimDriver, state: NodeState, publication: Publication) -> Stepped:
-    """What is published of our devices has changed, or cannot be published."""
+    """Handle a change of the published devices, or that they cannot be published."""
     before = driver.claims(state).publication
     problem = before.problem if before is not None else ""
     after = driver.with_claims(state, replace(driver.claims(state), publication=publication))

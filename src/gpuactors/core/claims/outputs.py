@@ -1,4 +1,4 @@
-"""What the claims' actors are to do, as it follows from the state. Derived each time, never kept.
+"""The orders to the actors of claims, as they follow from the state. Derived each time, never kept.
 
 Standing orders with numbers: each actor does the newest number of each kind once, and a skipped one is never missed.
 """
@@ -82,7 +82,7 @@ class ClaimsWanted:
     look: LookWanted | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: AnyOffer | None = None
-    """What the ResourceSlices are to say; None while it is not known."""
+    """The devices that the ResourceSlices are to list; None while unknown."""
     health: tuple[DeviceHealth, ...] = ()
 
 
@@ -91,8 +91,8 @@ NO_CLAIMS_WANTED = ClaimsWanted()
 
 
 def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
-    """The orders that stand for the claims of one driver. A daemon that has handed over gives none: its successor has
-    read the checkpoint."""
+    """The orders for the claims of one driver. A daemon that has handed over gives none: its successor has read the
+    checkpoint."""
     claims, role = driver.claims(state), state.daemon.role
     if claims.settings is None:
         return NO_CLAIMS_WANTED

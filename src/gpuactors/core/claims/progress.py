@@ -73,7 +73,7 @@ def _all_answered(driver: ClaimDriver, state: NodeState, at: float) -> Stepped |
 
 
 def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
-    """What is tried again, asked, or forgotten at this time."""
+    """Retry, ask or forget what is due at this time."""
     effects: list[Effect] = []
     if driver.claims(state).relays_until <= at:
         state = driver.with_claims(state, replace(driver.claims(state), relays_until=-math.inf))

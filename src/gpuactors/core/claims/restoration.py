@@ -1,5 +1,5 @@
-"""What a daemon goes on with at its start: the checkpoint as it was found, the files of the claims, and the checkpoint
-that NVIDIA's driver has left.
+"""The start of a daemon: the checkpoint as it was found, the files of the claims, and the checkpoint that NVIDIA's
+driver has left.
 
 A checkpoint is lost if it is damaged, or if there is none beside the files of claims. Then the CDI and metadata files
 name the devices of the claims. Files of no claim are to be removed, as a daemon that was killed may have left them. So
@@ -24,15 +24,15 @@ from gpuactors.core.values.claim_states import ClaimState
 
 @dataclass(frozen=True, slots=True)
 class Restoration:
-    """What the checkpoint keeper reports and does after it has read."""
+    """The entries to go on with, the warning to log, and the files to remove."""
 
     entries: tuple[StoredEntry, ...]
     first_drivers: tuple[FirstDriver, ...]
     owed: tuple[OwedReturn, ...]
     warning: str
-    """What is missing, as a sentence; empty if nothing is."""
+    """A sentence that names what is missing; empty if nothing is."""
     kept: Checkpoint
-    """What the next content of the file goes on from: `next_content`."""
+    """The base of the file's next content: `next_content`."""
     stray: tuple[ClaimUid, ...]
     """Claims whose files are to be removed."""
     clear_mounted: bool
@@ -120,7 +120,7 @@ def _gpus(devices: Iterable[str]) -> Iterable[ClaimedGpu]:
 
 
 def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:
-    """What is to be written, with what a newer daemon has written into the file and this one does not know."""
+    """The content to write, with the parts that a newer daemon has written into the file and this one does not know."""
     claims, taken_over = dict[ClaimUid, Mapping[str, Json]](), dict[ClaimUid, Mapping[str, Json]]()
     for entry in wanted.entries:
         uid, is_theirs = entry.name.uid, entry.state is ClaimState.TAKEN_OVER

@@ -1,4 +1,4 @@
-"""What is to be written so that the API server has the wanted pool, by what it has stored.
+"""The writes that give the API server the wanted pool, by what it has stored.
 
 The scheduler takes of a pool only the slices of the highest generation, and only if there are as many as each of them
 says (seen: one too many, and it ignores the whole pool). So a change of one slice keeps the generation; any other one
@@ -101,8 +101,8 @@ def _too_many(pool: Pool, stored: Collection[StoredSlice], mine: Set[str], gener
 
 
 def _kept(pool: Pool, stored: Collection[StoredSlice]) -> dict[int, StoredSlice]:
-    """The stored slices that stay, by their place in the pool. Of two with one place (a create that was carried out
-    and not answered) it is the one of the higher generation; one of another naming or pool is none of ours."""
+    """The stored slices that stay, by their place in the pool. Of two with one place (a create that was carried out and
+    not answered) it is the one of the higher generation; one of another naming or pool is foreign."""
     kept: dict[int, StoredSlice] = {}
     for candidate in sorted(stored, key=lambda s: (-s.spec.generation, s.name)):
         place = _INDEX.match(candidate.name)

@@ -1,5 +1,5 @@
-"""What kubelet lists of our driver that no claim here has: another program of this name, such as NVIDIA's DRA driver,
-has prepared it. It is given away all the same.
+"""Claims of this driver that kubelet lists and nobody here has: another program of this name, such as NVIDIA's DRA
+driver, has prepared them. It is given away all the same.
 
 Devices by our own names are not among it: what kubelet lists of them is known by their PCI addresses.
 """

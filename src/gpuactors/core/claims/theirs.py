@@ -34,7 +34,7 @@ _PREPARED: Final = "PrepareCompleted"
 
 
 class Whose(StrEnum):
-    """Who has written a file by the name `checkpoint.json`."""
+    """The author of a file by the name `checkpoint.json`."""
 
     OURS = "ours"
     """This program, before its file had a name of its own."""
@@ -85,7 +85,7 @@ class TheirClaim:
 
 @dataclass(frozen=True, slots=True)
 class TheirCheckpoint:
-    """What the file says."""
+    """The content of the file."""
 
     boot_id: str
     """Empty where it does not say it: releases before 25.12."""
@@ -93,7 +93,7 @@ class TheirCheckpoint:
 
 
 def decoded(content: Json, driver: str) -> TheirCheckpoint:
-    """What the file says of a driver's claims. Raises `MalformedError`."""
+    """Decode the claims of a driver in the file. Raises `MalformedError`."""
     newest = _object(content, "the file")
     newest = _object(newest.get("v2") or newest.get("v1") or {}, "v2")
     claims = _object(newest.get("preparedClaims") or {}, "preparedClaims")

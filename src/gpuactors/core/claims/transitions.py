@@ -1,4 +1,4 @@
-"""What a transition of a claim requests: the number of a read, of a checkpoint, or of acts.
+"""The requests of a transition of a claim: the number of a read, of a checkpoint, or of acts.
 
 Every change of an entry's state goes through `moved`, and so through the table. An act gets its number only in a
 transition that follows the checkpoint with its intent (ADR 0009).

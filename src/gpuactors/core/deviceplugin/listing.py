@@ -1,12 +1,12 @@
 """Kubelet's own list of a resource compared with ours: only this shows that another plugin serves it, or none does.
 
-Theory of operation. When another plugin registers a resource of ours, our stream stays open and carries no notice; each
-device list of either plugin replaces kubelet's list, Allocate goes to the plugin that registered last, and when that
-one ends all devices are Unhealthy for ever. If another client's stream was taken for kubelet's, the end of kubelet's
-goes unnoticed. So each read of the ledger also asks kubelet for its healthy devices (GetAllocatableResources). A read
-counts for or against us only if it was requested when kubelet had had our list for long enough. Two in a row against us
-end the registration: that is logged, and we register again, ending our stream first, after a wait that grows each time
-until the lists have agreed for long.
+Theory of operation. When another plugin registers one of our resources, our stream stays open and carries no notice;
+each device list of either plugin replaces kubelet's list, Allocate goes to the plugin that registered last, and when
+that one ends all devices are Unhealthy for ever. If another client's stream was taken for kubelet's, the end of
+kubelet's goes unnoticed. So each read of the ledger also asks kubelet for its healthy devices
+(GetAllocatableResources). A read counts for or against us only if it was requested when kubelet had had our list for
+long enough. Two in a row against us end the registration: that is logged, and we register again, ending our stream
+first, after a wait that grows each time until the lists have agreed for long.
 
 An agreeing list shows little if our own list has changed since one that differed: our device list has replaced
 kubelet's list, and Allocate may still go to the other plugin. That counts against us as well.

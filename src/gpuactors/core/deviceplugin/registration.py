@@ -67,7 +67,7 @@ def is_registered(plugin: PluginState) -> bool:
 
 
 def is_contested(plugin: PluginState) -> bool:
-    """Kubelet has another list than ours, although it holds a stream of ours open."""
+    """Kubelet's list differs, although it holds one of our streams open."""
     return plugin.listing.against >= AGAINST
 
 
@@ -233,7 +233,7 @@ def _doubted(plugin: PluginState) -> PluginState:
 
 
 def is_doubted(plugin: PluginState) -> bool:
-    """Only a list with a device of ours shows that kubelet has our list."""
+    """Only a list with one of our devices shows that kubelet has our list."""
     return plugin.listing.against > 0 or _is_unchecked(plugin)
 
 
@@ -245,8 +245,8 @@ def _is_unchecked(plugin: PluginState) -> bool:
 def sighted(plugin: PluginState, at: float) -> PluginState:
     """Another process's socket came or went.
 
-    A list of ours that was under way just then may have come to kubelet after the other plugin's, or after its end, and
-    have replaced the list that kubelet had from that. Not the first list of a stream: kubelet opens a stream to the
+    One of our lists that was under way just then may have come to kubelet after the other plugin's, or after its end,
+    and have replaced the list that kubelet had from that. Not the first list of a stream: kubelet opens a stream to the
     plugin that registered last.
     """
     after = replace(plugin, listing=replace(plugin.listing, sighted_at=at))

@@ -1,4 +1,4 @@
-"""What the CDI file of a compute domain's claim says: the nodes of its channels, and what its daemon needs.
+"""The content of the CDI file for a compute domain's claim: the nodes of its channels, and the needs of its daemon.
 
 Values only. A container edit without any content is invalid in CDI; a channel on a node without fabric has no node, and
 the domain's UID alone.

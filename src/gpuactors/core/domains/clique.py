@@ -32,7 +32,7 @@ _WHAT_TO_DO: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one source says."""
+    """The clique by one source."""
 
     source: str
     """Its name in sentences."""
@@ -46,7 +46,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class CliqueFound:
-    """What follows from all of them."""
+    """The clique by all of them."""
 
     clique_id: str = ""
     source: str = ""
@@ -56,7 +56,7 @@ class CliqueFound:
 
 
 def parsed(source: str, text: str) -> Said:
-    """What a source says that has a clique as text."""
+    """Parse a source that has a clique as text."""
     if text == NO_FABRIC:
         return Said(source, "")
     found = _CLIQUE.fullmatch(text)
@@ -105,7 +105,7 @@ class GpuFabric:
 
 
 def of_gpus(source: str, gpus: Iterable[GpuFabric]) -> Said:
-    """What NVML says of all GPUs of the host's driver: they must agree."""
+    """The clique of NVML's answers for all GPUs of the host's driver: they must agree."""
     found: dict[str, None] = {}
     for gpu in gpus:
         if gpu.state == "not supported" or (gpu.state == "completed" and gpu.cluster == _NO_CLUSTER):

@@ -30,7 +30,7 @@ _KINDS: Final = {CHANNEL_CONFIG: DeviceKind.CHANNEL, DAEMON_CONFIG: DeviceKind.D
 
 
 def chosen(claim: Claim) -> DomainConfig | ConfigFault:
-    """What a claim with devices of ours is for: one kind of device and one domain."""
+    """The purpose of a claim with devices of this driver: one kind of device and one domain."""
     configs = all_decoded(claim, decoded)
     if isinstance(configs, ConfigFault):
         return configs
@@ -64,7 +64,7 @@ def _of_result(
 
 
 def decoded(parameters: Json) -> DomainConfig | ConfigFault:
-    """One configuration. A null stands for an absent field, as in Go."""
+    """One configuration. A null means an absent field, as in Go."""
     if not isinstance(parameters, Mapping):
         return ConfigFault(f"the parameters are no object; one of kind {CHANNEL_CONFIG} is expected")
     api, kind = parameters.get("apiVersion"), parameters.get("kind")

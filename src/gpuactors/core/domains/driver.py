@@ -66,7 +66,7 @@ class ComputeDomains:
         return claims, event.entries
 
     def followed(self, before: NodeState, state: NodeState) -> NodeState:
-        """What kubelet lists counts for channels and the label as it does for GPUs."""
+        """Apply kubelet's list to channels and the label, as GPUs do."""
         ledger, domains = state.kubelet.ledger, state.domains
         found = strangers(domains.claims, state) if ledger.tried else None
         if found == domains.strangers:
@@ -186,7 +186,7 @@ class ComputeDomains:
         return (_directory(state, own),)
 
     def placed(self, state: NodeState, entry: Entry) -> tuple[PlacedFile, ...]:
-        """What NVIDIA's daemon makes IMEX's configuration of."""
+        """The content from which NVIDIA's daemon makes IMEX's configuration."""
         return tuple(
             PlacedFile(f"{d}/{template.NAME}", template.TEXT) for d in self.directories(state, entry)
         )

@@ -1,5 +1,5 @@
-"""Who stands in the way of a claim of a compute domain: another claim that has its channel or the node, the label, or
-that the domain is not there. And what a channel that is reserved still lacks.
+"""The reasons that block a claim of a compute domain: another claim that has its channel or the node, the label, or a
+missing domain. And what a channel that is reserved still lacks.
 
 Every entry that owns a device counts, whatever it is doing.
 """
@@ -59,7 +59,7 @@ def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
 
 
 def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> Obstacle | None:
-    """What has not been read since the claim came: an older view is no fact."""
+    """Facts not read since the claim came: an older view is no fact."""
     view = domains.known.get(config.domain)
     if view is None or view.number <= entry.since:
         why = f": {view.problem}" if view is not None and view.problem else ""
@@ -111,7 +111,7 @@ def _without_imex(domains: Domains, kind: DeviceKind) -> Obstacle | None:
 
 
 def _incomplete(domains: Domains, kind: DeviceKind) -> Obstacle | None:
-    """What the host does not say yet, and somebody may add at any time; None if nothing is missing."""
+    """Facts of the host that are missing and may come at any time; None if all are there."""
     imex = domains.imex.facts
     assert imex is not None
     if imex.unknown:
@@ -170,8 +170,8 @@ def _others(domains: Domains, entry: Entry) -> list[Entry]:
 
 
 def lacking(domains: Domains, entry: Entry) -> Obstacle | None:
-    """What a reserved claim lacks until its container may start; None if nothing. Only a domain that is gone, or is
-    being deleted, does not come (DOMAIN_NOT_FOUND)."""
+    """The reason why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone,
+    or is being deleted, does not come (DOMAIN_NOT_FOUND)."""
     own, config = entry.domain, entry.config
     assert own is not None
     assert config is not None
@@ -183,7 +183,8 @@ def lacking(domains: Domains, entry: Entry) -> Obstacle | None:
 
 
 def channels_lack(domains: Domains, uid: DomainUid) -> Obstacle | None:
-    """What the channels of a domain lack on this node, as far as it has been read; None if nothing."""
+    """The reason why the channels of a domain are not usable on this node, as far as it has been read; None if they
+    are."""
     if (why := daemon_lacks(domains, uid)) is not None:
         return why
     settings, view = domains.settings, domains.known.get(uid)
@@ -198,8 +199,8 @@ def channels_lack(domains: Domains, uid: DomainUid) -> Obstacle | None:
 
 
 def daemon_lacks(domains: Domains, uid: DomainUid) -> Obstacle | None:
-    """What the domain's daemon lacks until it can be Ready here: the domain, IMEX, the label, then its own claim. Of
-    one that the host manages: why it is not ready. None if nothing."""
+    """The reason why the domain's daemon cannot be Ready here: the domain, IMEX, the label, then its own claim. Of one
+    that the host manages: why it is not ready. None if nothing."""
     settings, view = domains.settings, domains.known.get(uid)
     assert settings is not None
     if view is not None and view.number and (gone := _without_domain(domains, uid)) is not None:
@@ -225,7 +226,7 @@ def _named(domains: Domains, uid: DomainUid) -> str:
 
 
 class Readiness(StrEnum):
-    """What the API server says of the daemon of a domain on this node."""
+    """The API server's view of a domain's daemon on this node."""
 
     READY = "Ready"
     NOT_READY = "NotReady"

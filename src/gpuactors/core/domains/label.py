@@ -56,7 +56,7 @@ class Held:
     owning: frozenset[DomainUid] = frozenset()
     """The domains of the claims that have a channel, or are giving it back: a label with one of these is ours."""
     is_complete: bool = True
-    """What each claim on this node is for is known. Else one was found by its files, as the checkpoint is lost; or
+    """The purpose of each claim on this node is known. Else one was found by its files, as the checkpoint is lost; or
     kubelet lists one that another program has prepared, or has not been asked yet."""
 
 

@@ -1,5 +1,5 @@
-"""What is read of compute domains at the API server, and of IMEX on the host: when a read is outstanding, and what its
-result changes.
+"""Reads of compute domains at the API server, and of IMEX on the host: when one is outstanding, and what its result
+changes.
 
 A claim asks for both anew when it comes, and while it waits they are read again: soon after somebody has touched the
 objects, else every DOMAIN_LOOK_S. Must not decide what a result means for a claim.
@@ -96,7 +96,7 @@ def imex_read(domains: Domains, number: int, facts: ImexFacts) -> tuple[Domains,
 
 
 def _told(facts: ImexFacts) -> tuple[str, ...]:
-    """What is said in the log, once."""
+    """The facts whose change is logged."""
     return facts.absent, facts.clique_id, facts.clique_source, facts.unknown, facts.unmanaged
 
 

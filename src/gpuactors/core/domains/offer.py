@@ -48,6 +48,6 @@ def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:
 
 
 def _claimed(domains: Domains) -> tuple[ClaimedDomain, ...]:
-    """What claims have."""
+    """The devices that claims have."""
     owning = (entry.domain for entry in domains.claims.entries.values() if entry.state in OWNING)
     return tuple(own for own in owning if own is not None)

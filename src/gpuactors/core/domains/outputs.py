@@ -1,4 +1,4 @@
-"""What the actors of compute domains are to do, as it follows from the state. Derived each time, never kept.
+"""The orders to the actors of compute domains, as they follow from the state. Derived each time, never kept.
 
 Standing orders with numbers: each actor does the newest number of each kind once. A read of the label and a patch of it
 are never wanted at the same time.

@@ -1,5 +1,5 @@
-"""What an operator sees of compute domains: each domain that claims are here for with what its channels lack, the
-node's label, what the host says of IMEX, and the claims.
+"""The operator's view of compute domains: each domain with claims here and what its channels lack, the node's label,
+the host's IMEX, and the claims.
 
 Derived each time, never kept. What is missing is asked of `exclusion.py`, as a prepare asks it: nothing is shown as
 Ready that a claim still waits for.
@@ -49,13 +49,14 @@ class DomainReport:
     namespace: str
     status: DomainStatus
     missing: str
-    """What its channels lack, as a sentence: the error of a claim that waits for it. Empty unless it is not ready."""
+    """The reason why its channels are not usable, a sentence: the error of a claim that waits for it. Empty unless it
+    is not ready."""
     labelled: bool
     """The node's label names it, for certain."""
     daemon: ClaimUid | None
     """The claim of its daemon here, prepared or not."""
     readiness: Readiness | None
-    """What the API server said last; None in mode host-managed."""
+    """The last answer of the API server; None in mode host-managed."""
     problem: str
     """Why it could not be read the last time, as a sentence; empty if it could."""
     changed_at: float | None
@@ -150,7 +151,7 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
 
 
 class LabelStatus(StrEnum):
-    """What is known of the node's label."""
+    """The node's label as far as known."""
 
     UNREAD = "Unread"
     """It has not been read since this daemon serves."""
@@ -171,7 +172,7 @@ class LabelReport:
 
     status: LabelStatus
     value: str | None
-    """What it is, or what is being added or removed; None where it is absent or not known."""
+    """Its value, or the one being added or removed; None where it is absent or not known."""
     problem: str
     """Why the last read or patch failed, as a sentence; empty if it did not."""
 
@@ -197,7 +198,7 @@ class LabelReport:
 
 
 def label_report(domains: Domains) -> LabelReport:
-    """What is outstanding or unsure is no fact, and is not shown as one."""
+    """The label without outstanding or unsure parts: those are no facts."""
     known = domains.label
     if not known.known or known.unsure:
         status, value = LabelStatus.UNSURE if known.known else LabelStatus.UNREAD, None
@@ -212,7 +213,7 @@ def label_report(domains: Domains) -> LabelReport:
 
 @dataclass(frozen=True, slots=True)
 class ImexReport:
-    """What the host says of IMEX."""
+    """The host's state of IMEX."""
 
     known: bool
     """It has said something."""

@@ -1,4 +1,4 @@
-"""What each event means for the node's label and for what is known of compute domains; and what follows after each
+"""The meaning of each event for the node's label and the facts about compute domains; and the consequences after each
 event. Their claims are the machine's (`dra/`), with the answers of `driver.py`.
 """
 
@@ -82,7 +82,7 @@ def _dated(domains: Domains, at: float) -> Domains:
 
 
 def due(state: NodeState, at: float) -> NodeState:
-    """What is due at this time is requested."""
+    """Request what is due at this time."""
     if state.domains.settings is None or not is_serving(state):
         return state
     return _with(state, looks.due(label.due(state.domains, at), at))

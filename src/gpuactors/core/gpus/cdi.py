@@ -1,4 +1,4 @@
-"""What the CDI file of a claim of GPUs says of each device: its nodes, of the backend that was asked for.
+"""The content of the CDI file for a claim of GPUs: the nodes of each device, of the requested backend.
 
 Values only; `claims/cdi.py` makes the file of them.
 """
@@ -33,7 +33,7 @@ class ClaimDevice:
 
     @property
     def edits(self) -> Json:
-        """What the container gets."""
+        """The changes to the container."""
         found: dict[str, Json] = {"env": (_NO_CUDA,)}
         if paths := nodes(self):
             found["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)

@@ -44,7 +44,7 @@ class VfioConfig:
 
 
 def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
-    """The configuration of each request (by its full name) that was given devices of ours."""
+    """The configuration of each request (by its full name) that was given devices of this driver."""
     configs = all_decoded(claim, decoded)
     if isinstance(configs, ConfigFault):
         return configs
@@ -58,7 +58,7 @@ def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
 
 
 def decoded(parameters: Json, *, strict: bool = True) -> VfioConfig | ConfigFault:
-    """One `VfioDeviceConfig`. A null stands for an absent field, as in Go. Not `strict`: unknown fields are ignored."""
+    """One `VfioDeviceConfig`. A null means an absent field, as in Go. Not `strict`: unknown fields are ignored."""
     if not isinstance(parameters, Mapping):
         return ConfigFault(f"the parameters are {_named(parameters)}; an object of kind {KIND} is expected")
     api, kind = parameters.get("apiVersion"), parameters.get("kind")

@@ -1,4 +1,4 @@
-"""What the files of a claim say, from the claim and what its devices are bound to."""
+"""The content of a claim's files, from the claim and its devices' bindings."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ REMEDY = (
     "rename one of the two (--resource-name here, spec.extendedResourceName in the class), remove that field from the "
     "class, or set --device-plugin off on the nodes that have --dra on"
 )
-"""What to do about such a class."""
+"""The remedy for such a class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def contested(classes: Iterable[DeviceClass], ours: Collection[ResourceName]) ->
 
 
 def sentence_of(contender: DeviceClass) -> str:
-    """What is wrong with one of them."""
+    """The fault of one of them, as a sentence."""
     name, resource = quoted_name(contender.name), quoted_name(contender.extended_resource or "")
     return (
         f"the DeviceClass {name} has the extendedResourceName {resource}, which the device plugin of this node serves: "

@@ -148,8 +148,8 @@ class Gpus:
         ]
 
     def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
-        """What an act has bound is inspected. A device that was returned was last seen on vfio, or in the use of its
-        virtual machine, and belongs to nobody any more: it is not offered before both were looked at."""
+        """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
+        the use of its virtual machine, and belongs to nobody any more: it is not offered before both were looked at."""
         is_over = entry.state is ClaimState.RELEASING
         return _looked_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
 
@@ -263,7 +263,7 @@ def _act_of(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
 
 
 def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu:
-    """What the operator names now stays on vfio, also where the claim was prepared before."""
+    """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
     functions = tuple(replace(f, vfio=f.vfio or f.address in settings.operator) for f in gpu.functions)
     if gpu.stays or gpu.address not in settings.operator:
         return replace(gpu, functions=functions)

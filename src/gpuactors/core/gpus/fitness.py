@@ -32,7 +32,7 @@ _REASONS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.NO_DRIVER: Cause.DRIVER_NOT_LOADED,
     ActFault.VIRTUAL_FUNCTIONS: Cause.VIRTUAL_FUNCTIONS,
 }
-"""What a later claim would meet as well. Other faults are of one act."""
+"""Reasons that a later claim would meet as well. Other faults are of one act."""
 
 _NEW: Final = Look()
 

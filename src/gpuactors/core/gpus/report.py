@@ -1,4 +1,4 @@
-"""What an operator sees of claims of GPUs: each claim, and of each device what becomes of it when a claim ends.
+"""The operator's view of claims of GPUs: each claim, and the fate of each device when its claim ends.
 
 Derived each time, never kept. Must not decide anything again: what a claim does at its end was decided when it reserved
 its devices.
@@ -35,7 +35,7 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
 
 
 def devices_of(entry: Entry) -> tuple[PciAddress, ...]:
-    """As `ClaimReport.devices`, of a claim of GPUs."""
+    """The devices of a claim of GPUs (`ClaimReport.devices`)."""
     if entry.gpus:
         return tuple(gpu.address for gpu in entry.gpus)
     return _named(entry, admin=False)
@@ -49,7 +49,7 @@ def _named(entry: Entry, *, admin: bool) -> tuple[PciAddress, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOfClaims:
-    """What claims may do with one device."""
+    """The ways in which claims may use one device."""
 
     claim: ClaimUid | None
     """The claim that has it."""
@@ -60,7 +60,7 @@ class DeviceOfClaims:
     why: str
     """That rule, as a sentence."""
     first_drivers: tuple[FirstDriver, ...]
-    """Of this boot, before any act of ours: the device's own, then its companions', as far as they are known."""
+    """Of this boot, before any act of gpuactors: the device's own, then its companions', as far as they are known."""
     offer: str
     """`offered`, `claimed`, or why it must not be given to a claim now (`BlockKind`); empty while it is not known."""
     blocked: str
@@ -68,7 +68,7 @@ class DeviceOfClaims:
 
 
 def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | None:
-    """What claims may do with this device; None while DRA is off."""
+    """How claims may use this device; None while DRA is off."""
     settings, known = state.claims.settings, state.claims.first_drivers
     if settings is None:
         return None

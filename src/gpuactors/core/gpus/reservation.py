@@ -1,5 +1,5 @@
-"""What a claim of GPUs has for itself from the moment it is reserved: each device with its IOMMU group, and the driver
-that each function is returned to. And the other direction: whose a device is, for the device plugin and kubelet's list.
+"""The reservation of a claim of GPUs: each device with its IOMMU group, and the driver that each function is returned
+to. And the other direction: whose a device is, for the device plugin and kubelet's list.
 
 Must not decide who may have a device: that is `exclusion.py`.
 """
@@ -54,7 +54,8 @@ def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
 def _first_driver(
     known: Mapping[PciAddress, FirstDriver], function: PciFunction, *, stays: bool
 ) -> FirstDriver:
-    """What an act is to return it to. One that is pre-bound by the operator's word counts as first seen on vfio."""
+    """The driver that an act is to return it to. One that is pre-bound by the operator's word counts as first seen on
+    vfio."""
     present = FirstDriver(function.address, function.driver, function.vfio_bound, function.presence)
     return replace(known.get(function.address, present), vfio=stays)
 

@@ -1,8 +1,8 @@
-"""Which functions are on a driver by an act of ours, and the returns to their first drivers that are owed.
+"""Which functions are on a driver by an act of gpuactors, and the returns to their first drivers that are owed.
 
-A function is ours from its reservation until an act has returned it, or it is seen on a driver that no act of ours has
-bound it to: somebody else has decided about it then. A driver that is not loaded when a claim ends does not hold the
-claim: the device stays on vfio, may be claimed again, and its return is tried until the driver is there. It is not
+A function is ours from its reservation until an act has returned it, or it is seen on a driver that no act of gpuactors
+has bound it to: somebody else has decided about it then. A driver that is not loaded when a claim ends does not hold
+the claim: the device stays on vfio, may be claimed again, and its return is tried until the driver is there. It is not
 begun while somebody has the device, and given up when somebody else has bound it.
 
 Must not decide what a function is returned to: that is `values/prebound.py`.
@@ -32,7 +32,7 @@ UNSEEN: Final = -1
 _UNDER_WAY: Final = frozenset(
     {ClaimState.RESERVED, ClaimState.BINDING, ClaimState.STOPPED, ClaimState.RELEASING}
 )
-"""The states of a claim whose functions may be anywhere by an act of ours."""
+"""The states of a claim whose functions an act may have moved anywhere."""
 
 
 # --- whose decision a function's driver is ----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def is_to_be_returned(claims: Claims, gpu: ClaimedGpu) -> bool:
 
 
 def as_returned(entry: Entry, first: FirstDriver) -> FirstDriver:
-    """What an act that returns a function must know of those that have bound it for its claim."""
+    """Prepare the return of a function: add what the acts that bound it for its claim know."""
     bound = entry.bound.get(first.address)
     if bound is None:
         return first

@@ -155,7 +155,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
 
 
 def matters(state: NodeState) -> bool:
-    """A device of ours is allocated or in use, so that the ledger may change without a notice to us."""
+    """One of our devices is allocated or in use, so the ledger may change without a notice to us."""
     index, kubelet, lists = index_of(state), state.kubelet, state.published.device_lists
     if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True

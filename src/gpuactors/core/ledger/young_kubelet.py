@@ -41,7 +41,7 @@ from gpuactors.core.values.model import (
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What counts after a read."""
+    """The entries of the ledger that count after a read."""
 
     entries: tuple[LedgerEntry, ...]
     source: LedgerSource

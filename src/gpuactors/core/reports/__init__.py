@@ -1,1 +1,1 @@
-"""What readers outside the core get, read off the state."""
+"""The views for readers outside the core, read off the state."""

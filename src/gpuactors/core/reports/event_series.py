@@ -1,11 +1,11 @@
-"""When each fact is told as a Kubernetes Event: not before it has stood for a while, again while it lasts, and all
+"""When each fact is posted as a Kubernetes Event: not before it has stood for a while, again while it lasts, and all
 together no more than the API server should get from one node.
 
-Theory of operation. `look` takes what is to be told now. A fact is due EVENT_SETTLE_S after it came, so what passes by
-itself is told to nobody; EVENT_REPEAT_S after it was last told, as the API server forgets an event after an hour; and
-if it went and came again, not before EVENT_AGAIN_S. What happened in a moment is due at once, and told once. Each
-telling takes a token of one bucket. Nothing queues: what went before its turn came is not told any more, so what waits
-is never more than what holds now. Times are given; must not read a clock.
+Theory of operation. `look` takes the facts that hold now. A fact is due EVENT_SETTLE_S after it came, so what passes by
+itself is never posted; EVENT_REPEAT_S after it was last posted, as the API server forgets an event after an hour; and
+if it went and came again, not before EVENT_AGAIN_S. A momentary fact is due at once, and posted once. Each post takes a
+token of one bucket. Nothing queues: a fact that ended before its turn came is not posted, so no more can wait than
+holds now. Times are given; must not read a clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuactors.core.reports.kube_events import KubeEvent
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One fact, and how often it was told."""
+    """One fact, and how often it was posted."""
 
     since: float
     """When it came, the last time; infinite while it does not hold."""
@@ -32,13 +32,13 @@ class Series:
     first_at: float = math.inf
     """When it was first told."""
     count: int = 0
-    """How often it was told: the `count` of the event."""
+    """How often it was posted: the `count` of the event."""
     not_before: float = -math.inf
-    """It could not be told: when it is tried again, at the earliest."""
+    """The earliest time of another try, after a post that failed."""
 
     @property
     def due_at(self) -> float:
-        """When it is told next; infinite while it does not hold."""
+        """When it is posted next; infinite while it does not hold."""
         if self.since <= self.told_at:
             return max(self.not_before, self.told_at + limits.EVENT_REPEAT_S) if self.lasts else math.inf
         settled_at = self.since + limits.EVENT_SETTLE_S if self.lasts else self.since
@@ -47,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """All that is told, or was not long ago. Frozen: each function returns the next one."""
+    """The facts that are posted, or were not long ago. Frozen: each function returns the next one."""
 
     series: Mapping[KubeEvent, Series] = field(default_factory=dict)
     tokens: float = limits.EVENT_BURST
@@ -59,7 +59,8 @@ NOTHING_TOLD: Final = Told()
 
 
 def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
-    """What holds at this time, EVENTS_MAX at most. What went is remembered as long as the API server has its event."""
+    """Take the facts that hold at this time, EVENTS_MAX at most. What went is remembered as long as the API server has
+    its event."""
     holds = frozenset(wanted[: limits.EVENTS_MAX])
     series = {
         event: known if event in holds else replace(known, since=math.inf)
@@ -79,7 +80,7 @@ def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
 
 
 def due(told: Told, at: float) -> tuple[Told, KubeEvent | None]:
-    """The fact to be told now, the one that is due for longest first, and the bucket without its token; None if none is
+    """The fact to post now, the one that is due for longest first, and the bucket without its token; None if none is
     due, or there is no token."""
     filled = _filled(told, at)
     event = min(told.series, key=lambda e: told.series[e].due_at, default=None)
@@ -104,7 +105,7 @@ def posted(told: Told, event: KubeEvent, count: int, at: float) -> Told:
 
 
 def failed(told: Told, event: KubeEvent, until: float) -> Told:
-    """It could not be told, and is tried again at that time if it holds then."""
+    """Record a failed post; it is tried again at that time if the fact holds then."""
     after = replace(told.series[event], not_before=until)
     return replace(told, series={**told.series, event: after})
 

@@ -1,4 +1,4 @@
-"""What is to be told as Kubernetes Events now, read off the state: each fact once, about the object that it concerns.
+"""The facts to post as Kubernetes Events now, read off the state: each fact once, about the object that it concerns.
 
 A reason is the machine-readable cause or state that log and CLI have, and a message holds their sentence. Nothing is
 kept, and nothing is decided about when: how long a fact must stand, and how often it is told again, is
@@ -29,13 +29,13 @@ CONTESTED: Final = "ResourceContested"
 """The reason of a resource that another plugin has taken."""
 
 OF_A_DEVICE: Final = (Cause.HELD_BY_OTHER, Cause.ORPHANED, Cause.UNBINDING, Cause.GROUP_NOT_VIABLE)
-"""The causes that are told about a device: somebody must act, and no pod's own events say so."""
+"""Causes that are posted about a device: somebody must act, and no pod's own events say so."""
 
 _OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
-"""Causes of refused calls that nobody needs to be told: kubelet asks the next daemon, or the caller was not kubelet."""
+"""Causes of refused calls that are never posted: kubelet asks the next daemon, or the caller was not kubelet."""
 
 OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
-"""The states of a claim whose obstacle is told to its pods: kubelet's call is not answered yet, or is asked again."""
+"""States of a claim whose obstacle is posted on its pods: kubelet's call is not answered yet, or is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ About = OurNode | PodsOf
 
 @dataclass(frozen=True, slots=True)
 class KubeEvent:
-    """One fact that is to be told."""
+    """One fact to post."""
 
     about: About
     reason: str
@@ -67,8 +67,8 @@ class KubeEvent:
 
 
 def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:
-    """Everything that is to be told now, each fact once. A daemon that does not serve tells nothing: another one
-    does."""
+    """Return every fact to post now, once. Empty for a daemon that does not serve: another one posts. A daemon that
+    does not serve tells nothing: another one does."""
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
         return ()
     found = (*_of_devices(state), *_of_calls(state), *_of_resources(state), *_of_claims(state))

@@ -1,6 +1,6 @@
-"""What Node Feature Discovery is to label our node with, read off the state: the models and drivers of the selected
-functions, and whether there is an IOMMU. Counts of what is there, and not of what is free: that changes with every pod,
-and is in the node's `allocatable`.
+"""The node's features for Node Feature Discovery, read off the state: the models and drivers of the selected functions,
+and whether there is an IOMMU. Counts of what is there, and not of what is free: that changes with every pod, and is in
+the node's `allocatable`.
 
 The labels are in a subdomain of the namespace that NFD keeps for features, so nobody's domain is used.
 """

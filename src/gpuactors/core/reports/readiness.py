@@ -1,4 +1,4 @@
-"""What a daemon still lacks until kubelet can allocate what it offers, as sentences; for the readiness probe.
+"""The reasons why kubelet cannot yet allocate what this daemon offers, as sentences; for the readiness probe.
 
 That a stream of ours is open is no proof: another plugin may have our resource's name since. So a resource counts as
 registered when a read of kubelet's own list has shown ours (`deviceplugin/listing.py`), which is requested

@@ -110,34 +110,34 @@ ClaimAnswer = Claim | ClaimAbsent | ClaimReplaced
 
 
 class Target(StrEnum):
-    """What a device is to be bound to."""
+    """The driver to bind a device to."""
 
     VFIO = "vfio"
     """Any vfio driver. A function that is on one stays as it is."""
     FIRST_DRIVER = "first-driver"
-    """The driver that it was found on, before any act of ours on it."""
+    """The driver found on it before any act of gpuactors."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDriver:
-    """The driver that a function was found on before any act of ours on it; None: without a driver. It belongs to the
-    function's presence: one that was unplugged and plugged in again is found anew."""
+    """The driver found on a function before any act of gpuactors; None: without a driver. It belongs to the function's
+    presence: one that was unplugged and plugged in again is found anew."""
 
     address: PciAddress
     driver: str | None
     vfio: bool = False
     """It is a vfio driver (`PciFunction.vfio_bound`): the function is pre-bound."""
     presence: int = 0
-    """As `PciFunction.presence`."""
+    """See `PciFunction.presence`."""
     was_bound: bool = False
-    """An act of ours has brought it to vfio and has come to its end: a `driver_override` is somebody else's now."""
+    """An act of gpuactors has bound it to vfio and ended: a `driver_override` found now is somebody else's."""
     persistence: bool = False
-    """As `BoundFunction.persistence`: nvidia-persistenced is to have it again."""
+    """nvidia-persistenced gets it back; see `BoundFunction.persistence`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundFunction:
-    """What a function is bound to after an act; group and cdev are read anew after each bind."""
+    """The driver of a function after an act; group and cdev are read anew after each bind."""
 
     address: PciAddress
     driver: str | None
@@ -147,7 +147,7 @@ class BoundFunction:
     vfio: bool = False
     """The driver is a vfio driver, by name or because the kernel made `vfio-dev/` below the function."""
     presence: int = 0
-    """As `PciFunction.presence`."""
+    """See `PciFunction.presence`."""
     persistence: bool = False
     """nvidia-persistenced had it open, and has let it go for the act."""
 
@@ -179,7 +179,7 @@ class LookFinding:
 
     device: PciAddress
     fault: ActFault | None = None
-    """What an act on it would meet; None if it could be bound."""
+    """The reason for which an act on it would fail; None if it could be bound."""
     reason: str = ""
     """The same as a sentence; empty if it could be bound."""
 

@@ -80,7 +80,7 @@ class On(StrEnum):
 
 
 class Request(StrEnum):
-    """What is requested with a transition."""
+    """The request that goes with a transition."""
 
     NOTHING = "nothing"
     FETCH = "fetch"

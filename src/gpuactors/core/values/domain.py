@@ -25,13 +25,13 @@ NAMESPACES: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver-gpu")
 """Where NVIDIA's documents install its driver: today, and before."""
 
 CHANNELS_MAX: Final = 2048
-"""Channels that NVIDIA's driver makes unless it is told otherwise (NVreg_ImexChannelCount)."""
+"""Channels that NVIDIA's driver makes by default (NVreg_ImexChannelCount)."""
 
 _DEVICE: Final = re.compile(r"(channel|daemon)-(0|[1-9][0-9]{0,3})")
 
 
 class DomainMode(StrEnum):
-    """Who runs the IMEX daemon; the setting `compute_domains`."""
+    """The manager of the IMEX daemon; the setting `compute_domains`."""
 
     OFF = "off"
     ON = "on"
@@ -66,7 +66,7 @@ def device_of(name: str) -> DomainDevice | None:
 
 @dataclass(frozen=True, slots=True)
 class DomainSettings:
-    """What compute domains need of the settings."""
+    """The settings that compute domains need."""
 
     mode: DomainMode
     node: str
@@ -81,7 +81,7 @@ class DomainSettings:
     directory: str = ""
     """The directory of the domains' directories, as the host has it: each is mounted into its daemon as /imexd."""
     side_by_side: bool = False
-    """As `ClaimSettings.side_by_side`."""
+    """See `ClaimSettings.side_by_side`."""
 
 
 class AllocationMode(StrEnum):
@@ -95,7 +95,7 @@ class AllocationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DomainConfig:
-    """What a claim is for."""
+    """The purpose of a claim."""
 
     kind: DeviceKind
     domain: DomainUid
@@ -140,7 +140,7 @@ class NodeLabel:
 
 
 class LabelChange(StrEnum):
-    """What a patch of the label does."""
+    """The effect of a patch of the label."""
 
     ADD = "add"
     """JSON patch `test null`, `add`: it must be absent."""
@@ -154,12 +154,12 @@ class LabelPatch:
 
     change: LabelChange
     value: DomainUid
-    """What is added, or what must be there to be removed."""
+    """The value to add, or the one that must be there to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImexFacts:
-    """What the host's driver says of IMEX."""
+    """The host's driver's state of IMEX."""
 
     absent: str = ""
     """Why this node has no IMEX, as a sentence; empty if it has. The rest counts only then."""
@@ -172,7 +172,7 @@ class ImexFacts:
     clique_id: str = ""
     """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric, or unless it is known."""
     clique_source: str = ""
-    """Who says so, in words."""
+    """The source of the clique, in words."""
     unknown: str = ""
     """Why the clique is not known, as a sentence with what to do; empty if it is. Unknown is not empty: a container
     without the node of its channel would fail far from the cause."""
@@ -189,7 +189,7 @@ class ImexFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDomain:
-    """What a claim has for itself from the moment it is reserved: its domain and its devices, as they were then."""
+    """The reservation of a claim: its domain and its devices, as they were when it was reserved."""
 
     uid: DomainUid
     name: str

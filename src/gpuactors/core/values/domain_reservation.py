@@ -1,4 +1,4 @@
-"""What a claim of a compute domain reserves. In the checkpoint with its entry."""
+"""The reservation of a claim of a compute domain. In the checkpoint with its entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuactors.core.values.domain import (
 def claimed_domain(
     claim: Claim, config: DomainConfig, domain: ComputeDomain, imex: ImexFacts, settings: DomainSettings
 ) -> ClaimedDomain:
-    """What the claim reserves now."""
+    """Reserve for the claim."""
     devices = devices_wanted(claim, config, settings)
     every = config.kind is DeviceKind.CHANNEL and config.mode is AllocationMode.ALL
     own = imex_of_claim(imex, config.kind)

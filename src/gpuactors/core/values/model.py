@@ -93,7 +93,7 @@ class PciFunction:
     model: str | None
     """Its name in pci.ids."""
     fault: str | None
-    """What could not be read, as a sentence; None if everything could."""
+    """The parts that could not be read, as a sentence; None if all could."""
     without_iommu: bool = False
     """Its group is one of vfio's no-IOMMU mode, whose node is `/dev/vfio/noiommu-81`."""
     iommufd: bool = False
@@ -198,7 +198,7 @@ DeviceList = tuple[AdvertisedDevice, ...]
 
 
 Difference = tuple[AdvertisedDevice | None, AdvertisedDevice | None]
-"""What is listed by an ID as it was, or None, and as it is, or None."""
+"""The entry of an ID before and after, each None where it is not listed."""
 
 
 def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
@@ -397,9 +397,9 @@ class YoungKubelet:
     `ledger/young_kubelet.py`."""
 
     socket: str | None = None
-    """As `RunningKubelet.socket`; None before the first answer."""
+    """See `RunningKubelet.socket`; None before the first answer."""
     listed: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
-    """What it has listed since it was first asked; empty from `settled_at` on."""
+    """Everything listed since the first answer; empty from `settled_at` on."""
     settled_at: float = math.inf
     """From when only its list counts, in seconds of the core's clock; infinite while it was not seen to know its
     pods."""
@@ -409,7 +409,7 @@ class YoungKubelet:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What is known by answers to numbered requests, one outstanding at a time."""
+    """Facts by answers to numbered requests, one outstanding at a time."""
 
     refresh: Refresh
 
@@ -445,7 +445,7 @@ class Ledger(Refreshed):
     cached: Mapping[tuple[ResourceName, DeviceId], tuple[str, ...]] = field(default_factory=dict)
     """By kubelet's ID: the nodes of `CachedAnswer`."""
     damaged: str = ""
-    """As `LedgerFile.damaged`."""
+    """See `LedgerFile.damaged`."""
     source: LedgerSource = LedgerSource.LIST
     """Of `entries`; without meaning before the first read."""
     young: YoungKubelet = YoungKubelet()
@@ -556,14 +556,13 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The device of an ID that kubelet's ledger, or a grant of ours, names. The meaning stays as long as the ID is
-    named, even if the device moves: a GPU may come back in another IOMMU group."""
+    """The device of an ID that is named by kubelet's ledger, or by an allocation of gpuactors. The meaning stays as
+    long as the ID is named, even if the device moves: a GPU may come back in another IOMMU group."""
 
     address: PciAddress
     ids: str | None = None
-    """Of a device of ours: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such model
-    was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the first
-    inspection."""
+    """For one of our devices: vendor and device (`10de:2330`) as first seen there since the ID was given; None: not
+    seen yet; empty: no function was there at the first inspection."""
     inspection_requested: bool = False
     """It was not in the scan, which reads only the selected functions, and an inspection of it has been requested."""
 

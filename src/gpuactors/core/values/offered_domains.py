@@ -1,4 +1,5 @@
-"""What is offered to claims of compute domains, as the state carries it: data only. `domains/offer.py` derives it."""
+"""The devices offered to claims of compute domains, as the state carries them: data only. `domains/offer.py` derives
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gpuactors.core.values.slices import Attribute, Blocked, Offer
 
 @dataclass(frozen=True, slots=True)
 class OfferedImexDevice:
-    """As `slices.OfferedDevice`."""
+    """An IMEX device in a slice; see `slices.OfferedDevice`."""
 
     device: DomainDevice
     blocked: Blocked | None = None
@@ -45,10 +46,10 @@ class OfferedImexDevice:
 
 @dataclass(frozen=True, slots=True)
 class OfferedDomains:
-    """What is offered, preceded by what it is derived from."""
+    """The devices offered, preceded by what they are derived from."""
 
     absent: str | None = None
-    """As the host's facts have it; None while it has not said whether it has IMEX, and nothing is offered."""
+    """See `ImexFacts.absent`; None while the host has not said whether it has IMEX, and nothing is offered."""
     claimed: tuple[ClaimedDomain, ...] = ()
 
     offer: Offer[OfferedImexDevice] | None = None

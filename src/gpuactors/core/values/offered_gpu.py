@@ -26,7 +26,7 @@ def device_name(address: PciAddress) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OfferedGpu:
-    """As `slices.OfferedDevice`."""
+    """A GPU in a slice; see `slices.OfferedDevice`."""
 
     address: PciAddress
     vendor: str

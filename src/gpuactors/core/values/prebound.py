@@ -1,4 +1,4 @@
-"""Whether a GPU is pre-bound: is on a vfio driver, and no claim of ours has put it there, so that it stays on it.
+"""Whether a GPU is pre-bound: is on a vfio driver, and no claim of gpuactors has put it there, so that it stays on it.
 
 What we did not do ourselves is somebody's decision: a GPU that a boot script, an administrator or another program has
 bound counts as found where it is, also when a claim has had it before. Decided per PCI address: of four identical GPUs
@@ -63,7 +63,7 @@ class Rule(StrEnum):
     OPERATOR = "operator"
     """`--prebound` names the address, or says `all`."""
     FIRST_DRIVER = "first-driver"
-    """The driver that it was found on, before any act of ours on it."""
+    """The driver found on it before any act of gpuactors."""
     UNKNOWN = "unknown"
     """Its first driver is not known, so nothing is done to it."""
 

@@ -1,4 +1,4 @@
-"""Text from outside, fit for a sentence of ours: printable and short.
+"""Quoting of text from outside in sentences: printable and short.
 
 A device's ID, a pod's name, a process's name or kubelet's error text is input. It may hold control characters, marks
 that turn the direction of writing, or megabytes, and it ends up in the log, on a terminal and in a gRPC status.

@@ -26,7 +26,7 @@ class BlockKind(StrEnum):
     UNHEALTHY = "unhealthy"
     """No virtual machine could open it."""
     HELD = "held"
-    """A pod or a process has it, and not by a claim of ours."""
+    """A pod or a process has it, and not by a claim of gpuactors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class StoredSlice:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What the publisher of one driver's slices knows and has done; for the log, `inspect` and `explain`."""
+    """The publisher's facts and writes of one driver's slices; for the log, `inspect` and `explain`."""
 
     driver: str
     keeps_taints: ServerKeepsTaints

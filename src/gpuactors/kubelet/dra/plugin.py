@@ -50,14 +50,14 @@ class PluginIo:
     make_directory: Callable[[str], None]
     """With its parents; one that is there is as good. Raises `OSError`."""
     watch: Callable[[str], AbstractContextManager[Changes]]
-    """As `DirectoryIo.watch`."""
+    """See `DirectoryIo.watch`."""
     dial: Dial = connect_unix
     later: LaterSockets = lambda _own: ()
-    """As `successor.later_sockets`; without it nobody comes after us."""
+    """See `successor.later_sockets`; without it no successor is found."""
     now: Callable[[], float] | None = None
     """The time of day, in seconds since 1970; None: the node's."""
     remove_dead: Callable[[str, str, str], tuple[str, ...]] = lambda _registry, _plugin_dir, _driver: ()
-    """As `dead_sockets.remove_dead`; without it nothing is removed."""
+    """See `dead_sockets.remove_dead`; without it nothing is removed."""
 
 
 def plugin_io_of_the_node() -> PluginIo:
@@ -77,7 +77,7 @@ def _make_directory(path: str) -> None:
 
 @final
 class UnixClaims:
-    """Kubelet as found below `kubelet_dir`; that path is told to kubelet, so it must be the same for both.
+    """Kubelet as found below `kubelet_dir`; kubelet gets that path, so it must be the same for both.
 
     `instance`: the name of this instance among those of one driver, None for the only one. `on_failure` gets an
     unexpected exception: a bug, to be logged.
@@ -105,7 +105,7 @@ class UnixClaims:
         return self._successor
 
     async def unreachable(self) -> tuple[str, ...]:
-        """As `ports.node.Reachable.unreachable`."""
+        """Implement `ports.node.Reachable.unreachable`."""
         return await unreachable((self._paths.api, self._paths.registration) if self._is_serving else ())
 
     @asynccontextmanager
@@ -115,7 +115,7 @@ class UnixClaims:
         health: LatestReader[tuple[DeviceHealth, ...]],
         told: Callable[[PluginStatus], None],
     ) -> AsyncIterator[UnixClaimsEndpoint]:
-        """As `ports.node.ClaimsKubelet.serve_claims`."""
+        """Implement `ports.node.ClaimsKubelet.serve_claims`."""
         calls = ClaimCalls(caller, self._on_failure)
         clock = () if self._io.now is None else (self._io.now,)
         api = Server(

@@ -4,9 +4,9 @@ Each claim of a call is asked of the core by itself, all at once. Must not decid
 messages, and what kubelet makes of an answer.
 
 Kubelet shows a claim's own error to the user, and of a failed call only its status. So everything that goes wrong is a
-claim's error: what kubelet may not have meant, and a bug of ours, too. The answer has an entry for each UID of the
-request and for no other one: kubelet 1.35 takes a missing one for a failure without a reason, and one too many for a
-failure of all.
+claim's error: a request that kubelet cannot have meant, and a bug of gpuactors. The answer has an entry for each UID of
+the request and for no other one: kubelet 1.35 takes a missing one for a failure without a reason, and one too many for
+a failure of all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ClaimMessage(Protocol):
 
 @final
 class ClaimCalls:
-    """What both versions of the service do. `on_failure` gets an unexpected exception: a bug, to be logged."""
+    """The methods that both versions of the service share. `on_failure` gets an unexpected exception: a bug, to be
+    logged."""
 
     def __init__(self, caller: ClaimCaller, on_failure: OnFailure) -> None:
         self._caller = caller

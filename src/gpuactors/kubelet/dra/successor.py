@@ -32,7 +32,7 @@ _API_SOCKET: Final = re.compile(r"dra-.+\.sock")
 
 
 def later_sockets(own: str) -> Sequence[str]:
-    """As `LaterSockets`, in the directory of `own`; none where that cannot be read, or `own` is gone."""
+    """Implement `LaterSockets` in the directory of `own`; none where that cannot be read, or `own` is gone."""
     directory = os.path.dirname(own)
     try:
         names = [n for n in os.listdir(directory) if _API_SOCKET.fullmatch(n)]
@@ -65,7 +65,7 @@ class UnixSuccessor:
         self._dial = dial
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
-        """As `ports.node.Successor.prepare`."""
+        """Implement `ports.node.Successor.prepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Prepared | Refused | None:
             request = v1.NodePrepareResourcesRequest(claims=[_message(claim)])
@@ -77,7 +77,7 @@ class UnixSuccessor:
         return await self._ask(call)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
-        """As `ports.node.Successor.unprepare`."""
+        """Implement `ports.node.Successor.unprepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Unprepared | Refused | None:
             request = v1.NodeUnprepareResourcesRequest(claims=[_message(claim)])

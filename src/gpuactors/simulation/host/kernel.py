@@ -1,4 +1,4 @@
-"""What a write to sysfs does on a fake node: `driver_override`, a driver's `bind`, `unbind` and `new_id`,
+"""The effect of a write to sysfs on a fake node: `driver_override`, a driver's `bind`, `unbind` and `new_id`,
 `drivers_probe`; and what a module that is loaded or unloaded does.
 
 It plays the kernel's part of binding over a `HostTree`: which driver takes which function, what is refused with which
@@ -53,7 +53,7 @@ class SleepsError(Exception):
 
 @dataclass(slots=True)
 class Planned:
-    """What happens to the next writes to a path that ends so."""
+    """The plan for the next writes to a path that ends so."""
 
     path_end: str
     error: int | None = None
@@ -85,7 +85,7 @@ class FakeKernel:
         self._minors: dict[str, int] = {}
         self._users: dict[str, set[int]] = {}
         self._asleep: dict[str, Callable[[], None]] = {}
-        """What is done when a function's host driver loses its last user, or a planned hang ends."""
+        """Actions when a function's host driver loses its last user, or a planned hang ends."""
         self._late_errors: dict[str, OSError] = {}
         self._planned: list[Planned] = []
         (tree.root / "sys/bus/pci/drivers_probe").write_text("")
@@ -170,7 +170,7 @@ class FakeKernel:
         self._wake()
 
     def wake(self) -> None:
-        """What waited for a holder that has let go by itself goes on (`HostTree.wake`)."""
+        """Continue what waited for a holder that has closed the group by itself (`HostTree.wake`)."""
         self._deliver(self.tree.wake())
         self._wake()
 
@@ -255,7 +255,7 @@ class FakeKernel:
             self._late_errors[address] = error
 
     def late_error(self, address: str) -> OSError | None:
-        """What a write for this function has failed with after its sleep, told once."""
+        """The error of a write for this function after its sleep, returned once."""
         return self._late_errors.pop(address, None)
 
     def _dispatch(self, path: str, relative: list[str], text: str) -> None:

@@ -328,7 +328,8 @@ class HostTree:
         return tuple(uevents)
 
     def wake(self) -> tuple[Uevent, ...]:
-        """What waited for a holder that has let go meanwhile goes on. For tenants that are processes of their own."""
+        """Continue what waited for a holder that has closed the group meanwhile. For tenants that are processes of
+        their own."""
         uevents: list[Uevent] = []
         for plugged in list(self._functions.values()):
             if plugged.waiting is not None and not self._is_open(plugged):
@@ -549,7 +550,7 @@ class HostTree:
         return self._tenants.opener_of(plugged.spec.address) is not None
 
     def _wake(self, plugged: _Plugged, number: int, rest: Iterator[Uevent]) -> Iterator[Uevent]:
-        """What follows an unbind that has waited silently."""
+        """Continue after an unbind that has waited silently."""
         for name in _BLOCKED:
             self.remove_attribute(plugged.spec.address, name)
         yield from self._drop_vfio_device(plugged, number)

@@ -61,7 +61,7 @@ def label_of(server: FakeApiServer, node: str) -> str | None:
 
 
 def label_in(node: Object) -> str | None:
-    """As `label_of`, of a Node object."""
+    """`label_of` for a Node object."""
     found = (node["metadata"].get("labels") or {}).get(LABEL)
     return None if found is None else str(found)
 

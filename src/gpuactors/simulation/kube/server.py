@@ -1,7 +1,7 @@
 """The API server: a request in, an answer out, whatever carries them.
 
 `http.py` serves it on sockets and `memory/kube.py` in memory. A test changes the objects by `store`, or by the methods
-that stand for kubelet, an operator or the scheduler; the daemon by requests only.
+that play kubelet, an operator or the scheduler; the daemon by requests only.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _GO_TYPES: Final = {str: "string", bool: "bool", int: "number", float: "number",
 
 
 class ApiFault(StrEnum):
-    """What goes wrong with a request."""
+    """A fault of the API server for a request."""
 
     FORBIDDEN = "it is forbidden (403)"
     CONFLICT = "somebody was quicker (409)"
@@ -121,7 +121,7 @@ class ApiAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a request is about."""
+    """The object that a request is about."""
 
     kind: Kind
     namespace: str
@@ -156,7 +156,7 @@ class FakeApiServer:
         self.requests: deque[tuple[str, str]] = deque(maxlen=_REQUESTS_MAX)
         """Method and target of each request, watches among them."""
         self.kinds: Sequence[Kind] = KINDS
-        """What it serves."""
+        """The kinds that it serves."""
         self.away = False
         """It accepts no connection; `go_away` breaks those there are as well."""
         self._faults: Counter[tuple[ApiFault, str]] = Counter()
@@ -538,7 +538,7 @@ def _bookmark(target: _Target, version: int, *, initial: bool) -> Object:
 
 
 def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:
-    """What the request is about. Raises `Failure` 404 for a path that is not served."""
+    """Parse the target of the request. Raises `Failure` 404 for a path that is not served."""
     url = urlsplit(request.target)
     query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
     parts = [unquote(part) for part in url.path.split("/")[1:]]
@@ -592,7 +592,7 @@ def _check_namespace(target: _Target, metadata: Object) -> None:
 
 
 def _parted(target: _Target, new: Object, old: Object) -> Object:
-    """What a write at this path changes: all but the status, or the status alone."""
+    """The part that a write at this path changes: all but the status, or the status alone."""
     if not target.kind.has_status_path:
         return new
     kept, of = (old, new) if target.part else (new, old)

@@ -22,7 +22,7 @@ class Kind:
     counts_generations: bool = False
     """`metadata.generation` grows with each change of what is neither metadata nor status."""
     fields: tuple[str, ...] = ("spec", "status")
-    """What an object has beside its metadata."""
+    """The fields of an object beside its metadata."""
     has_status_path: bool = False
     """The status is written at a path of its own, and nowhere else."""
 

@@ -30,7 +30,7 @@ _GROUP_NODE: Final = re.compile(r"/dev/vfio/(\d+)")
 
 
 class Tenancy(Protocol):
-    """What the virtual machine of a pod does with the devices that the pod was given."""
+    """The virtual machine of a pod and its use of the devices that the pod was given."""
 
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
         """It opens them: `devices` by kubelet's IDs, `nodes` as paths of the host. All or none.
@@ -64,7 +64,8 @@ class TreeTenancy:
         """The processes that have something open, by pod UID."""
 
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
-        """As `Tenancy.start`. The groups are those of the nodes; the container node opens any number of times."""
+        """Implement `Tenancy.start`. The groups are those of the nodes; the container node opens any number of
+        times."""
         pid = next(self._pids)
         groups = dict.fromkeys(int(match[1]) for node in nodes if (match := _GROUP_NODE.fullmatch(node)))
         try:
@@ -77,7 +78,7 @@ class TreeTenancy:
             raise OSError(number, _qemu_says(devices, group, os.strerror(number))) from error
 
     def stop(self, pod: Pod) -> None:
-        """As `Tenancy.stop`."""
+        """Implement `Tenancy.stop`."""
         pid = self._running.pop(pod.uid, None)
         if pid is not None and (uevents := self._tree.kill(pid)):
             self._tell(uevents)

@@ -82,7 +82,7 @@ _DAEMON_PODS: Final = tuple(
     Pod(name, (), Phase.RUNNING, "", uid, namespace="kube-system")
     for name, uid in (("kube-proxy-x7k2p", "4a1d"), ("cni-node-9qz4d", "77c0"))
 )
-"""What any node has besides, and PodResources lists: pods of DaemonSets, without devices."""
+"""The pods that any node has besides, and PodResources lists: pods of DaemonSets, without devices."""
 
 
 class DeviceManager:
@@ -449,8 +449,8 @@ class DeviceManager:
         self._checkpoint = Checkpoint(dict(self._ledger), healthy)
 
     def listing(self) -> tuple[PodListing, ...]:
-        """What PodResources lists: every active pod on the node that kubelet knows of. One that is being admitted has
-        no device yet."""
+        """The answer of PodResources.List: every active pod on the node that kubelet knows of. One that is being
+        admitted has no device yet."""
         if not self._knows_pods:
             return ()
         self._collect()
@@ -459,7 +459,7 @@ class DeviceManager:
         return tuple(listed)
 
     def listing_of(self, name: str, namespace: str) -> PodListing | None:
-        """What PodResources returns for one pod, also one that has ended; None if kubelet does not know it."""
+        """The answer of PodResources.Get for one pod, also one that has ended; None if kubelet does not know it."""
         on_node = (pod for pod in self._pods.values() if pod.phase is not Phase.PENDING)
         for pod in (*_DAEMON_PODS, *on_node) if self._knows_pods else ():
             if (pod.name, pod.namespace) == (name, namespace):

@@ -210,7 +210,7 @@ class PluginManager(RegistrationBase):
         self.expire()
 
     def expire(self) -> None:
-        """What kubelet does whenever it posts the node's status."""
+        """Do what kubelet does whenever it posts the node's status."""
         self._manager.expire(trio.current_time())
         self._publish()
 

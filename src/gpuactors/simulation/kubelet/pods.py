@@ -42,7 +42,8 @@ CHECKPOINT_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class PodClaims:
-    """What a pod's claims need: who prepares them, and the device nodes that the runtime finds for them."""
+    """The needs of a pod's claims: the drivers that prepare them, and the device nodes that the runtime finds for
+    them."""
 
     worker: ClaimWorker
     nodes: Callable[[Pod], Sequence[str]]

@@ -66,7 +66,7 @@ KUBELET: Final = "kubelet"
 
 
 class KubeletTransport(Protocol):
-    """What the fake kubelet needs of its node."""
+    """The node as the fake kubelet needs it."""
 
     def listen(self) -> AbstractAsyncContextManager[trio.abc.Listener[trio.abc.Stream]]:
         """Clears the directory as kubelet does at its start, then listens for Register calls."""
@@ -86,7 +86,7 @@ class KubeletTransport(Protocol):
         ...
 
     def watch_registry(self) -> AbstractContextManager[Changes]:
-        """What changes there from now on."""
+        """Watch the directory for changes from now on."""
         ...
 
     async def dial_plugin(self, path: str) -> trio.abc.Stream:
@@ -155,27 +155,27 @@ class UnixTransport:
                 await trio.sleep(_DIAL_RETRY_S)
 
     def registry(self) -> Mapping[str, str]:
-        """As `KubeletTransport.registry`. Names that begin with a dot are ignored."""
+        """Implement `KubeletTransport.registry`. Names that begin with a dot are ignored."""
         found = {str(p): socket_file(str(p)) for p in self.plugins_registry.iterdir() if p.name[0] != "."}
         return {path: file.identity for path, file in found.items() if file is not None}
 
     def watch_registry(self) -> AbstractContextManager[Changes]:
-        """As `KubeletTransport.watch_registry`."""
+        """Implement `KubeletTransport.watch_registry`."""
         return directory_of_the_node().watch(str(self.plugins_registry))
 
     async def dial_plugin(self, path: str) -> trio.abc.Stream:
-        """As `KubeletTransport.dial_plugin`."""
+        """Implement `KubeletTransport.dial_plugin`."""
         return await trio.open_unix_socket(path)
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """As `KubeletTransport.read_checkpoint`."""
+        """Implement `KubeletTransport.read_checkpoint`."""
         try:
             return decode((self.device_plugins / CHECKPOINT_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """As `KubeletTransport.write_checkpoint`: a new file is renamed over the old one."""
+        """Implement `KubeletTransport.write_checkpoint`: rename a new file over the old one."""
         draft = self.device_plugins / f".{CHECKPOINT_FILE}"
         draft.write_text(encode(checkpoint), encoding="utf-8")
         draft.chmod(CHECKPOINT_MODE)
@@ -255,14 +255,14 @@ class MemoryTransport:
 
     @asynccontextmanager
     async def listen_pod_resources(self) -> AsyncIterator[trio.abc.Listener[trio.abc.Stream]]:
-        """As `KubeletTransport.listen_pod_resources`."""
+        """Implement `KubeletTransport.listen_pod_resources`."""
         async with self.listen_at(POD_RESOURCES_SOCKET, KUBELET) as listener:
             self._pod_resources = f"PodResources {next(self._lives)}", trio.current_time()
             yield listener
 
     @contextmanager
     def watch(self, directory: str = "") -> Iterator[MemoryChanges]:
-        """What changes in a directory, kubelet's own or one below it, from now on, as inotify reports it."""
+        """Watch a directory, kubelet's own or one below it, from now on, as inotify reports it."""
         watch = directory, MemoryChanges()
         self._watches.append(watch)
         try:
@@ -271,22 +271,22 @@ class MemoryTransport:
             self._watches.remove(watch)
 
     def watch_registry(self) -> AbstractContextManager[Changes]:
-        """As `KubeletTransport.watch_registry`."""
+        """Implement `KubeletTransport.watch_registry`."""
         return self.watch(PLUGINS_REGISTRY)
 
     def registry(self) -> Mapping[str, str]:
-        """As `KubeletTransport.registry`; paths as in `plugin_name`."""
+        """Implement `KubeletTransport.registry`; paths as in `plugin_name`."""
         names = [
             name for name in self._listening if name.startswith(f"{PLUGINS_REGISTRY}/") and "/." not in name
         ]
         return {f"/{name}": f"socket {self._listening[name].number}" for name in names}
 
     async def dial_plugin(self, path: str) -> trio.abc.Stream:
-        """As `KubeletTransport.dial_plugin`."""
+        """Implement `KubeletTransport.dial_plugin`."""
         return await self.connect(plugin_name(path), KUBELET)
 
     def names(self) -> list[str]:
-        """What is in kubelet's directory."""
+        """The names in kubelet's directory."""
         found = {
             name.partition("/")[0]
             for name in self._listening
@@ -372,14 +372,14 @@ class MemoryTransport:
             await listener.aclose()
 
     def bind(self, name: str, owner: str, evict: Collection[Owner] = ()) -> MemoryListener:
-        """As `grpc_trio.bind_unix`, for a process that is known by its name; `Owner.pid` is the number in it."""
+        """Implement `grpc_trio.bind_unix` for a process that is known by its name; `Owner.pid` is the number in it."""
         found = self.owner_of(name)
         if found is not None and found not in evict:
             raise SocketInUseError(f"{self.listener_at(name)} listens on {name}", pid=found.pid)
         return self._listen(name, owner)
 
     def owner_of(self, path: str) -> Owner | None:
-        """As `grpc_trio.owner_of`."""
+        """Implement `grpc_trio.owner_of`."""
         found = self._listening.get(path)
         return None if found is None or found.is_closed else owner_named(found.owner)
 
@@ -416,7 +416,7 @@ class MemoryTransport:
         return connection.dialler
 
     async def connect(self, name: str, owner: str) -> trio.abc.Stream:
-        """As `grpc_trio.connect_unix`; raises `ConnectError` for the same reasons."""
+        """Implement `grpc_trio.connect_unix`; raises `ConnectError` for the same reasons."""
         stream = await self.try_dial(name, owner)
         if stream is None:
             left_behind = self.socket_file(name) is not None
@@ -425,13 +425,13 @@ class MemoryTransport:
         return stream
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """As `KubeletTransport.read_checkpoint`."""
+        """Implement `KubeletTransport.read_checkpoint`."""
         if self.checkpoint_damaged:
             raise CorruptCheckpointError("checkpoint is corrupted")
         return self.checkpoint
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """As `KubeletTransport.write_checkpoint`."""
+        """Implement `KubeletTransport.write_checkpoint`."""
         self.checkpoint = checkpoint
         self.checkpoint_damaged = False
         self._changed(CHECKPOINT_FILE)
@@ -458,11 +458,11 @@ class MemoryChanges:
         self._came.set()
 
     async def wait(self) -> None:
-        """As `Changes.wait`."""
+        """Implement `Changes.wait`."""
         await self._came.wait()
 
     def read(self) -> Sequence[Change]:
-        """As `Changes.read`."""
+        """Implement `Changes.read`."""
         waiting, self._waiting, self._came = self._waiting, [], trio.Event()
         return waiting
 
@@ -482,7 +482,7 @@ class MemoryListener(BoundListener):
         self.is_closed = False
 
     def still_there(self) -> bool:
-        """As `BoundListener.still_there`."""
+        """Implement `BoundListener.still_there`."""
         return self._directory.listens(self.name, self)
 
     def connect(self, connection: Connection) -> None:

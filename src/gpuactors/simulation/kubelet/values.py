@@ -104,7 +104,7 @@ class ListedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What kubelet records of a resource's plugin."""
+    """Kubelet's record of a resource's plugin."""
 
     client: int | None
     """Number of the connection; None for the placeholder that a restart makes out of the checkpoint."""
@@ -115,7 +115,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What remains to be decided about one resource of one pod."""
+    """The open part of the choice of devices for one resource of one pod."""
 
     pod: str
     uid: str
@@ -139,7 +139,7 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What kubelet records of one allocation (podDevices, and the checkpoint file)."""
+    """Kubelet's record of one allocation (podDevices, and the checkpoint file)."""
 
     devices: tuple[str, ...]
     numa_nodes: Mapping[str, tuple[int, ...]]
@@ -185,7 +185,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class KubeletView:
-    """What kubelet and the scheduler know at one moment: lists, counts, pods and the ledger."""
+    """The state of kubelet and the scheduler at one moment: lists, counts, pods and the ledger."""
 
     running: bool
     """Kubelet's process lives. While it does not, the counts are its last ones."""

@@ -43,7 +43,7 @@ class MemoryWrites:
 
     @asynccontextmanager
     async def __call__(self, group: int) -> AsyncIterator[Writes]:
-        """As `OpenWrites`."""
+        """Implement `OpenWrites`."""
         await trio.lowlevel.checkpoint()
         self.settle()
         if group in self._acts:
@@ -93,7 +93,7 @@ class _Act:
         """Its last write or read, which may have returned."""
 
     async def write(self, path: str, text: str) -> None:
-        """As `Writes.write`."""
+        """Implement `Writes.write`."""
         await trio.lowlevel.checkpoint()
         self.under_way = UnderWay(path, text, trio.current_time())
         try:
@@ -108,7 +108,7 @@ class _Act:
             raise hangs(self.under_way, _PID, limits.SYSFS_WRITE_DEADLINE_S)
 
     async def read(self, path: str) -> str:
-        """As `Writes.read`."""
+        """Implement `Writes.read`."""
         await trio.lowlevel.checkpoint()
         self.under_way = UnderWay(path, None, trio.current_time())
         try:
@@ -118,7 +118,7 @@ class _Act:
             return self._writes.kernel.read(path)
 
     async def at_the_end(self, path: str, text: str) -> None:
-        """As `Writes.at_the_end`."""
+        """Implement `Writes.at_the_end`."""
         await trio.lowlevel.checkpoint()
         self._duties[path] = text
 
@@ -139,7 +139,7 @@ class _Act:
         raise hangs(under_way, _PID, limits.SYSFS_WRITE_DEADLINE_S)
 
     def end(self) -> None:
-        """What was to be written at the end."""
+        """Make the final writes."""
         for path, text in self._duties.items():
             with suppress(OSError, SleepsError):
                 self._writes.kernel.write(path, text)
@@ -164,7 +164,7 @@ class MemoryPersistence:
             self._kernel.use(address, self.PID, "nvidia-persistenced")
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:
-        """As `Persistence.set`."""
+        """Implement `Persistence.set`."""
         await trio.lowlevel.checkpoint()
         if not self.runs:
             return False

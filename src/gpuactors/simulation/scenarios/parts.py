@@ -1,4 +1,4 @@
-"""What the scenarios are made of: GPUs with the ids of real ones, and acts that several scenarios share."""
+"""The parts that scenarios are made of: GPUs with the ids of real ones, and acts that several scenarios share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What claims need besides, with DRA or compute domains on: directories, the API server, the daemon's part, IMEX."""
+"""Checks of the additional needs of DRA and compute domains: directories, the API server, the daemon's part, IMEX."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _as_the_daemon_knows_it(view: DeviceView, daemon: Known[Running] | NoDaemon 
 
 
 def _by_cause(view: DeviceView) -> Iterator[Finding]:
-    """What the core says of it."""
+    """The finding of a device with a cause that needs attention."""
     cause = Cause(view.cause)
     if cause not in _FINE:
         yield _finding(view, Level.WARN if cause in _PASSING else Level.FAIL, cause, view.reason)

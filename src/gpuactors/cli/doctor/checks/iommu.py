@@ -19,7 +19,7 @@ _NAMED: Final = ("iommu", "intel_iommu", "amd_iommu")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """What the kernel has made of it."""
+    """Check IOMMU groups as the kernel has made them."""
     if isinstance(facts.host, Unknown):
         yield failed(
             Check.HOST_READABLE,

@@ -136,14 +136,14 @@ class DriverManager:
 
     @property
     def instances(self) -> tuple[Instance, ...]:
-        """As `DraView.instances`."""
+        """Implement `DraView.instances`."""
         return tuple(
             Instance(i.driver, i.endpoint, i.version, i.channel is not None) for i in self._instances
         )
 
     @property
     def health(self) -> Mapping[tuple[str, str, str], HealthRow]:
-        """As `DraView.health`."""
+        """Implement `DraView.health`."""
         return dict(self._health)
 
     # --- the registry -----------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class DriverManager:
         )
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Answer]:
-        """As `prepare`."""
+        """Unprepare the claims; see `prepare`."""
         instance = self._of(driver)
         pb: Any = _PLUGINS[instance.version]
         request = pb.NodeUnprepareResourcesRequest(claims=_messages(pb, claims))

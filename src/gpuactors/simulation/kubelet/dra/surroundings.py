@@ -1,4 +1,4 @@
-"""What is around the fake kubelet's DRA manager, out of a fake API server and the CDI files of a node.
+"""The surroundings of the fake kubelet's DRA manager, out of a fake API server and the CDI files of a node.
 
 Must not know kubelet: a claim is read as kubelet reads it, slices are deleted as it does, and CDI ids are resolved as a
 container runtime does.
@@ -80,7 +80,7 @@ def nodes_of(cdi_files: CdiFiles) -> Callable[[Sequence[str]], Sequence[str]]:
 
 
 def _edits_by_id(content: bytes) -> dict[str, list[Any]]:
-    """What each device of a CDI file edits, by its id; nothing if this is no CDI file."""
+    """The edits of each device of a CDI file, by its id; empty if this is no CDI file."""
     edits: dict[str, list[Any]] = {}
     try:
         file = json.loads(content)

@@ -34,7 +34,7 @@ class ClaimObject:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What differs between kubelets."""
+    """The differences between kubelets."""
 
     versions: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
     """Those of the DRA API that it knows."""
@@ -67,7 +67,7 @@ def _no_wipe(driver: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is around kubelet's DRA manager: the API server and the container runtime."""
+    """The surroundings of kubelet's DRA manager: the API server and the container runtime."""
 
     claim: Callable[[str, str], ClaimObject | None]
     """The ResourceClaim of a namespace and name; None if there is none. Raises `ApiAwayError`."""
@@ -95,7 +95,7 @@ class ClaimDevice:
 
 @dataclass(frozen=True, slots=True)
 class ClaimInfo:
-    """What kubelet records of a claim (cm/dra/claiminfo.go); `prepared` and `unpreparing` are not on disk."""
+    """Kubelet's record of a claim (cm/dra/claiminfo.go); `prepared` and `unpreparing` are not on disk."""
 
     namespace: str
     name: str
@@ -156,7 +156,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class HealthRow:
-    """What a health stream said of a device last."""
+    """The last row of a health stream for a device."""
 
     health: int
     """As HealthStatus: 0 unknown, 1 healthy, 2 unhealthy."""
@@ -168,7 +168,7 @@ class HealthRow:
 
 @dataclass(frozen=True, slots=True)
 class DraView:
-    """What the DRA manager knows at one moment."""
+    """The state of the DRA manager at one moment."""
 
     claims: tuple[ClaimInfo, ...] = ()
     instances: tuple[Instance, ...] = ()

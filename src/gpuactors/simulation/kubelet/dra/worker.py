@@ -1,4 +1,4 @@
-"""What the fake kubelet does with the claims of a pod: prepare before its sandbox, unprepare after its containers.
+"""The fake kubelet's work on the claims of a pod: prepare before its sandbox, unprepare after its containers.
 
 Plays PrepareResources, UnprepareResources and the reconcile loop of cm/dra/manager.go of kubelet 1.36, and a pod
 worker's retries. There is no order across claims of different names: each pod does its own calls when it is its turn.

@@ -19,14 +19,12 @@ from gpuactors.daemon import app
 from gpuactors.simulation import run
 from gpuactors.simulation.expectations import (
     Counts,
-    Expectation,
     HeldByExternal,
     HeldUp,
     NobodyRefused,
     Orphaned,
     Refused,
     Runs,
-    Situation,
     Sound,
     Unhealthy,
     Waits,
@@ -42,6 +40,7 @@ from gpuactors.simulation.scenarios import SCENARIOS
 from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.show import ScenarioResult, Show, aligned
+from gpuactors.simulation.situation import Expectation, Situation
 from gpuactors.simulation.world import World
 
 NAMES = [scenario.name for scenario in SCENARIOS]

@@ -18,12 +18,8 @@ from gpuactors.core.values.prebound import PreBound, Rule
 from gpuactors.simulation import run
 from gpuactors.simulation.claims import DRIVER, ClaimsSide
 from gpuactors.simulation.cluster import Cluster
-from gpuactors.simulation.expectations import Expectation, Situation
 from gpuactors.simulation.expectations_claims import (
-    ClaimSeen,
-    ClaimsSeen,
     Found,
-    GpuSeen,
     NothingLeft,
     Offered,
     OnDriver,
@@ -36,6 +32,7 @@ from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.scenarios.claims import CLAIMS
 from gpuactors.simulation.scenarios.prebound import PREBOUND
+from gpuactors.simulation.situation import ClaimSeen, ClaimsSeen, Expectation, GpuSeen, Situation
 from tests.support.scenarios import fails_at, steps_of
 
 VFIO, HOST = ("vfio-pci", "vfio-pci"), ("nvidia", "snd_hda_intel")

@@ -11,11 +11,10 @@ import pytest
 
 from gpuactors.core.domains import exclusion, label
 from gpuactors.simulation import run
-from gpuactors.simulation.expectations import Expectation, Situation
-from gpuactors.simulation.expectations_claims import ClaimSeen, ClaimsSeen, DomainsSeen
 from gpuactors.simulation.expectations_domains import ImexOffered, LabelWas, Lacks, Says
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.scenarios.compute_domain import COMPUTE_DOMAIN
+from gpuactors.simulation.situation import ClaimSeen, ClaimsSeen, DomainsSeen, Expectation, Situation
 from tests.support.scenarios import fails_at, steps_of
 
 

@@ -21,12 +21,12 @@ from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.daemon.app import Outside
 from gpuactors.host.root import HostRoot
 from gpuactors.simulation.cluster import NAMESPACE, NODE, Cluster, open_cluster
-from gpuactors.simulation.expectations_claims import ClaimsSeen, GpuSeen
 from gpuactors.simulation.host.kernel import FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors.simulation.kubelet.dra.values import Surroundings
 from gpuactors.simulation.kubelet.values import KubeletView
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors.simulation.situation import ClaimsSeen, GpuSeen
 
 DRIVER: Final = "gpu.nvidia.com"
 _GPU_CLASS: Final = "03"

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from gpuactors.core.state.claims import Entry
-from gpuactors.simulation.expectations_claims import ClaimSeen
 from gpuactors.simulation.kube.http import serve_loopback
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLAIMS
 from gpuactors.simulation.kubelet.dra.surroundings import surroundings_of
 from gpuactors.simulation.kubelet.dra.values import Surroundings
 from gpuactors.simulation.kubelet.values import KubeletView
+from gpuactors.simulation.situation import ClaimSeen
 
 NODE: Final = "node-1"
 NAMESPACE: Final = "default"

@@ -18,12 +18,12 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.domain import DRIVER
 from gpuactors.simulation.cluster import NAMESPACE, NODE, Cluster, open_cluster
 from gpuactors.simulation.domain_controller import DomainController
-from gpuactors.simulation.expectations_claims import CallSeen, ClaimsSeen, DomainsSeen
 from gpuactors.simulation.host.imex import ImexTree
 from gpuactors.simulation.kube import domain_objects
 from gpuactors.simulation.kube.status import CLAIMS, DOMAINS
 from gpuactors.simulation.kubelet.dra.values import DraCall, Surroundings
 from gpuactors.simulation.kubelet.values import KubeletView
+from gpuactors.simulation.situation import CallSeen, ClaimsSeen, DomainsSeen
 
 DOMAIN: Final = "training"
 """The name of the one ComputeDomain."""

@@ -6,49 +6,12 @@ act: `world.py` compares again after every change until all are met or the time 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.replay import counts
-from gpuactors.simulation.expectations_claims import ClaimsSeen
 from gpuactors.simulation.kubelet.device_manager import KubeletView, LedgerEntry, Phase
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """Kubelet's view, and what it is compared with."""
-
-    view: KubeletView
-    truth: frozenset[str]
-    """Addresses of the GPUs that should be Healthy by the node's own tree: on a vfio driver, in a viable group, and
-    held by no process but that of the pod that kubelet allocated it to."""
-    before: KubeletView
-    """Kubelet's view at the step's beginning."""
-    reasons: Mapping[str, str]
-    """Why a device is Unhealthy, in the daemon's words, by device ID."""
-    faults: tuple[str, ...]
-    """Faults: the daemon ended by itself or logged an error, kubelet crashed, a VM met a GPU that was busy."""
-    causes: Mapping[str, Cause] = field(default_factory=dict)
-    """Why a device is listed as it is, by device ID."""
-    holders: Mapping[str, int] = field(default_factory=dict)
-    """By the node's own tree: the PID that has a GPU's group open."""
-    claims: ClaimsSeen = field(default_factory=ClaimsSeen)
-    """On a node that serves claims."""
-
-
-class Expectation(Protocol):
-    """One thing that must hold."""
-
-    def __str__(self) -> str:
-        """The expectation as a sentence."""
-        ...
-
-    def unmet(self, situation: Situation) -> str | None:
-        """The contrary fact, as a sentence; None if the expectation is met."""
-        ...
-
+from gpuactors.simulation.situation import Situation
 
 # --- what a step expects ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Facts about claims, and the conditions on them after a step of a scenario: each a value that is shown as a sentence.
+"""The conditions on claims after a step of a scenario: each a value that is shown as a sentence.
 
 As `expectations.py`, for nodes that serve claims; for those with compute domains besides `expectations_domains.py`.
 """
@@ -6,94 +6,10 @@ As `expectations.py`, for nodes that serve claims; for those with compute domain
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gpuactors.simulation.expectations import Situation
+from gpuactors.simulation.situation import ClaimSeen, Situation
 
 _WAITING = "Waiting"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSeen:
-    """A GPU on the node, by the kernel and the API server."""
-
-    address: str
-    driver: str | None
-    companions: tuple[tuple[str, str | None], ...]
-    """The other functions of its IOMMU group, each with its driver."""
-    is_offered: bool
-    """It is in a ResourceSlice."""
-    is_tainted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimSeen:
-    """A claim, by the API server and kubelet; of the daemon its words only."""
-
-    name: str
-    devices: frozenset[str]
-    """Its allocation: the addresses of GPUs, or the names of a compute domain's devices."""
-    is_known: bool
-    """Kubelet knows it: its pod is starting, runs or ends."""
-    is_prepared: bool
-    """For kubelet: its prepare was answered, and its unprepare was not."""
-    state: str
-    """In the daemon's words; empty if it does not know it."""
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallSeen:
-    """A call of kubelet's about a claim that is over."""
-
-    call: str
-    """`prepare` or `unprepare`."""
-    claim: str
-    began_s: float
-    """Seconds since the scenario began."""
-    took_s: float
-    error: str
-    """Empty: it was answered with success."""
-
-
-@dataclass(frozen=True, slots=True)
-class DomainsSeen:
-    """The facts about compute domains on the node."""
-
-    domain: str = ""
-    """The one that there is, as NAMESPACE/NAME; empty if there is none."""
-    labels: tuple[str | None, ...] = (None,)
-    """Every value that the node's label has had since the beginning, in order: a domain's name, or None where it was
-    absent; the last one is there now."""
-    says: str = ""
-    """The node in the domain's status: Ready, NotReady; empty if nothing."""
-    offered: tuple[str, ...] = ()
-    """The names of the devices in the node's ResourceSlices."""
-    calls: tuple[CallSeen, ...] = ()
-    """The calls in the order in which they began."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimsSeen:
-    """All that is seen of claims at one moment."""
-
-    gpus: tuple[GpuSeen, ...] = ()
-    claims: tuple[ClaimSeen, ...] = ()
-    left: tuple[str, ...] = ()
-    """The traces of claims on the node: files, entries of the checkpoint, overrides."""
-    domains: DomainsSeen | None = None
-    """None: it serves none."""
-
-    def find(self, name: str) -> ClaimSeen | None:
-        """The claim of this name that kubelet knows, else the last one."""
-        of_name = [claim for claim in self.claims if claim.name == name]
-        return next((claim for claim in of_name if claim.is_known), of_name[-1] if of_name else None)
-
-    @property
-    def taken(self) -> frozenset[str]:
-        """The GPUs of the claims that kubelet knows: nobody else may be offered them."""
-        return frozenset(device for claim in self.claims if claim.is_known for device in claim.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,9 @@ As `expectations_claims.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpuactors.simulation.expectations_claims import DomainsSeen, state_of
-
-if TYPE_CHECKING:
-    from gpuactors.simulation.expectations import Situation
+from gpuactors.simulation.expectations_claims import state_of
+from gpuactors.simulation.situation import DomainsSeen, Situation
 
 _NONE = DomainsSeen()
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.simulation.expectations import Expectation
+from gpuactors.simulation.situation import Expectation
 from gpuactors.simulation.world import World
 
 STEP_DEADLINE_S: Final = 15.0

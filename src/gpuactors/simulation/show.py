@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TextIO, final
 
-from gpuactors.simulation.expectations_claims import ClaimSeen
 from gpuactors.simulation.kubelet.device_manager import DeviceRow, Phase
 from gpuactors.simulation.script import Scenario, Step
+from gpuactors.simulation.situation import ClaimSeen
 from gpuactors.simulation.world import Moment
 
 WIDTH_MAX: Final = 110

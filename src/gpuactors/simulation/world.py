@@ -28,8 +28,6 @@ from gpuactors.core.values.model import Health, ResourceName, Role
 from gpuactors.daemon import app
 from gpuactors.simulation.claims import ClaimsSide, open_claims
 from gpuactors.simulation.domains import DomainsSide, open_domains
-from gpuactors.simulation.expectations import Expectation, Situation
-from gpuactors.simulation.expectations_claims import ClaimsSeen
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
 from gpuactors.simulation.host.uevents import UeventSender
 from gpuactors.simulation.kubelet.containers import TreeTenancy
@@ -38,6 +36,7 @@ from gpuactors.simulation.kubelet.transport import UnixTransport
 from gpuactors.simulation.kubelet.values import KubeletView, Pod
 from gpuactors.simulation.log_tail import LogTail
 from gpuactors.simulation.neighbours import OtherPlugin
+from gpuactors.simulation.situation import ClaimsSeen, Expectation, Situation
 
 DIRECTORY_MAX_CHARS: Final = 24
 """Sockets with names of up to 63 characters lie two levels below the world's directory, and the path of a unix socket

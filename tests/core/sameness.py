@@ -60,7 +60,8 @@ def numbers_of(state: NodeState) -> Iterator[int]:
         state.host.polls.done,
         state.host.polls.outstanding or 0,
         *(r.inspection for r in state.host.inspections.retries.values()),
-        *(n for o in state.host.polls.groups.values() for n in (o.poll, o.since)),
+        *(o.since for o in state.host.polls.groups.values()),
+        *(s.poll for s in state.host.polls.seen.values()),
         *(n for d in state.kubelet.orphans.values() for n in (d.read, d.use or 0)),
         *(c.since for c in state.calls.waiting.values()),
     }
@@ -115,7 +116,7 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
         of_ledger(state, ranks, at),
         (
             frozenset(
-                (g, ranks[o.poll], o.in_use, ranks[o.since], o.holders, o.open)
+                (g, ranks[polls.seen[g].poll], o.in_use, ranks[o.since], o.holders, o.open)
                 for g, o in polls.groups.items()
             ),
             frozenset(polls.baselines.items()),

@@ -95,7 +95,7 @@ VALUES = (
     (inventory, ("is_selected", "Device")),
     (holdings, ("Given",)),
     (owner, ("Owner",)),
-    (assessments, ("assessment_of",)),
+    (assessments, ("assess",)),
     (entries, ("_advertised",)),
     (device_lists, ("_tombstone",)),
     (snapshot, ("PollTarget",)),
@@ -140,7 +140,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "Given": 2,
                 "Owner": 2,
                 "view": 3,
-                "assessment_of": 2,
+                "assess": 2,
                 "advertised": 2,
                 "PollTarget": 1,
                 "observed": 1,
@@ -156,7 +156,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "view": 2,
                 "is_selected": 2,
                 "Device": 2,
-                "assessment_of": 3,
+                "assess": 3,
                 "advertised": 1,
                 "PollTarget": 1,
                 "observed": 1,
@@ -172,7 +172,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "Owner": 1,
                 "by_id": 2,
                 "view": 1,
-                "assessment_of": 1,
+                "assess": 1,
                 "advertised": 1,
             },
         ),
@@ -201,8 +201,8 @@ def test_a_start_derives_what_follows_from_each_function_once(
     functions = [gpu(address(n), group=n // 2) for n in range(gpus)]
     with counted(monkeypatch) as times:
         Core(*functions, settings=replace(SETTINGS, strict=False))
-    of_functions = {"is_selected": 1.0, "Device": 1, "assessment_of": 2, "advertised": 1}
-    of_groups = {"PollTarget": 0.5, "observed": 0.5}
+    of_functions = {"is_selected": 1.0, "Device": 1, "advertised": 1}
+    of_groups = {"PollTarget": 0.5, "observed": 0.5, "assess": 1}
     for name, for_each in {**of_functions, **of_groups}.items():
         assert times.pop(name) == for_each * gpus, name
     assert times == {
@@ -240,11 +240,11 @@ def test_calls_that_wait_poll_only_the_groups_of_their_own_devices(gpus: int) ->
     core.silent = True
     core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
     core.feed(*(inspect(core, gpu(address(i), 100 + i)) for i in range(callers)))
-    wanted, seen = Read(core.state.index.polled), Read(core.state.host.polls.groups)
+    wanted, seen = Read(core.state.index.polled), Read(core.state.host.polls.seen)
     state = replace(
         core.state,
-        host=replace(core.state.host, polls=replace(core.state.host.polls, groups=seen)),
-        index=replace(core.state.index, polled=wanted, observed=seen),
+        host=replace(core.state.host, polls=replace(core.state.host.polls, seen=seen)),
+        index=replace(core.state.index, polled=wanted),
     )
     assert calls.completed(state, core.at)[1] == [], "each waits for a poll"
     assert (wanted.times, seen.times) == (callers, callers)
@@ -412,7 +412,7 @@ def test_a_start_goes_through_the_functions_a_few_times_however_many_groups_they
     found = [gpu(address(n), group=n // 2) for n in range(gpus)]
     functions = Counting({f.address: f for f in found})
     known = inventory.inventory(NOTHING_KNOWN, functions, SETTINGS.selectors)
-    assert functions.rounds <= 3
+    assert functions.rounds <= 4
     assert known.groups == {n: (found[2 * n], found[2 * n + 1]) for n in range(gpus // 2)}
 
 

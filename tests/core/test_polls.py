@@ -88,7 +88,7 @@ def test_a_poll_of_some_groups_changes_nothing_that_is_known_of_the_others() -> 
     ask(core, A)
     answer(core)
     now = core.state
-    assert now.host.polls.groups[1].poll > before.host.polls.groups[1].poll
+    assert now.host.polls.seen[1].poll > before.host.polls.seen[1].poll
     assert [now.host.polls.groups[g] is before.host.polls.groups[g] for g in (2, 3)] == [True, True]
     assert now.kubelet.orphans is before.kubelet.orphans
     assert core.device_list()[B] == "Unhealthy"

@@ -15,10 +15,10 @@ from gpuactors.core.values.status import DeviceStatus, Ownership
 
 def plant_allocated_is_unhealthy(monkeypatch: pytest.MonkeyPatch, message: str = "busy") -> None:
     """What kubelet has given to a pod is assessed as Unhealthy, with that message."""
-    right = assess.assess
+    right = assess.status_of
 
     def wrong(device: Device, ownership: Ownership, *rest: Any) -> DeviceStatus:
         status = right(device, ownership, *rest)
         return replace(status, health=Health.UNHEALTHY, message=message) if ownership.is_allocated else status
 
-    monkeypatch.setattr(assess, "assess", wrong)
+    monkeypatch.setattr(assess, "status_of", wrong)

@@ -21,9 +21,10 @@ from gpuactors.control.claims_view import (
 from gpuactors.control.domains_view import DomainsView, domains_view
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.assessment.ownership import allocated_ids, observed_use
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import GONE
+from gpuactors.core.host.usage import use_of
+from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -241,7 +242,7 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
     function = found.function
     seen = state.host.seen.get(function.address)
-    group = state.host.polls.groups.get(-1 if function.iommu_group is None else function.iommu_group)
+    polled = state.host.polls.seen.get(-1 if function.iommu_group is None else function.iommu_group)
     return DeviceView(
         address=function.address,
         id=found.id,
@@ -267,7 +268,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         since_s=ago(_since(found, seen), at),
         nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
         inspected_s=ago(seen.at, at) if seen is not None else None,
-        polled_s=ago(group.seen_at, at) if group is not None else None,
+        polled_s=ago(polled.at, at) if polled is not None else None,
         calls=_calls(state, function.address, at),
     )
 
@@ -353,7 +354,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
     """The remedy for its owner or holder. What to do about its files is in the reason itself."""
     named = " and ".join(str(holder) for holder in holders) or "its holder"
-    if is_unbinding(device.function, observed_use(state, device)):
+    if is_unbinding(device.function, use_of(state, device)):
         return None
     match assessments_of(state).of[device.function.address].ownership.cause:
         case Cause.GROUP_IN_USE:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from gpuactors.core.assessment.ownership import allocated_ids
 from gpuactors.core.deviceplugin import registration
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.drivers import DRIVERS
+from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims

@@ -117,4 +117,3 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
     fresh = assessments_of(replace(core.state, assessments=NO_ASSESSMENTS))
     assert fresh.of[A].status == status
-    assert fresh.unknown == core.state.assessments.unknown == {A}

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuactors.core.assessment.assess import assess
-from gpuactors.core.assessment.blockers import blocker_of
-from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.group import GroupInputs
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Health, PciFunction, Settings, pci_address
 from gpuactors.core.values.selector import parse_selector
-from gpuactors.core.values.status import Ownership
 from tests.core.builders import SETTINGS, audio, devices_of, gpu
 
 
@@ -21,8 +19,7 @@ def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Dev
 
 
 def decided(device: Device) -> tuple[Health, str]:
-    free = Ownership(Cause.FREE, "free")
-    status = assess(device, free, blocker_of(device, free, None), None, lambda _: None)
+    status = assess(GroupInputs((device,)))[device.function.address].status
     return status.health, status.message
 
 

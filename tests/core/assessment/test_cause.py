@@ -212,9 +212,9 @@ def in_the_hosts_fabric() -> set[Cause]:
 
 
 def set_aside() -> set[Cause]:
-    right = assess.assess
+    right = assess.status_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assess, "assess", lambda *a: replace(right(*a), health=Health.UNHEALTHY))
+        patch.setattr(assess, "status_of", lambda *a: replace(right(*a), health=Health.UNHEALTHY))
         core = Core(settings=replace(SETTINGS, strict=False))
         core.ledger = {A: "vm-1"}
         core.feed(HostScanned(1, (gpu(A), gpu(B))))

@@ -28,7 +28,7 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import OF_A_PART
-from gpuactors.core.assessment.ownership import may_be_a_pods, observed_use, orphans_pod
+from gpuactors.core.assessment.ownership import may_be_a_pods
 from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.devices import inspections
@@ -36,7 +36,9 @@ from gpuactors.core.devices.identity import address_of
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import changed, function_at, not_listed, not_offered
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger import schedule
+from gpuactors.core.ledger.ledger import orphans_pod
 from gpuactors.core.state import NodeState, with_inspections, with_waiting
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import (
@@ -195,7 +197,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     busy = {
         i
         for i, d in known.items()
-        if d.function.address in owned or ((use := observed_use(state, d)) is not None and use.in_use)
+        if d.function.address in owned or ((use := use_of(state, d)) is not None and use.in_use)
     }
     search = Search()
     chosen = []
@@ -381,8 +383,8 @@ def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
         group = function.iommu_group if function is not None else None
         if group is None or address not in index.polled.get(group, ()):
             continue
-        use = state.host.polls.groups.get(group)
-        if use is None or use.poll <= call.since:
+        last = state.host.polls.seen.get(group)
+        if last is None or last.poll <= call.since:
             unpolled.append(address)
     return unpolled
 
@@ -449,14 +451,17 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
     outstanding."""
     for address in call.seen:
         device = known[DeviceId(address)]
-        use = observed_use(state, device)
+        use = use_of(state, device)
         if use is None or not use.in_use:
             continue
         ledger, orphans = state.kubelet.ledger, state.kubelet.orphans
         left = [orphans[m.address].read for m in device.group if m.address in orphans]
         read_comes = use.since > ledger.read and ledger.outstanding is not None
         group = device.function.iommu_group
-        poll_comes = any(use.poll <= read for read in left) and state.host.polls.is_to_see(group)
+        last = last_poll(state, device)
+        poll_comes = any(last is None or last.poll <= read for read in left) and state.host.polls.is_to_see(
+            group
+        )
         if read_comes or poll_comes:
             return True
     return False
@@ -538,7 +543,7 @@ def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) 
     if members:
         owner = owned[members[0]]
         return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {members[0]} is {owner.message()}", owner)
-    use = observed_use(state, device)
+    use = use_of(state, device)
     if use is None or not use.in_use:
         return None
     # Kubelet allocates what its ledger has free, so the owner of the last read has just left.
@@ -562,7 +567,7 @@ def _held(state: NodeState, call: Call) -> list[Blocker]:
     held = []
     for address in sorted(call.seen):
         device = known.get(DeviceId(address))
-        use = observed_use(state, device) if device is not None else None
+        use = use_of(state, device) if device is not None else None
         if device is not None and use is not None and use.in_use:
             pod = orphans_pod(state, device)
             gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""

@@ -17,12 +17,12 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import assessments_of
-from gpuactors.core.assessment.ownership import allocated_ids, given
 from gpuactors.core.deviceplugin.entries import check_entries, entries_of
 from gpuactors.core.deviceplugin.registration import new_plugin
 from gpuactors.core.devices.identity import awaits_inspection
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import lost, not_listed
+from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.state import NodeState, with_plugins
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Effect, Level, Log
@@ -40,7 +40,7 @@ from gpuactors.core.values.model import (
     differences,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Named
+from gpuactors.core.values.owner import Given, Named
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Blocker
@@ -116,7 +116,7 @@ class _View:
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.alias_ids`."""
     given: Mapping[ResourceName, Set[DeviceId]]
-    """As `ownership.allocated_ids`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
+    """As `ledger.allocated_ids`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
     listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
     """The entries to list: offered devices, and those that are lost while a pod has them; an entry that a list keeps
     for now is added later."""
@@ -173,7 +173,7 @@ def _held(state: NodeState) -> set[ResourceName]:
 
 def _unbinding_may_differ(before: NodeState, state: NodeState) -> bool:
     """Whether a new poll may show that an unbind waits, or has ended: only polls show that."""
-    return before.host.polls.groups is not state.host.polls.groups and bool(index_of(state).unbinding)
+    return before.host.polls.seen is not state.host.polls.seen and bool(index_of(state).unbinding)
 
 
 def _listed(
@@ -198,7 +198,7 @@ def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -
     is listed by another ID, or the ID means no device here. So capacity is not smaller than allocated. `listed` is the
     entry that the published list has for it."""
     resource, device_id = name
-    to, meant = given(state, name), state.kubelet.resolved.get(name)
+    to, meant = _given(state, name), state.kubelet.resolved.get(name)
     address = meant.address if meant is not None else PciAddress(device_id)
     numa_node = listed.numa_node if listed is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
@@ -208,6 +208,11 @@ def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -
     if address in index_of(state).devices:
         reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
     return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
+
+
+def _given(state: NodeState, name: Named) -> Given:
+    """The entry of kubelet's ledger with that name; a pending allocation if there is none."""
+    return Given(*name, state.kubelet.ledger.entries.get(name))
 
 
 def _device_list(
@@ -448,7 +453,7 @@ def _broken(
     for resource, device_id in _not_healthy(view, device_lists):
         name = resource, device_id
         listed = view.listed[resource].get(device_id) if resource in device_lists else None
-        allocated = given(state, name).message
+        allocated = _given(state, name).message
         if listed is None:
             missing = AdvertisedDevice(
                 device_id, PciAddress(device_id), Health.UNHEALTHY, None, allocated, Cause.SET_ASIDE

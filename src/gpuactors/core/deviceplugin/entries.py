@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuactors.core.assessment.assessments import assessments_of
-from gpuactors.core.assessment.ownership import is_offered
+from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.devices.identity import alias_ids
 from gpuactors.core.devices.index import index_of
+from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
 from gpuactors.core.values.remade import changed_keys
 from gpuactors.core.values.status import DeviceStatus
@@ -55,6 +56,32 @@ def entries_of(state: NodeState) -> Entries:
         assessments=assessments,
         ids=ids,
         of={resource: entries for resource, entries in of.items() if entries},
+    )
+
+
+def is_offered(state: NodeState, device: Device) -> bool:
+    """Whether it is advertised at all: bound to a vfio driver (or not readable now, but bound before), or being unbound
+    or unplugged while a process has it open.
+
+    A device that has lost its driver stays in the list until a poll has seen whether it is open, and as long as it is.
+    """
+    if device.function.vfio_bound or is_unbinding(device.function, use_of(state, device)):
+        return True
+    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)
+
+
+def _is_listed(state: NodeState, device: Device) -> bool:
+    address = device.function.address
+    return any(a.address == address for a in state.published.device_lists.get(device.resource, ()))
+
+
+def _is_polled(state: NodeState, device: Device) -> bool:
+    """The last poll saw its group, and none is under way that may see something else."""
+    last = last_poll(state, device)
+    return (
+        last is not None
+        and last.poll >= state.host.polls.done
+        and not state.host.polls.is_to_see(device.function.iommu_group)
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from gpuactors.core.state.index import Devices, Inventory, Meanings
+from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
 from gpuactors.core.values.owner import Named
@@ -43,12 +44,17 @@ def inventory(
         functions=functions,
         kinds=kinds,
         groups=_groups(functions, before.groups),
+        group_of=remade(before.group_of, before.functions, functions, _group),
         iommufd=any(f.iommufd for f in functions.values()),
         switches=same_if_equal(before.switches, switches),
         names=same_if_equal(before.names, names),
         models={name: frozenset(models[name]) for name in sorted(models)},
         uuids=same_if_equal(before.uuids, uuids),
     )
+
+
+def _group(address: PciAddress, function: PciFunction) -> GroupKey:
+    return address if function.iommu_group is None else function.iommu_group
 
 
 def _groups(

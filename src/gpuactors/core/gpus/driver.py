@@ -297,14 +297,14 @@ def _looked_again(
 
 def _seen_again(state: NodeState) -> Claims:
     """The claims without the returned devices that an inspection has seen since, and a poll where they were in use."""
-    claims, seen, uses = state.claims, state.host.seen, state.host.polls.groups
+    claims, seen, polled = state.claims, state.host.seen, state.host.polls.seen
     unseen = {
         a: r
         for a, r in claims.returned.items()
         if (last := seen.get(a)) is not None
         and (
             last.inspection <= r.since
-            or ((group := _group_in_use(state, a)) is not None and uses[group].poll <= r.since)
+            or ((group := _group_in_use(state, a)) is not None and polled[group].poll <= r.since)
         )
     }
     return replace(claims, returned=unseen) if len(unseen) < len(claims.returned) else claims

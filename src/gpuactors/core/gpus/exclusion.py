@@ -12,12 +12,12 @@ from typing import Final
 
 from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
-from gpuactors.core.assessment.ownership import observed_use
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import function_at
+from gpuactors.core.host.usage import use_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
@@ -178,8 +178,8 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
         group = function.iommu_group
         if group is None or function.address not in index.polled.get(group, ()):
             continue
-        use = state.host.polls.groups.get(group)
-        if use is None or use.poll <= entry.since:
+        last = state.host.polls.seen.get(group)
+        if last is None or last.poll <= entry.since:
             return Obstacle(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
     if ledger.done <= entry.since:
         return Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
@@ -264,7 +264,7 @@ def _by_use(state: NodeState, address: PciAddress) -> Obstacle | None:
     """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
     still lists a claim that has ended: its process may not have."""
     device = index_of(state).devices.get(address)
-    use = observed_use(state, device) if device is not None else None
+    use = use_of(state, device) if device is not None else None
     if device is None or use is None or not use.in_use:
         return None
     ownership = assessments_of(state).of[address].ownership

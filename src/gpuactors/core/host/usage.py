@@ -22,9 +22,11 @@ from gpuactors.core.events import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.ledger import schedule
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     GroupUse,
     Holder,
+    LastPoll,
     Observed,
     Orphan,
     PciAddress,
@@ -36,7 +38,19 @@ from gpuactors.core.values.model import (
 
 def first_polls() -> Polls:
     """At start: no group to poll is known yet."""
-    return Polls(groups={}, baselines={}, done=0, refresh=Refresh())
+    return Polls(groups={}, seen={}, baselines={}, done=0, refresh=Refresh())
+
+
+def use_of(state: NodeState, device: Device) -> Observed | None:
+    """The use of the device's group, as last polled."""
+    group = device.function.iommu_group
+    return state.host.polls.groups.get(group) if group is not None else None
+
+
+def last_poll(state: NodeState, device: Device) -> LastPoll | None:
+    """The last poll that saw the device's group."""
+    group = device.function.iommu_group
+    return state.host.polls.seen.get(group) if group is not None else None
 
 
 def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: float) -> NodeState:
@@ -51,19 +65,23 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     uses = [bindings.only(state, use) for use in event.uses if use.group in index.polled]
     enabled = {a: n for use in uses for a, n in use.enabled.items()}
     learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
-    groups = {g: o for g, o in before.groups.items() if g in index.polled}
+    other, changed = dict[int, Observed](), False
     for use in uses:
         was = before.groups.get(use.group)
-        groups[use.group] = _observed(use, event.poll, at, learned.baselines, index.functions, was)
-    changed = any(
-        groups[g].since != was.since if (was := before.groups.get(g)) is not None else groups[g].in_use
-        for g in (use.group for use in uses)
-    )
+        now = _observed(use, event.poll, at, learned.baselines, index.functions, was)
+        if was is None or now != was:
+            other[use.group] = now
+            changed = changed or (now.since != was.since if was is not None else now.in_use)
+    groups, seen = {**before.groups, **other}, dict(before.seen)
+    seen.update(dict.fromkeys([use.group for use in uses], LastPoll(event.poll, at)))
+    for group in groups.keys() - index.polled.keys():
+        del groups[group], seen[group]
     due_at = at + limits.POLL_S if index.polled else math.inf
     of_all = before.of is None
     polls = replace(
         learned,
-        groups=groups,
+        groups=groups if other or len(groups) != len(before.groups) else before.groups,
+        seen=seen,
         done=event.poll if of_all else before.done,
         refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),
         of=None,
@@ -72,7 +90,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     state = replace(
         state,
         host=replace(state.host, polls=polls),
-        kubelet=replace(state.kubelet, orphans=_still_there(state, groups)),
+        kubelet=replace(state.kubelet, orphans=_still_there(state, polls)),
     )
     if changed:
         state = schedule.ask_ledger(state, at)
@@ -99,7 +117,6 @@ def _observed(
     holders = use.holders or ()
     same = before is not None and before.in_use == in_use and not _others(before.holders, holders)
     return Observed(
-        poll=poll,
         in_use=in_use,
         since=before.since if before is not None and same else poll,
         evidence=evidence or "",
@@ -108,7 +125,6 @@ def _observed(
         idle_functions=idle_functions if in_use else frozenset(use.enabled) - use.active,
         closing_at=closing_at if in_use else None,
         unseen=use.unseen,
-        seen_at=at,
     )
 
 
@@ -159,7 +175,7 @@ def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
     return f"being closed ({awake[0]} is not suspended yet)" if awake else None
 
 
-def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[PciAddress, Orphan]:
+def _still_there(state: NodeState, polls: Polls) -> Mapping[PciAddress, Orphan]:
     """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
     finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
     cannot be open."""
@@ -169,8 +185,8 @@ def _still_there(state: NodeState, groups: Mapping[int, Observed]) -> Mapping[Pc
         group = function.iommu_group if function is not None else None
         if group is None or group not in matter:
             continue
-        now = groups.get(group)
-        if now is None or now.poll <= orphan.read or (now.in_use and _may_be(orphan, now)):
+        now = polls.groups.get(group)
+        if now is None or polls.seen[group].poll <= orphan.read or (now.in_use and _may_be(orphan, now)):
             rest[address] = orphan
     return rest if len(rest) != len(state.kubelet.orphans) else state.kubelet.orphans
 

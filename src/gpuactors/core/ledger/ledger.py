@@ -11,7 +11,7 @@ Must not judge: what this means for a device is decided in `assessment/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import replace
 
 from gpuactors import limits
@@ -22,6 +22,7 @@ from gpuactors.core.events import LedgerRead, LedgerUnreadable
 from gpuactors.core.ledger import schedule, young_kubelet
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -112,6 +113,27 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         ledger = _with_answers(ledger, event.cached, event.damaged)
     state = with_ledger(state, ledger)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
+
+
+def allocated_ids(
+    state: NodeState, resources: Container[ResourceName]
+) -> Mapping[ResourceName, Set[DeviceId]]:
+    """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of ours."""
+    found: dict[ResourceName, Set[DeviceId]] = {
+        r: ids for r, ids in index_of(state).given.items() if r in resources
+    }
+    for resource, device_id in state.kubelet.pending_allocations:
+        if resource in resources:
+            found[resource] = found.get(resource, frozenset()) | {device_id}
+    return found
+
+
+def orphans_pod(state: NodeState, device: Device) -> Pod | None:
+    """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
+    return next(
+        (state.kubelet.orphans[m.address].pod for m in device.group if m.address in state.kubelet.orphans),
+        None,
+    )
 
 
 def called(state: NodeState, at: float) -> NodeState:

@@ -72,8 +72,11 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     if not unbound.isdisjoint(index_of(state).owners):
         state = ask_ledger(state, at)
     if over := _uses_that_are_over(state):
-        groups = {g: use for g, use in state.host.polls.groups.items() if g not in over}
-        state = indexed(with_polls(state, replace(state.host.polls, groups=groups)))
+        polls = state.host.polls
+        groups, last = dict(polls.groups), dict(polls.seen)
+        for group in over:
+            del groups[group], last[group]
+        state = indexed(with_polls(state, replace(polls, groups=groups, seen=last)))
     ledger, inspected = state.kubelet.ledger, state.host.seen is not before.host.seen
     if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuactors.core.assessment.assessments import assessments_of
-from gpuactors.core.assessment.ownership import is_offered
 from gpuactors.core.claims.outputs import ClaimsWanted, claims_wanted
 from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
+from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
 from gpuactors.core.devices.identity import alias_ids
 from gpuactors.core.devices.index import index_of

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from gpuactors.core.values.group import GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import DeviceList, Observed, Orphan, PciAddress, ResourceName
+from gpuactors.core.values.model import DeviceList, LastPoll, Observed, Orphan, PciAddress, ResourceName
 from gpuactors.core.values.owner import Owner
 from gpuactors.core.values.status import Assessment
 
@@ -19,17 +20,23 @@ class Assessments:
 
     devices: Mapping[PciAddress, Device]
     owners: Mapping[PciAddress, Owner]
+    group_of: Mapping[PciAddress, GroupKey]
     short: Mapping[PciAddress, str]
     uses: Mapping[int, Observed]
+    seen: Mapping[int, LastPoll]
     orphans: Mapping[PciAddress, Orphan]
-    read: int
-    problem: str | None
+    ledger: tuple[int, str | None]
+    """`Ledger.read` and `Ledger.problem`."""
     device_lists: Mapping[ResourceName, DeviceList]
+
+    groups: Mapping[GroupKey, tuple[Device, ...]]
+    """The devices by their group, each sorted by address."""
+    owned: Mapping[GroupKey, Owned]
+    shortages: Mapping[GroupKey, Short]
+    unowned: Mapping[GroupKey, UnownedUse]
 
     of: Mapping[PciAddress, Assessment]
     """By the device's address."""
-    unknown: frozenset[PciAddress]
-    """The devices whose health is as it is listed."""
 
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
@@ -37,13 +44,17 @@ _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 NO_ASSESSMENTS: Final = Assessments(
     devices=_NOTHING,
     owners=_NOTHING,
+    group_of=_NOTHING,
     short=_NOTHING,
     uses=_NOTHING,
+    seen=_NOTHING,
     orphans=_NOTHING,
-    read=0,
-    problem=None,
+    ledger=(0, None),
     device_lists=_NOTHING,
+    groups=_NOTHING,
+    owned=_NOTHING,
+    shortages=_NOTHING,
+    unowned=_NOTHING,
     of=_NOTHING,
-    unknown=frozenset(),
 )
 """Of a state in which nothing is known."""

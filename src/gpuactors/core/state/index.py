@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -39,6 +40,8 @@ class Inventory:
     """Each function's resource and model (`10de:2330`); None: no selector chooses it."""
     groups: Mapping[int, tuple[PciFunction, ...]] = field(default_factory=dict)
     """By the number of their IOMMU group; each sorted by address."""
+    group_of: Mapping[PciAddress, GroupKey] = field(default_factory=dict)
+    """The group of each function."""
     iommufd: bool = False
     """The node has `/dev/iommu`: any function was inspected beside it. It is there from the first bind on, on most
     nodes, and each function is inspected when it is bound."""

@@ -490,9 +490,9 @@ class GroupUse:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The known use of a group, from the poll with number `poll`."""
+    """The known use of a group. It stays the same object until a poll sees something else; when that was is in
+    `Polls.seen`."""
 
-    poll: int
     in_use: bool
     since: int
     """The number of the poll that first saw this use of it, or first saw it free again. Other holders are another
@@ -509,8 +509,15 @@ class Observed:
     """Since when only that shows that it is in use."""
     unseen: str = ""
     """Why its use cannot be determined, as a sentence; the last known use counts."""
-    seen_at: float = -math.inf
-    """When that poll came back; infinitely long ago if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastPoll:
+    """The last poll that a group was in the result of."""
+
+    poll: int
+    at: float
+    """When it came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +529,9 @@ class Polls(Refreshed):
     """
 
     groups: Mapping[int, Observed]
+    """Both the mapping and each use stay the same object until a poll sees something else."""
+    seen: Mapping[int, LastPoll]
+    """Of each of these groups."""
     baselines: Mapping[PciAddress, int]
     """`enable` of a function when it was known to be free, where that is not 0 (an operator can write to it). Removed
     when the function goes, or its binding changes."""

@@ -1,0 +1,105 @@
+"""The inputs of each IOMMU group's assessment, from what is known of the whole node.
+
+Plain loops, as in `devices/inventory.py`. Must not judge what any of it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from operator import itemgetter
+
+from gpuactors.core.values.group import GroupKey, Owned, Short, UnownedUse
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
+    DeviceList,
+    Health,
+    LastPoll,
+    Observed,
+    Orphan,
+    PciAddress,
+    ResourceName,
+    listed_by_address,
+)
+from gpuactors.core.values.owner import Owner
+
+
+def by_group(
+    devices: Mapping[PciAddress, Device], group_of: Mapping[PciAddress, GroupKey]
+) -> Mapping[GroupKey, tuple[Device, ...]]:
+    """The devices of each group. `devices` are sorted by address, and nearly always one is in a group."""
+    keys = [*map(group_of.__getitem__, devices)]
+    found = dict(zip(keys, zip(devices.values(), strict=True), strict=True))
+    if len(found) == len(keys):
+        return found
+    several: dict[GroupKey, list[Device]] = {}
+    for key, device in zip(keys, devices.values(), strict=True):
+        several.setdefault(key, []).append(device)
+    return {key: tuple(of_it) for key, of_it in several.items()}
+
+
+def owned(
+    owners: Mapping[PciAddress, Owner], group_of: Mapping[PciAddress, GroupKey]
+) -> Mapping[GroupKey, Owned]:
+    """The owners of each group's functions, without those of functions that are gone. Nearly always one has one."""
+    if not owners.keys() <= group_of.keys():
+        owners = {address: owner for address, owner in owners.items() if address in group_of}
+    keys = [*map(group_of.__getitem__, owners)]
+    found = dict(zip(keys, zip(owners.items(), strict=True), strict=True))
+    if len(found) == len(keys):
+        return found
+    several: dict[GroupKey, list[tuple[PciAddress, Owner]]] = {}
+    for key, pair in zip(keys, owners.items(), strict=True):
+        several.setdefault(key, []).append(pair)
+    return {key: tuple(sorted(of_it, key=itemgetter(0))) for key, of_it in several.items()}
+
+
+def shortages(
+    short: Mapping[PciAddress, str], group_of: Mapping[PciAddress, GroupKey]
+) -> Mapping[GroupKey, Short]:
+    """The shortages of each group."""
+    found: dict[GroupKey, list[tuple[PciAddress, str]]] = {}
+    for address, why in sorted(short.items()):
+        if (key := group_of.get(address)) is not None:
+            found.setdefault(key, []).append((address, why))
+    return {key: tuple(of_it) for key, of_it in found.items()}
+
+
+def unowned(
+    groups: Mapping[GroupKey, tuple[Device, ...]],
+    used: Set[int],
+    uses: Mapping[int, Observed],
+    seen: Mapping[int, LastPoll],
+    orphans: Mapping[PciAddress, Orphan],
+    read: int,
+    problem: str | None,
+    device_lists: Mapping[ResourceName, DeviceList],
+) -> Mapping[GroupKey, UnownedUse]:
+    """As `GroupInputs.unowned`, of the groups that are `used` and nobody's: few, on most nodes none. `read`: the number
+    of the read that kubelet's ledger is from; `problem`: why it cannot be read now."""
+    found: dict[GroupKey, UnownedUse] = {}
+    listed: dict[tuple[ResourceName, PciAddress], Health] = {}
+    for group in sorted(used & groups.keys()):
+        devices, last = groups[group], seen.get(group)
+        left = [orphans[m.address] for m in devices[0].group if m.address in orphans]
+        if left:
+            is_settled = last is not None and last.poll >= max(orphan.read for orphan in left)
+        else:
+            is_settled = read > uses[group].since
+        if not is_settled and not listed:
+            listed = {name: entry.health for name, entry in listed_by_address(device_lists).items()}
+        found[group] = UnownedUse(
+            left[0].pod if left else None,
+            is_settled,
+            problem,
+            () if is_settled else tuple(_listed(devices, listed)),
+        )
+    return found
+
+
+def _listed(
+    devices: Iterable[Device], listed: Mapping[tuple[ResourceName, PciAddress], Health]
+) -> Iterator[tuple[PciAddress, Health]]:
+    for device in devices:
+        address = device.function.address
+        if (health := listed.get((device.resource, address))) is not None:
+            yield address, health

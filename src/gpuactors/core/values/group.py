@@ -1,0 +1,48 @@
+"""What the assessment of an IOMMU group follows from: one value per group, which is all that `assessment/assess.py`
+knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import Health, Observed, PciAddress, Pod
+from gpuactors.core.values.owner import Owner
+
+GroupKey = int | PciAddress
+"""An IOMMU group by its number; a function that is in none is a group of its own, by its address."""
+
+Owned = tuple[tuple[PciAddress, Owner], ...]
+"""The functions of a group that have an owner, sorted by address."""
+
+Short = tuple[tuple[PciAddress, str], ...]
+"""The devices of a group that cannot be inspected now because of a shortage of ours, and why; sorted by address."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnownedUse:
+    """What else decides about a group that is in use, and of which kubelet has given no function to anybody."""
+
+    left: Pod | None
+    """The pod that had a function of it and has left kubelet's ledger; it may still hold it."""
+    is_settled: bool
+    """The one observation that shows whose use it is has been made: if a pod has left, a poll since then; else a read
+    of kubelet's ledger since the use began."""
+    problem: str | None
+    """Why kubelet's ledger cannot be read, as a sentence."""
+    listed: tuple[tuple[PciAddress, Health], ...]
+    """The last advertised health of its devices, where it is not settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """All that the assessment of a group's devices follows from."""
+
+    devices: tuple[Device, ...]
+    """Sorted by address; each has all functions of the group."""
+    owners: Owned = ()
+    use: Observed | None = None
+    """As last polled."""
+    unowned: UnownedUse | None = None
+    """None unless the group is in use and nobody's by kubelet's word."""
+    short: Short = ()

@@ -145,12 +145,12 @@ def node_labels() -> list[str]:
 
 
 def event_reasons() -> list[str]:
-    """What is told about a device as a Kubernetes Event."""
+    """The Kubernetes Events about a device."""
     rows = [[f"`{c}`", MEANINGS[c].means, MEANINGS[c].remedy] for c in OF_A_DEVICE]
     rows.append(
         [
             f"`{CONTESTED}`",
-            "Kubelet has another plugin's devices under a resource's name of ours.",
+            "Kubelet has another plugin's devices under one of gpuactors' resource names.",
             "Let one plugin serve it; the message names the other one where it is known.",
         ]
     )
@@ -158,14 +158,14 @@ def event_reasons() -> list[str]:
 
 
 def event_bounds() -> list[str]:
-    """How often events are told."""
+    """How often Events are posted."""
     rows = [
-        ("What lasts less is not told", f"{limits.EVENT_SETTLE_S:g} s"),
-        ("What went and came again, or was refused, is told again after", f"{limits.EVENT_AGAIN_S:g} s"),
-        ("What lasts is told again every", f"{limits.EVENT_REPEAT_S:g} s"),
-        ("Events that a daemon may tell in a row", f"{limits.EVENT_BURST}"),
-        ("One more after", f"{limits.EVENT_REFILL_S:g} s"),
-        ("A message has at most", f"{limits.EVENT_MESSAGE_MAX_BYTES} bytes"),
+        ("Minimum duration of a condition that is reported", f"{limits.EVENT_SETTLE_S:g} s"),
+        ("Minimum interval before a recurring condition is reported again", f"{limits.EVENT_AGAIN_S:g} s"),
+        ("Interval at which a lasting condition is reported again", f"{limits.EVENT_REPEAT_S:g} s"),
+        ("Maximum burst of Events per daemon", f"{limits.EVENT_BURST}"),
+        ("Interval per further Event", f"{limits.EVENT_REFILL_S:g} s"),
+        ("Maximum length of a message", f"{limits.EVENT_MESSAGE_MAX_BYTES} bytes"),
     ]
     return markdown.table(["Bound", "Value"], map(list, rows))
 

@@ -27,11 +27,12 @@ from tests.test_tree import ROOT, texts
 DOCUMENTS: Final = {name: text for name, text in texts() if name.endswith(".md")}
 
 FOR_OPERATORS: Final = re.compile(
-    r"README\.md|deploy/README\.md|docs/(?!architecture|virtual-machine)[\w-]+\.md"
+    r"README\.md|deploy/README\.md|docs/(?!architecture|glossary|virtual-machine)[\w-]+\.md"
 )
 
 OPERATORS: Final = [name for name in DOCUMENTS if FOR_OPERATORS.fullmatch(name)]
-"""Decisions and the changelog tell of what was; the architecture and the figures have names of their own."""
+"""Decisions and the changelog tell of what was; the architecture, the glossary and the figures have names of their
+own."""
 
 
 # --- links --------------------------------------------------------------------------------------------------

@@ -1,2 +1,2 @@
-"""A daemon that advertises a node's passthrough GPUs to kubelet. Its packages, paths and glossary:
+"""A daemon that advertises a node's passthrough GPUs to kubelet. Its packages and paths:
 docs/architecture.md."""

@@ -90,10 +90,10 @@ def run(**flags: object) -> None:
     "-w", "--watch", is_flag=True, help="Show the running daemon's view as it changes, until Ctrl-C."
 )
 def inspect(output: str, watch: bool, **flags: object) -> None:
-    """Show the GPUs of this node: driver, IOMMU group, health, why. And claims and compute domains.
+    """Show the GPUs of this node with driver, IOMMU group, health and reason; claims and compute domains.
 
-    The running daemon is asked. Without one this command reads the node itself, and shows what a daemon with these
-    settings would list.
+    The view is the running daemon's. Without a daemon this command reads the node itself, and shows what a daemon with
+    these settings would list.
 
     With --watch the daemon must run. On a terminal the screen is kept up to date, in colour unless NO_COLOR is set;
     Ctrl-C or q ends it. Elsewhere a line, or with -o json or yaml a document, is written for each change.
@@ -132,11 +132,11 @@ def _watch(config: Config, output: Format) -> None:
 @click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN", shell_complete=completion.explainable)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU: owner, holders, health and why, history. Or one claim, or one compute domain.
+    """Explain one GPU (owner, holders, health and reason, history), one claim, or one compute domain.
 
-    ADDRESS is its PCI address; the PCI domain may be left out (23:00.0). CLAIM is NAMESPACE/NAME of a ResourceClaim, or
-    its UID; DOMAIN is that of a ComputeDomain. The running daemon is asked. Without one this command reads the node
-    itself, and has no history and no claims.
+    ADDRESS is the GPU's PCI address; you can omit the PCI domain (23:00.0). CLAIM is NAMESPACE/NAME or the UID of a
+    ResourceClaim; DOMAIN is that of a ComputeDomain. The view is the running daemon's. Without a daemon this command
+    reads the node itself, and has no history and no claims.
     """
     from gpuactors.cli.inspect import report, view
 
@@ -223,10 +223,10 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     "--device",
     metavar="ADDRESS|NAME",
     default=None,
-    help="Show only what concerns this PCI device, or this device of compute domains (channel-0).",
+    help="Show only this PCI device, or this device of compute domains (channel-0).",
 )
 @click.option(
-    "--diff", "only_differences", is_flag=True, help="Show only what differs from what was recorded."
+    "--diff", "only_differences", is_flag=True, help="Show only the differences from the recording."
 )
 @click.option(
     "--html",
@@ -244,10 +244,10 @@ def replay(
     html: str | None,
     output: str,
 ) -> None:
-    """Replay a journal; show what differs from what was recorded.
+    """Replay a journal, and show the differences from the recording.
 
-    The recorded events are given to the same core again. FILE is one file of a journal; DIR is a directory of such
-    files, or the daemon's state directory. Exit code 1: something differs.
+    The same core processes the recorded events again. FILE is one file of a journal; DIR is a directory of such files,
+    or the daemon's state directory. Exit code 1: there are differences.
     """
     from gpuactors.replay import reading, run
 
@@ -284,8 +284,8 @@ def config_group() -> None:
 def show(output: str, **flags: object) -> None:
     """Show each setting: key, value, and where the value came from.
 
-    The running daemon is asked for its settings. If no daemon runs with this --state-dir, or if any other flag is
-    given, the settings are those of a daemon that is started now with the same flags and environment.
+    The settings are the running daemon's. If no daemon runs with this --state-dir, or if you give any other flag, they
+    are those of a daemon that is started now with the same flags and environment.
     """
     from gpuactors.cli.inspect import view
 

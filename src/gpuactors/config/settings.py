@@ -226,7 +226,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pci_ids: Annotated[
         Path | None,
         Described(
-            "The pci.ids file that the models' names come from. The host's own is used only if it is named here.",
+            "The pci.ids file with the names of the models. The host's own file is used only if it is named here.",
             metavar="FILE",
             must_be="the path of a pci.ids file, not empty and without NUL",
             default="the shipped one",
@@ -235,9 +235,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     resource_name: Annotated[
         tuple[str, ...],
         Described(
-            "Resources of one's own, each `VENDOR:DEVICE=DOMAIN/NAME` with a model's PCI ids: "
-            "`10de:2330=example.com/h100`. Several models may have one. Any other model's is made of its name in "
-            "pci.ids. What a pod has under another name stays counted there until it ends.",
+            "Custom resource names per model, each `VENDOR:DEVICE=DOMAIN/NAME` with the model's PCI ids: "
+            "`10de:2330=example.com/h100`. Models may share a name. The default is the model's name in pci.ids. A "
+            "device that a pod has under another name stays under that name until the pod ends.",
             metavar="VENDOR:DEVICE=DOMAIN/NAME",
             must_be="PCI ids and a resource, such as 10de:2330=example.com/h100, each ids once",
             default="none",
@@ -338,8 +338,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     prebound: Annotated[
         tuple[str, ...],
         Described(
-            "PCI addresses of GPUs that stay on their vfio driver when a claim ends, or `all`. By default, a GPU stays "
-            "that no claim has put on its vfio driver.",
+            "PCI addresses of GPUs that stay on their vfio driver when a claim ends, or `all`. By default, a GPU that "
+            "was already on a vfio driver before gpuactors first touched it in this boot stays there.",
             metavar="ADDRESS|all",
             must_be="PCI addresses such as 0000:23:00.0, or all",
             default="none",
@@ -349,7 +349,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     load_modules: Annotated[
         OnOff,
         Described(
-            "Whether the vfio driver of a claim's GPU is loaded, by the host's modprobe, where it is not. `off`: a GPU "
+            "Whether the host's modprobe loads the vfio driver of a claim's GPU if it is not loaded. `off`: a GPU "
             "whose driver is not loaded is not offered.",
             yaml_off=True,
             yaml_on=True,
@@ -359,7 +359,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Nvswitch,
         Described(
             "Whether a claim may take a GPU from its host's driver while NVSwitches of the node are on a driver of "
-            "the host, whose fabric manager then misses it."
+            "the host, which removes it from that host's NVLink fabric."
         ),
     ] = "refuse"
     compute_domains: Annotated[
@@ -403,8 +403,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     imex_ctl: Annotated[
         Path,
         Described(
-            "NVIDIA's control tool of the IMEX daemon that the operator runs on the host; it is asked whether that is "
-            "ready.",
+            "NVIDIA's control tool for the IMEX daemon that the operator runs on the host. gpuactors runs it to check "
+            "that the daemon is ready.",
             metavar="FILE",
             must_be=_A_PATH,
         ),
@@ -456,8 +456,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     events: Annotated[
         OnOff,
         Described(
-            "Whether Kubernetes Events are posted: on the node of what an operator must act on, on a pod that its "
-            "claim waits.",
+            "Whether Kubernetes Events are posted: on the Node for conditions that need an operator, on a Pod while "
+            "its claim waits.",
             yaml_off=True,
             yaml_on=True,
         ),
@@ -465,8 +465,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     nfd_file: Annotated[
         Path | None,
         Described(
-            "File that is written for Node Feature Discovery, which labels the node with models, drivers and IOMMU; as "
-            "a rule `gpuactors` in /etc/kubernetes/node-feature-discovery/features.d.",
+            "Feature file to write for Node Feature Discovery, which labels the node with models, drivers and IOMMU; "
+            "usually `gpuactors` in /etc/kubernetes/node-feature-discovery/features.d.",
             metavar="FILE",
             must_be="the path of a file, not empty and without NUL",
             default="none",

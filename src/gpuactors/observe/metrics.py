@@ -51,7 +51,7 @@ OUTCOMES: Final = ("granted", "refused", "abandoned")
 COUNTED_EVENTS: Final[Mapping[str, tuple[str, str]]] = {
     "plugin.contested": (
         "gpuactors_contests_total",
-        "How often kubelet was found with another plugin's devices under a resource's name of ours.",
+        "How often kubelet had another plugin's devices under one of gpuactors' resource names.",
     ),
     "plugin.unregistered": (
         "gpuactors_unregistrations_total",
@@ -120,7 +120,7 @@ class Metrics:
         self._seconds = self._added(
             Histogram(
                 "gpuactors_call_duration_seconds",
-                "How long kubelet's calls took, from the call to our answer.",
+                "Duration of kubelet's calls, from the call to the answer.",
                 ("method",),
                 buckets=_BUCKETS_S,
                 registry=self.registry,

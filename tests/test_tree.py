@@ -255,6 +255,27 @@ def test_each_file_that_a_text_of_the_core_names_is_there() -> None:
             assert any((place / name).is_file() for place in places), f"{path} names {name}"
 
 
+SMALL_FILE_MAX_LINES = 40
+"""A file of so few lines says why it is one: without a reason it belongs to the file that uses it."""
+
+
+def test_a_small_file_says_why_it_is_one() -> None:
+    """Packages' own files, and actors, of which each has a file, need no reason."""
+    package = ROOT / "src" / "gpuactors"
+    unexplained: list[str] = []
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.name == "__init__.py" or "pb" in path.parts or text.count("\n") > SMALL_FILE_MAX_LINES:
+            continue
+        tree = ast.parse(text)
+        is_actor = path.parent.name == "actors" and any(
+            isinstance(node, ast.AsyncFunctionDef) and node.name == "run" for node in tree.body
+        )
+        if not is_actor and "A file of its own: " not in " ".join((ast.get_docstring(tree) or "").split()):
+            unexplained.append(str(path.relative_to(package)))
+    assert not unexplained, "say in the docstring: A file of its own: …"
+
+
 def test_no_file_of_ours_imports_asyncio() -> None:
     for path in sorted((ROOT / "src/gpuactors").rglob("*.py")):
         if "pb" in path.parts:

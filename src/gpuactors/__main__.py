@@ -1,4 +1,7 @@
-"""The entry point, of `gpuactors` and of `python -m gpuactors`: the signals' handlers first, then what takes time."""
+"""The entry point, of `gpuactors` and of `python -m gpuactors`: the signals' handlers first, then what takes time.
+
+A file of its own: Python runs the package by this name.
+"""
 
 from __future__ import annotations
 

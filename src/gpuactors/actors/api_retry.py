@@ -1,4 +1,7 @@
-"""What an actor does after a request to the API server that failed: it waits, longer each time, and tries again."""
+"""What an actor does after a request to the API server that failed: it waits, longer each time, and tries again.
+
+A file of its own: five actors retry by it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML for configuration files. A module of its own, because importing PyYAML takes longer than reading a TOML file."""
+"""YAML for configuration files. A file of its own: importing PyYAML takes longer than reading a TOML file."""
 
 from __future__ import annotations
 

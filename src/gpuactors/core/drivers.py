@@ -1,4 +1,7 @@
-"""The sets of claims that a node may have, each with the answers of its DRA driver."""
+"""The sets of claims that a node may have, each with the answers of its DRA driver.
+
+A file of its own: the only one that knows both kinds of claims; neither kind imports the other.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The client of the API server that the settings name. Imported only by what needs the API server: claims, compute
-domains, Kubernetes Events, the doctor."""
+"""The client of the API server that the settings name. A file of its own: only claims, compute domains,
+Kubernetes Events and the doctor import it."""
 
 from __future__ import annotations
 

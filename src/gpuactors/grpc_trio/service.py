@@ -1,5 +1,8 @@
 """Base of the services that stream answers: their generators are closed when the call ends, not when garbage is
-collected. Must not know any particular service."""
+collected. Must not know any particular service.
+
+A file of its own: it belongs to gRPC, and no service does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""This boot of the host: its id and its kernel command line, below the host's root. Must not decide what they mean."""
+"""This boot of the host: its id and its kernel command line, below the host's root. Must not decide what they mean.
+
+A file of its own: claims need these two facts, and no other fact of the host.
+"""
 
 from __future__ import annotations
 

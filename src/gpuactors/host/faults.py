@@ -1,5 +1,7 @@
 """The sentence about a fault in one function's files; a function that is gone, or a shortage, is none. Must read only
 whether a directory exists.
+
+A file of its own: every reader of the host words its faults by it.
 """
 
 from __future__ import annotations

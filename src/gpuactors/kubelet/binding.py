@@ -1,4 +1,7 @@
-"""Makes a socket below kubelet's directory; a fault becomes the `KubeletError` that an operator reads."""
+"""Makes a socket below kubelet's directory; a fault becomes the `KubeletError` that an operator reads.
+
+A file of its own: the device plugin and the DRA plugin make their sockets by it.
+"""
 
 from __future__ import annotations
 

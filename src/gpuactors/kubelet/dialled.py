@@ -1,6 +1,8 @@
 """Whether our own sockets answer: they are dialled as kubelet does, up to the HTTP/2 handshake. For the liveness probe.
 
 A socket's file can be there while nobody serves it: the process hangs, or another one's file has taken its place.
+
+A file of its own: the device plugin and the DRA plugin check their sockets by it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 driver, has prepared them. It is given away all the same.
 
 Devices by our own names are not among it: what kubelet lists of them is known by their PCI addresses.
+
+A file of its own: the claims of GPUs, of compute domains, and the takeover use it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@ The daemon makes `imexd.cfg` of it, beside it, at each start. It ends at once wi
 
 KEY=VALUE, as NVIDIA's IMEX guide has them; what is not there has IMEX's own default. The two placeholders are those of
 Go's text/template that the daemon fills in: its pod's address, and its file with the domain's nodes.
+
+A file of its own: a text in NVIDIA's format, apart from the decisions about claims.
 """
 
 from __future__ import annotations

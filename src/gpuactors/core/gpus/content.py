@@ -1,4 +1,7 @@
-"""The content of a claim's files, from the claim and its devices' bindings."""
+"""The content of a claim's files, from the claim and its devices' bindings.
+
+A file of its own: it joins the CDI file and the metadata, which do not know each other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The list entry of each device, as the state carries it: data only. `core/deviceplugin/entries.py` derives it."""
+"""The list entry of each device, as the state carries it: data only. `core/deviceplugin/entries.py` derives it.
+
+A file of its own: the state carries this data, and must not import what derives it.
+"""
 
 from __future__ import annotations
 

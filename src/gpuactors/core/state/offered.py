@@ -1,4 +1,7 @@
-"""What is offered to claims of GPUs, as the state carries it: data only. `core/gpus/offer.py` derives it."""
+"""What is offered to claims of GPUs, as the state carries it: data only. `core/gpus/offer.py` derives it.
+
+A file of its own: the state carries this data, and must not import what derives it.
+"""
 
 from __future__ import annotations
 

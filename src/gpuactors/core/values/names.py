@@ -2,6 +2,8 @@
 
 A claim's UID, its name, its requests and the driver's name come from kubelet, the API server and the operator. The API
 server checks them, but a path is made of them on this node, so they are checked here as well.
+
+A file of its own: adaptors and the core check names by the same rules.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A name in sysfs, in /proc or in a path is bytes. Python returns the bytes that are no UTF-8 as lone surrogates (PEP
 383), which no encoder takes: one odd driver name stopped the journal and every answer that named it (issue 10). So the
 adaptor that reads such a name makes it `encodable` at once, and all text that enters the core is encodable.
+
+A file of its own: every adaptor that reads names of the host uses it.
 """
 
 from __future__ import annotations

@@ -51,15 +51,16 @@ vm-table *ARGS:
 node *ARGS:
     python -m tests.node.run "$@"
 
-# Every order of up to five events in worlds of two GPUs, and of up to four in worlds of claims of a GPU or of compute domains, through the core only.
+# Every order of up to five events in worlds of two GPUs, and of up to four in worlds of claims of a GPU or of compute domains; every interleaving of two claims of one channel: through the core only.
 small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
     SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
     SMALL_WORLDS_LENGTH={{ CLAIMS }} python -m pytest -n 2 -rP tests/core/gpus/test_claim_small_worlds.py -k after_every_order
     SMALL_WORLDS_LENGTH={{ DOMAINS }} python -m pytest -n 2 -rP tests/core/domains/test_domain_small_worlds.py -k after_every_order
+    DOMAIN_INTERLEAVINGS=all python -m pytest -n 2 -rP tests/core/domains/test_interleavings.py
 
-# Any order of events: 2,750 histories of a whole node, one in four with claims, one in eight with compute domains, one in eight with claims and a second administrator; most pairs of kinds must occur.
+# Any order of events: the histories that were found once, under nine schedules each; then 2,750 of a whole node, one in four with claims, one in eight with compute domains, one in eight with claims and a second administrator; most pairs of kinds must occur.
 histories *ARGS:
-    python -m tests.histories --histories 2750 --seed commit --min-pairs 95 "$@"
+    python -m tests.histories --found --histories 2750 --seed commit --min-pairs 95 "$@"
 
 # The same for as long as you like, with other histories each time: `just fuzz --minutes 60`, or with a `--seed`.
 fuzz *ARGS:

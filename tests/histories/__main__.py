@@ -1,4 +1,5 @@
-"""`python -m tests.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`.
+"""`python -m tests.histories`: a campaign of histories on all cores. `just fuzz` and `just histories`, which plays the
+histories that were found once before it (`--found`).
 
 With `--script` it plays one order of events on a node in memory, in simulated time, and shows each step.
 
@@ -17,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.histories.again import SCHEDULES, play_again
 from tests.histories.campaign import Plan, Result, run_campaign
 from tests.histories.coverage import share_of, summary, table
 from tests.histories.events import check_names
+from tests.histories.found import FOUND
 from tests.histories.play import Played
 from tests.histories.replay import replay
 from tests.histories.script import ScriptError, parse_script, replay_line
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a campaign, or plays one script; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.found and not _found_stay_found(options.workers):
+        return 1
     seed = _seed(options.seed)
     if options.script is not None:
         try:
@@ -70,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.histories", description=__doc__)
+    parser.add_argument(
+        "--found", action="store_true", help="first play those of found.py, each under all its schedules"
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to play (default: 10)")
     parser.add_argument("--histories", type=int, help="how many to play instead; ends at the first failure")
     parser.add_argument(
@@ -122,6 +130,14 @@ def _parser() -> argparse.ArgumentParser:
         help="show which kinds have followed which; always shown without --histories",
     )
     return parser
+
+
+def _found_stay_found(workers: int) -> bool:
+    print(f"{len(FOUND)} histories that were found once, under {len(SCHEDULES)} schedules each.", flush=True)
+    problems = play_again(workers)
+    for problem in problems:
+        print(problem, flush=True)
+    return not problems
 
 
 def _seed(wanted: str) -> int:

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.histories import __main__ as command
-from tests.histories import campaign, draw, found
+from tests.histories import again, campaign, draw, found
 from tests.histories.campaign import Plan, Result, history_seed, run_campaign
 from tests.histories.coverage import Coverage, summary, table
 from tests.histories.draw import Guide, drawn
 from tests.histories.events import DRAWN, PAIRS, Serves
 from tests.histories.kinds import that_can_happen
 from tests.histories.play import Failure, Played, play_chosen
-from tests.histories.script import Script, Step, format_script
+from tests.histories.script import Script, Step, format_script, parse_script, replay_line
 from tests.histories.shrink import shrink
 from tests.histories.world import World
 from tests.support.patience import patient
@@ -238,6 +238,35 @@ def test_a_known_fault_is_counted_and_no_failure(monkeypatch: pytest.MonkeyPatch
     assert campaign._count(result, other)
     assert (result.known, result.failed) == ({fault.why: 1}, {"one": 1})
     assert result.failures == [other]
+
+
+# --- those that were found --------------------------------------------------------------------------------
+
+
+def test_a_found_history_that_tries_something_else_now_is_told_with_the_line_that_replays_it() -> None:
+    script = parse_script("kubelet starts; unbind")
+    problem = again.problem_of(script, 16)
+    assert problem is not None
+    assert "could not happen" in problem
+    assert replay_line(16, script) in problem
+    assert again.problem_of(script[1:], 16) is None
+
+
+def test_each_found_history_is_played_under_each_schedule_in_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(again, "SCHEDULES", (16, 17))
+    impossible = parse_script("kubelet starts")
+    problems = again.play_again(1, {"sound": impossible[1:], "not so": impossible})
+    assert [p.partition(":")[0] for p in problems] == ["not so", "not so"]
+
+
+def test_the_command_ends_with_1_where_a_found_history_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "play_again", lambda workers: ["late binding: it is lost"])
+    assert command.main(["--found", "--histories", "1"]) == 1
+    assert "late binding: it is lost" in capsys.readouterr().out
 
 
 # --- campaigns --------------------------------------------------------------------------------------------

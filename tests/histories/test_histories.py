@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import random
 import shlex
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.histories.__main__ import main
+from tests.histories.again import problem_of
 from tests.histories.draw import drawn
 from tests.histories.found import FOUND, KNOWN, known
 from tests.histories.play import Played, play, play_chosen
 from tests.histories.script import replay_line
 
-SEEDS = 8
-"""Schedules under which each found history is played, odd and even ones: `--holders` proc and passive."""
+QUICK_SEEDS = 16
+"""The first of ten seeds whose histories are neither watched for long nor replayed from their journals."""
 
-OLDER_KERNEL = 9
-"""One more: the kernel says nothing of an unbind that waits for the card's holder."""
+LONG_SEED = 64
+"""The same, but watched for long."""
+
+NEEDS_LONG = frozenset({"a claim takes a card while nothing of ours is given away"})
+"""Found histories in which the ledger is read on a quiet node, and by nothing else."""
 
 
 def complaint(played: Played) -> str | None:
@@ -31,7 +36,7 @@ def complaint(played: Played) -> str | None:
     return f"{played.failure.check}: {played.failure.text}\n{where}"
 
 
-@settings(max_examples=80, database=None)
+@settings(max_examples=16, database=None)
 @given(st.integers(0, 2**32 - 1))
 def test_kubelets_view_is_right_after_any_history(seed: int) -> None:
     assert (problem := complaint(play_chosen(drawn(random.Random(seed)), seed))) is None, problem
@@ -39,17 +44,15 @@ def test_kubelets_view_is_right_after_any_history(seed: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_a_found_history_stays_found(name: str) -> None:
-    for seed in (*range(SEEDS), OLDER_KERNEL):
-        played = play(FOUND[name], seed)
-        assert (problem := complaint(played)) is None, problem
-        if played.failure is None:
-            assert played.script == FOUND[name], "a step of it could not happen: it tries something else now"
+    """Under one schedule; `just histories` plays each of them under nine."""
+    seed = LONG_SEED if name in NEEDS_LONG else QUICK_SEEDS + crc32(name.encode()) % 10
+    assert (problem := problem_of(FOUND[name], seed)) is None, problem
 
 
 def test_a_known_fault_is_still_there() -> None:
     """Else its place is in FOUND."""
     for fault in KNOWN:
-        failures = (play(fault.script, seed).failure for seed in range(4 * SEEDS))
+        failures = (play(fault.script, seed).failure for seed in range(32))
         assert any(f is not None and fault.matches(f) for f in failures), f"mended: {fault.why}"
 
 

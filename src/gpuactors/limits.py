@@ -291,7 +291,8 @@ WATCH_PAUSE_S: Final = 0.2
 message."""
 
 WATCH_BEAT_S: Final = 5.0
-"""Interval without a change after which a command that watches gets a sign of life:"""
+"""Interval without a change after which a command that watches gets a sign of life: a daemon that hangs, or whose
+process is stopped, keeps its connections."""
 
 WATCH_GONE_S: Final = 1.0
 """A daemon that is away for less is not said to be gone: a hand-over takes milliseconds, a restart half a second."""
@@ -423,7 +424,8 @@ RESTORE_CALM_S: Final = 600.0
 # --- Kubernetes Events ------------------------------------------------------------------------------------
 
 EVENT_SETTLE_S: Final = 10.0
-"""A fact that lasts less is not told: a process that ends with its pod, a claim that waits for the one before it."""
+"""Minimum duration of a fact that is posted: not of a process that ends with its pod, or of a claim that waits for
+the one before it."""
 
 EVENT_AGAIN_S: Final = 300.0
 """Minimum interval before a fact is posted again that went and came back, or that the API server has refused."""
@@ -440,7 +442,7 @@ CLASSES_TOLD_MAX: Final = 16
 thousand of that kind would fill the log."""
 
 EVENT_REPEAT_S: Final = 1800.0
-"""Interval at which a lasting fact is posted again:"""
+"""Interval at which a lasting fact is posted again: client-go's own for a series that goes on."""
 
 EVENT_TTL_S: Final = 3600.0
 """The API server forgets an event so long after its last change (kube-apiserver --event-ttl)."""
@@ -455,7 +457,7 @@ EVENT_REFILL_S: Final = 60.0
 second, of which the API server's default limits bear several hundred."""
 
 EVENTS_MAX: Final = 512
-"""Facts that are posted, or were in the last hour:"""
+"""Facts that are posted, or were in the last hour: more than twice the functions of the largest nodes."""
 
 EVENT_LOOK_S: Final = 2.0
 """The state is looked at once in this time at most, whatever happens on the node."""
@@ -687,7 +689,8 @@ CDI_DIR_RETRY_S: Final = 5.0
 the container runtime."""
 
 CDI_TOUCH_REST_S: Final = 1.0
-"""Minimum interval between two touches of CDI files that are posted:"""
+"""Minimum interval between two touches of CDI files that are posted: a program that removes them again and again must
+cost no more than a check a second, and must not delay the answer to a prepare, which waits for one of milliseconds."""
 
 PCI_IDS_MAX_BYTES: Final = 16 * 1024 * 1024
 """Of a pci.ids file, unpacked; today's has 1.5 MB."""

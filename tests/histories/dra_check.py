@@ -28,7 +28,7 @@ ENDS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 600.0
 minute."""
 
 SLICES_SETTLE_S: Final = 120.0
-"""Time in which the publisher follows the API server after it was away:"""
+"""Time in which the publisher follows the API server after it was away: longer than its longest backoff."""
 
 CALM_S: Final = 6.0
 """Time without a change after which the node counts as settled: longer than every period of a read or a poll."""

@@ -49,7 +49,8 @@ class FakeDisk:
     # --- what happens to it -------------------------------------------------------------------------------------------
 
     def power_cut(self, keep: Callable[[str], bool] = lambda what: False) -> None:
-        """Lose what was not synced, but for what `keep` says:"""
+        """Lose what was not synced, but for what `keep` says: it is called for each changed name with its path, and for
+        each unsynced content with `content of PATH`."""
         directories = {"/"}
         for directory in sorted(self._directories | self._durable_directories):
             there, durable = directory in self._directories, directory in self._durable_directories

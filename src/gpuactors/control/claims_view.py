@@ -100,7 +100,7 @@ class FirstDriverView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOfClaimsView:
-    """What claims may do with one device; see `core.gpus.report.DeviceOfClaims`."""
+    """The ways in which claims may use one device; see `core.gpus.report.DeviceOfClaims`."""
 
     claim_uid: str | None
     stays: bool

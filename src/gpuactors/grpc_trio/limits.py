@@ -24,7 +24,8 @@ GRPC_OUTGOING_MAX_BYTES: Final = 1024 * 1024
 SETTINGS frames and reads no answer (CVE-2019-9512, -9515) gets here."""
 
 GRPC_CONNECTION_WINDOW_BYTES: Final = 1024 * 1024
-"""Bytes that a peer may send on one connection before our handlers have read them:"""
+"""Bytes that a peer may send on one connection before our handlers have read them: sixteen calls' stream
+windows (65,535 bytes, HTTP/2's default), so that one call that does not read holds up no other."""
 
 GRPC_CONNECTIONS_MAX: Final = 64
 """Connections to one endpoint. Kubelet has one, and a second for a moment when it re-dials."""

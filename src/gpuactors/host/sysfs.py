@@ -426,7 +426,9 @@ def _numa_node(path: str) -> int | None:
 
 
 def _memory_bytes(path: str) -> int:
-    """Compute `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver:"""
+    """Compute `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver: the sum
+    of the BARs of 64 bits, rounded up to a power of two (go-nvlib, nvpci, GetTotalAddressableMemory). 0 if it cannot be
+    read."""
     total = 0
     try:
         for line in _read(path).splitlines()[:_BARS]:

@@ -47,7 +47,8 @@ _PROC: Final = -1
 
 
 def open_and_close(path: str) -> None:
-    """Implement `OpenNode`:"""
+    """Implement `OpenNode`: 13 µs, in which no other process can open the group (drivers/vfio/group.c,
+    vfio_group_fops_open)."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 

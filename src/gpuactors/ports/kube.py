@@ -184,14 +184,14 @@ class SlicesListed:
 
 @dataclass(frozen=True, slots=True)
 class SliceStored:
-    """A slice was created or changed, by whomever."""
+    """A slice was created or changed, by anyone."""
 
     slice: StoredSlice
 
 
 @dataclass(frozen=True, slots=True)
 class SliceDeleted:
-    """A slice was deleted, by whomever."""
+    """A slice was deleted, by anyone."""
 
     name: str
 

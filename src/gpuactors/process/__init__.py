@@ -1,2 +1,2 @@
-"""The process and its operating system: memory, signals, exhausted resources, files in directories of
-others. Must import nothing of ours."""
+"""The process and its operating system: memory, signals, exhausted resources, files in directories of others. Must
+import no other package of gpuactors."""

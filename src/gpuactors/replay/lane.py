@@ -1,5 +1,4 @@
-"""One row of the picture of a replay: bands and marks over time. Must not know their meaning. Must not know what they
-stand for."""
+"""One row of the picture of a replay: bands and marks over time. Must not know their meaning."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class ClaimDriver(Protocol):
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
     def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
-        """What the act AWAITED still waits for, or why it will never come; None if nothing is missing."""
+        """The unmet prerequisite of the act AWAITED, or the reason why it will never be met; None if nothing is
+        missing."""
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices are returned, without those that somebody else has."""

@@ -118,7 +118,7 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 def allocated_ids(
     state: NodeState, resources: Container[ResourceName]
 ) -> Mapping[ResourceName, Set[DeviceId]]:
-    """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of ours."""
+    """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of gpuactors."""
     found: dict[ResourceName, Set[DeviceId]] = {
         r: ids for r, ids in index_of(state).given.items() if r in resources
     }

@@ -571,8 +571,9 @@ class Resolved:
 
     address: PciAddress
     ids: str | None = None
-    """For one of our devices: vendor and device (`10de:2330`) as first seen there since the ID was given; None: not
-    seen yet; empty: no function was there at the first inspection."""
+    """For one of our devices: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such
+    model was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the
+    first inspection."""
     inspection_requested: bool = False
     """It was not in the scan, which reads only the selected functions, and an inspection of it has been requested."""
 

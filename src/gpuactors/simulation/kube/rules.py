@@ -1,4 +1,6 @@
-"""The API server's treatment of a ResourceSlice, ResourceClaim or Event before it stores it:"""
+"""The API server's treatment of a ResourceSlice, ResourceClaim or Event before it stores it: defaults,
+dropped fields, rules (kubernetes pkg/apis/resource/validation and pkg/registry/resource/resourceslice/strategy.go, as
+recorded; of events of core/v1 legacyValidateEvent in pkg/apis/core/validation/events.go, as read)."""
 
 from __future__ import annotations
 

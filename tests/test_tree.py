@@ -222,22 +222,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert len(tuple(TopologicalSorter(imported).static_order())) == len(imported)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("devices/holdings.py", "devices/inventory.py"),
-        *(f"assessment/{name}.py" for name in ("assess", "blockers", "inputs", "ownership")),
-    ],
-)
-def test_what_derives_devices_and_who_has_them_takes_its_inputs_and_not_the_state(name: str) -> None:
-    """So that what follows from an input cannot be older than it. The rest of devices/ and assessment/ is to follow."""
-    tree = ast.parse((ROOT / "src/gpuactors/core" / name).read_text())
-    assert "NodeState" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    assert "NodeState" not in {
-        a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
-    }
-
-
 def test_the_core_imports_nothing_for_type_checking_only() -> None:
     for path in sorted((ROOT / "src/gpuactors/core").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

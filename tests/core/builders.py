@@ -20,7 +20,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, next_deadline, step
+from gpuactors.core.step import initial_state, next_deadline
 from gpuactors.core.values.effects import Answer, Effect, Reply
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
@@ -39,6 +39,7 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from gpuactors.core.values.selector import parse_selector
+from tests.support.derived_anew import checked_step as step
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 MODEL: Final = "10de:2330"

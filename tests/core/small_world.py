@@ -28,7 +28,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, next_deadline, step
+from gpuactors.core.step import initial_state, next_deadline
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause
 from gpuactors.core.values.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.values.model import (
@@ -47,6 +47,7 @@ from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
 from tests.core.orders import Count, Happening, Rules, WrongError
 from tests.core.sameness import numbers_of, of_node, ranked
+from tests.support.derived_anew import checked_step as step
 
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
@@ -598,7 +599,7 @@ def _check_ownership(node: Node, slot: int) -> None:
     # Nor can it know that a process which was there before another plugin's pod was not that pod's.
     unheard_of = outside.crowded or (holder != EXTERNAL and holder not in outside.known)
     fitting = (gone, strange) if unheard_of else (strange,) if holder == EXTERNAL else (gone,)
-    ownership = node.state.assessments.of[ADDRESSES[slot]].ownership
+    ownership = node.state.assessments[ADDRESSES[slot]].ownership
     if ownership.cause not in fitting:
         raise WrongError(f"device {slot} is held by {holder}, and said to be {ownership}")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin import device_lists, entries
 from gpuactors.core.events import (
     AllocateAsked,
@@ -21,7 +22,6 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.assessments import NO_ASSESSMENTS
 from gpuactors.core.step import next_deadline
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.inventory import Device
@@ -305,7 +305,7 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
         assert [d.reason for d in report(core.state)] == [reason, "free"]
         inspect(core, B, gpu(B, numa_node=1))
         assert broken_rules(core.effects) == said, "said once, as long as it lasts"
-    core.state = replace(core.state, assessments=NO_ASSESSMENTS)  # what is carried is wrong still
+    core.state = replace(core.state, _assessments=NO_ASSESSMENTS)  # what is carried is wrong still
     inspect(core, B, gpu(B))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 

@@ -10,7 +10,6 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.devices import holdings
-from gpuactors.core.devices.presence import not_listed
 from gpuactors.core.events import (
     AllocateAsked,
     FunctionInspected,
@@ -23,6 +22,7 @@ from gpuactors.core.events import (
     PreStartAsked,
     Ticked,
 )
+from gpuactors.core.ledger.identity import not_listed
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Ready, Refusal, Refused

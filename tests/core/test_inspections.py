@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.devices import inspections
 from gpuactors.core.events import (
     FunctionInspected,
     HostChanged,
@@ -21,6 +20,7 @@ from gpuactors.core.events import (
     UeventsOpened,
     UeventsUnavailable,
 )
+from gpuactors.core.host import inspections
 from gpuactors.core.values.effects import Level, Log
 from gpuactors.core.values.model import pci_address
 from tests.core.builders import H100, Core, audio, gpu

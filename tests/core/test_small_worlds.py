@@ -11,7 +11,7 @@ import os
 import pytest
 
 from gpuactors.core.deviceplugin import device_lists
-from gpuactors.core.devices import inspections
+from gpuactors.core.host import inspections
 from tests.core.orders import WrongError
 from tests.core.small_world import EXTERNAL, Outside, every_order
 from tests.support.planted_status import plant_allocated_is_unhealthy

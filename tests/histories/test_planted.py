@@ -10,7 +10,6 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin import allocation, calls, device_lists
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.events import PreferenceRequest
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -45,7 +44,7 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = device_lists._listed
 
     def is_busy(state: NodeState, address: PciAddress) -> bool:
-        function = function_at(state, address)
+        function = state.host.functions.get(address)
         group = function.iommu_group if function is not None else None
         use = state.host.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
+from gpuactors.core.devices.index import Index
 from gpuactors.core.events import AllocateAsked, CallAbandoned
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
 from gpuactors.ports.node import Journal, Step
 from tests.histories.trace import Trace
+from tests.support.derived_anew import check_derived
 
 
 @final
@@ -34,9 +36,14 @@ class Watch:
         self._cut_off = cut_off
         self._on_step = on_step
         self._asked: dict[Token, AllocateAsked] = {}
+        self._checked: Index | None = None
 
     def record(self, step: Step) -> None:
-        """Implement `ports.node.Journal.record`."""
+        """Implement `ports.node.Journal.record`. Raises AssertionError, which ends the daemon, where the state carries
+        what does not follow from it."""
+        if step.before.index is not self._checked:
+            check_derived(step.before)
+            self._checked = step.before.index
         self._journal.record(step)
         self._trace.stepped(self._daemon, step)
         self._on_step(self._daemon, step)

@@ -23,7 +23,6 @@ from typing import Final, Literal, final
 import trio
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ENDED
@@ -428,7 +427,7 @@ class World:
     def is_thought_bound(self, slot: int) -> bool:
         """A daemon has not seen yet that the card was unbound."""
         address = PciAddress(self.address(slot))
-        functions = (function_at(state, address) for state in states_of(self.daemons))
+        functions = (state.host.functions.get(address) for state in states_of(self.daemons))
         return any(function is not None and function.vfio_bound for function in functions)
 
     def is_viable(self, group: int) -> bool:
@@ -544,7 +543,7 @@ class World:
                 if daemon.handle is None:
                     continue
                 state = daemon.handle.state.value
-                function = function_at(state, PciAddress(card))
+                function = state.host.functions.get(PciAddress(card))
                 group = function.iommu_group if function is not None else None
                 if (
                     str(group) == device

@@ -68,7 +68,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "callers without end put off the poll of all groups",
-        "core/ledger/schedule.py",
+        "core/host/schedule.py",
         "    if state.host.polls.due_at <= at:\n",
         "    if state.host.polls.due_at <= at and state.host.polls.outstanding is None:\n",
         tests=("tests/core/test_polls.py",),
@@ -152,7 +152,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "what is at a device's address at the start is believed to be what was given away",
-        "core/devices/identity.py",
+        "core/ledger/identity.py",
         "    if not ids or not known or ids in known:\n",
         "    if True:\n",
         (
@@ -178,7 +178,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a ledger that was read before the first scan is not read again",
-        "core/ledger/schedule.py",
+        "core/host/schedule.py",
         "    if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):\n",
         "    if False and matters(state):\n",
         tests=("tests/core/test_ledger_and_usage.py",),
@@ -192,7 +192,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "the read wished after an Allocate is lost if a read is out",
-        "core/ledger/schedule.py",
+        "core/host/schedule.py",
         "    listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)\n",
         "    listed = tuple(grants)\n",
         tests=("tests/core/test_ledger_asked.py", "tests/core/test_ledger_and_usage.py"),
@@ -219,7 +219,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "what an ID means is looked up anew at each read",
-        "core/devices/identity.py",
+        "core/ledger/identity.py",
         "    unknown = [*index.unresolved, *(n for n in pending if n not in before)]\n",
         "    unknown = [*state.kubelet.ledger.entries, *pending]\n",
     ),
@@ -276,14 +276,14 @@ MUTATIONS: Final = (
     # --- the use of a group ---------------------------------------------------------------------------------
     Mutation(
         "baseline never goes back to 0",
-        "core/devices/bindings.py",
+        "core/host/bindings.py",
         "    baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active}}\n",
         "    baselines = {**polls.baselines, **{a: n for a, n in sure.items() if a not in active and n}}\n",
         tests=("tests/core/test_ledger_and_usage.py",),
     ),
     Mutation(
         "a baseline outlives the function's binding",
-        "core/devices/bindings.py",
+        "core/host/bindings.py",
         "            baselines={a: n for a, n in polls.baselines.items() if a not in baselines},\n",
         "            baselines=polls.baselines,\n",
         tests=("tests/core/test_ledger_and_usage.py",),
@@ -306,26 +306,26 @@ MUTATIONS: Final = (
     # --- inspections ----------------------------------------------------------------------------------------
     Mutation(
         "an older inspection overwrites what a later one found",
-        "core/devices/inspections.py",
+        "core/host/inspections.py",
         "        if before is not None and before.inspection > number:\n",
         "        if False:\n",
     ),
     Mutation(
         "a hint that comes during an inspection is forgotten",
-        "core/devices/inspections.py",
+        "core/host/inspections.py",
         "    return ask_inspections(inspections, (address,)) if refresh.again else inspections\n",
         "    return inspections\n",
     ),
     Mutation(
         "a scan that is wanted while one is out is forgotten",
-        "core/devices/inspections.py",
+        "core/host/inspections.py",
         "    return ask_scan(inspections) if again else inspections\n",
         "    return inspections\n",
         tests=("tests/core/test_inspections.py",),
     ),
     Mutation(
         "what came back incomplete is not inspected again",
-        "core/devices/inspections.py",
+        "core/host/inspections.py",
         "        if failed or not complete:  # with growing waits, without end\n",
         "        if failed and not complete and function is None:\n",
     ),
@@ -748,8 +748,8 @@ MUTATIONS: Final = (
     Mutation(
         "the companions of IOMMU group 0 are forgotten",
         "core/gpus/exclusion.py",
-        "    members = index_of(state).groups[group] if group is not None else (function,)\n",
-        "    members = index_of(state).groups[group] if group else (function,)\n",
+        "    members = state.index.groups[group] if group is not None else (function,)\n",
+        "    members = state.index.groups[group] if group else (function,)\n",
         tests=(EXCLUSION,),
     ),
     Mutation(
@@ -867,7 +867,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a physical function is inspected only when a uevent names it",
-        "core/devices/inspections.py",
+        "core/host/inspections.py",
         "frozenset((event.address, *_without_uevent(state, event.address)))",
         "frozenset((event.address,))",
         tests=(VIRTUAL,),
@@ -896,7 +896,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a GPU's UUID is forgotten when it moves to vfio",
-        "core/devices/inspections.py",
+        "core/host/inspections.py",
         "function = replace(function, gpu_uuid=known.gpu_uuid)",
         "pass",
         tests=(CONTAINER,),

@@ -19,9 +19,7 @@ from gpuactors.control.claims_view import (
     device_of_claims_view,
 )
 from gpuactors.control.domains_view import DomainsView, domains_view
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import GONE
 from gpuactors.core.host.usage import use_of
 from gpuactors.core.ledger.ledger import allocated_ids
@@ -233,7 +231,7 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
 
 
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
-    known = index_of(state).devices
+    known = state.index.devices
     views = [_present(state, r, known[r.function.address], at) for r in report(state)]
     views += _gone_devices(state, at)
     return tuple(sorted(views, key=lambda view: view.address))
@@ -292,7 +290,7 @@ def _calls(state: NodeState, address: PciAddress, at: float) -> tuple[LastCallVi
 
 def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that are gone: still listed because a pod has them, or known from their history."""
-    index = index_of(state)
+    index = state.index
     listed = {
         a.address: (resource, a)
         for resource, device_list in state.published.device_lists.items()
@@ -356,7 +354,7 @@ def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> st
     named = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, use_of(state, device)):
         return None
-    match assessments_of(state).of[device.function.address].ownership.cause:
+    match state.assessments[device.function.address].ownership.cause:
         case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
         case Cause.ORPHANED:

@@ -2,9 +2,10 @@
 
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
 only caller. It works in three parts: the event is applied to the part of the state that it is about (`inspections`,
-`registration`, `calls`); calls that can be answered now are answered; then the device lists are derived again from the
-facts, and resources appear or retire with them. `snapshot.project` derives the outputs for readers outside from the
-state.
+`registration`, `calls`); calls that can be answered now are answered; then the device lists are made again, and
+resources appear or retire with them. Whatever each part reads that follows from the facts (`NodeState.index`,
+`NodeState.assessments`) follows from those of the very state that it was given. `snapshot.project` derives the outputs
+for readers outside from the state.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Log` is a value).
 """
@@ -19,24 +20,20 @@ from typing import assert_never
 
 from gpuactors import limits
 from gpuactors.core import events
-from gpuactors.core.assessment.assessments import assessed, check_assessments
 from gpuactors.core.claims import machine as claims
 from gpuactors.core.claims import progress
 from gpuactors.core.claims.answers import declined
 from gpuactors.core.claims.transitions import refusal, set_aside
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
-from gpuactors.core.devices import bindings, inspections
-from gpuactors.core.devices.identity import resolved
-from gpuactors.core.devices.index import check_index, indexed
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.domains import looks
 from gpuactors.core.domains import step as domains
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.gpus import fitness
 from gpuactors.core.gpus.offer import offered
-from gpuactors.core.host import usage
-from gpuactors.core.ledger import ledger, schedule
+from gpuactors.core.host import bindings, inspections, schedule, usage
+from gpuactors.core.ledger import ledger
+from gpuactors.core.ledger.identity import resolved
 from gpuactors.core.state import (
     Calls,
     Daemon,
@@ -185,21 +182,14 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             after, effects = _daemon(state, event, at)
         case _:
             assert_never(event)
-    after, claimed = _claims_advanced(state, resolved(state, indexed(after)), at)
-    after = indexed(after)
+    after, claimed = _claims_advanced(state, resolved(state, after), at)
     waiting = after.calls.waiting
-    after, answered = calls.completed(assessed(schedule.poll_brought_forward(state, after, at)), at)
+    after, answered = calls.completed(schedule.poll_brought_forward(state, after, at), at)
     after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
-    after = assessed(resolved(state, _hold_lists(state, after, answered, at)))
+    after = resolved(state, _hold_lists(state, after, answered, at))
     after, published = publish(state, after, at)
     answered = calls.after_lists(answered, waiting, state, after)
-    after = offered(assessed(indexed(listing.kept(state, after, at))))
-    if after.daemon.settings.strict:
-        if after.index is not state.index:
-            check_index(after)
-        if after.assessments is not state.assessments:
-            check_assessments(after)
-    return after, [*effects, *claimed, *answered, *published]
+    return offered(listing.kept(state, after, at)), [*effects, *claimed, *answered, *published]
 
 
 def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
@@ -377,7 +367,7 @@ def _is_to_be_logged(state: NodeState, address: PciAddress, fault: str) -> bool:
 
 
 def _known_fault(state: NodeState, address: PciAddress) -> str | None:
-    function = function_at(state, address)
+    function = state.host.functions.get(address)
     return function.fault if function is not None else None
 
 

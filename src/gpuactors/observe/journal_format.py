@@ -34,7 +34,7 @@ from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
 format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
@@ -139,8 +139,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
 }
 
-_DERIVED: Final = ("index", "assessments", "offered", "entries")
-_STATE: Final = {name: kind for name, kind in get_type_hints(NodeState).items() if name not in _DERIVED}
+_STATE: Final = {f.name: get_type_hints(NodeState)[f.name] for f in fields(NodeState) if f.compare}
 """The written part of a state, and its type: derived values are computed again."""
 
 ROUTINE: Final[Mapping[str, tuple[str, str]]] = {

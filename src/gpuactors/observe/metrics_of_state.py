@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpuactors.core.deviceplugin import registration
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import lacking
@@ -74,7 +73,7 @@ def _allocated(state: NodeState, _: Moment) -> Iterator[Sample]:
 
 
 def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
-    owners = index_of(state).owners.items()
+    owners = state.index.owners.items()
     # Kubelet's ledger may have one GPU of a pod by several IDs; a series must not be there twice.
     named = dict.fromkeys(_owner(address, given) for address, owner in owners for given in owner.entries)
     return ((labels, 1) for labels in named)

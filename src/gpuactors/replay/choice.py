@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.events import (
     ActDone,
@@ -133,7 +132,7 @@ class Device:
             device_name(self.address),
             *(a.id for listed in lists for a in listed.values()),
         }
-        function = function_at(state, self.address)
+        function = state.host.functions.get(self.address)
         if function is not None and function.iommu_group is not None:
             names.add(f"IOMMU group {function.iommu_group}")
         return naming(names, (*self._claims(state), *claims))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from gpuactors.core.deviceplugin.registration import is_registered
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
@@ -134,7 +133,7 @@ def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, 
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
     }
-    devices, claims, offered = index_of(state).devices, _claims(state), _offered(state)
+    devices, claims, offered = state.index.devices, _claims(state), _offered(state)
     for address, device in devices.items():
         _, advertised = listed.get(address, (None, None))
         claim = claim_words(claims[address]) if address in claims else ""

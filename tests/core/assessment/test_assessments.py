@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.assessment.assessments import assessments_of, check_assessments
+from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletAppeared
-from gpuactors.core.state.assessments import NO_ASSESSMENTS
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Holder, PciAddress, PciFunction, pci_address
 from tests.core.builders import Core, audio, gpu
+from tests.support.derived_anew import check_derived
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
@@ -30,7 +30,7 @@ def inspect(core: Core, at: PciAddress, *functions: PciFunction) -> None:
 
 
 def derived_anew(before: Core, core: Core) -> set[str]:
-    was, now = before.state.assessments.of, core.state.assessments.of
+    was, now = before.state.assessments, core.state.assessments
     return {a for a in was.keys() | now.keys() if was.get(a) is not now.get(a)}
 
 
@@ -46,9 +46,7 @@ def test_what_has_not_changed_is_the_very_assessment_that_it_was() -> None:
     before = after(core)
     core.pass_time(60)
     inspect(core, A, gpu(A))
-    assert core.state.assessments.of is before.state.assessments.of, (
-        "polls and reads that find what was known"
-    )
+    assert core.state.assessments is before.state.assessments, "polls and reads that find what was known"
     inspect(core, A, gpu(A, driver=None))
     assert derived_anew(before, core) == {A}
 
@@ -58,7 +56,7 @@ def test_a_function_of_a_group_changes_all_of_it() -> None:
     before = after(core)
     inspect(core, pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
     assert derived_anew(before, core) == {A, B}
-    assert core.state.assessments.of[B].status.cause is Cause.GROUP_NOT_VIABLE
+    assert core.state.assessments[B].status.cause is Cause.GROUP_NOT_VIABLE
 
 
 def test_an_owner_changes_the_group_and_nobody_else() -> None:
@@ -67,7 +65,7 @@ def test_an_owner_changes_the_group_and_nobody_else() -> None:
     core.ledger = {A: "vm-1"}
     core.feed(KubeletAppeared("k1"))
     assert derived_anew(before, core) == {A, B}
-    causes = {a: found.status.cause for a, found in core.state.assessments.of.items()}
+    causes = {a: found.status.cause for a, found in core.state.assessments.items()}
     assert causes == {A: Cause.ALLOCATED, B: Cause.GROUP_IN_USE, C: Cause.FREE}
 
 
@@ -77,15 +75,15 @@ def test_who_holds_a_group_changes_that_group() -> None:
     core.holders = {2: (QEMU,)}
     core.pass_time(limits.POLL_S)
     assert derived_anew(before, core) == {B}
-    assert core.state.assessments.of[B].status.holders == (QEMU,)
+    assert core.state.assessments[B].status.holders == (QEMU,)
 
 
 def test_lists_calls_and_views_read_the_same_value() -> None:
     core = node()
     core.holders = {2: (QEMU,)}
     core.pass_time(limits.POLL_S)
-    assert assessments_of(core.state) is core.state.assessments, "nobody derives it again"
-    statuses = {a: found.status for a, found in core.state.assessments.of.items()}
+    assert replace(core.state).assessments is core.state.assessments, "nobody derives it again"
+    statuses = {a: found.status for a, found in core.state.assessments.items()}
     (device_list,) = core.state.published.device_lists.values()
     assert {a.address: (a.health, a.cause, a.reason) for a in device_list} == {
         a: (s.health, s.cause, s.message) for a, s in statuses.items()
@@ -94,13 +92,13 @@ def test_lists_calls_and_views_read_the_same_value() -> None:
 
 def test_a_stale_assessment_is_a_bug_that_is_found() -> None:
     core = node()
-    check_assessments(core.state)
-    of = core.state.assessments.of
+    check_derived(core.state)
+    before = core.state.assessments
     core.holders = {2: (QEMU,)}
     core.pass_time(limits.POLL_S)
-    now = core.state.assessments
+    wrong = replace(core.state._assessments, of={**core.state.assessments, B: before[B]})
     with pytest.raises(AssertionError, match=f"the assessment of {B} is stale"):
-        check_assessments(replace(core.state, assessments=replace(now, of={**now.of, B: of[B]})))
+        check_derived(replace(core.state, _assessments=wrong))
 
 
 @pytest.mark.parametrize("first", ["Healthy", "Unhealthy"])
@@ -113,7 +111,6 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     assert core.device_list()[A] == first
     core.holders, core.ledger_problem = {1: (replace(QEMU, pid=4712),)}, "connection refused"
     core.pass_time(limits.POLL_S)
-    status = core.state.assessments.of[A].status
+    status = core.state.assessments[A].status
     assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
-    fresh = assessments_of(replace(core.state, assessments=NO_ASSESSMENTS))
-    assert fresh.of[A].status == status
+    assert replace(core.state, _assessments=NO_ASSESSMENTS).assessments[A].status == status

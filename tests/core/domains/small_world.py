@@ -39,7 +39,7 @@ from gpuactors.core.events import (
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry, StoredEntry
 from gpuactors.core.state.domains import Domains
-from gpuactors.core.step import initial_state, step
+from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.domain import (
@@ -60,6 +60,7 @@ from tests.core.claims.on_disk import check_prepared, stored
 from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
 from tests.core.orders import Happening, WrongError
 from tests.core.sameness import of_claims, of_ledger, ranked
+from tests.support.derived_anew import checked_step as step
 
 SOMEBODY_S: Final = "33333333-3333-3333-3333-333333333333"
 """The label's value that somebody else sets."""

@@ -7,47 +7,74 @@ so it cannot be stale. Must not decide: that is `assess.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import ne
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.inputs import by_group, owned, shortages, unowned
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.state import NodeState
-from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
-from gpuactors.core.state.index import Index
-from gpuactors.core.values.group import GroupInputs
-from gpuactors.core.values.model import DeviceList, Orphan, PciAddress, Polls, ResourceName
+from gpuactors.core.devices.index import Index
+from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
+    DeviceList,
+    LastPoll,
+    Observed,
+    Orphan,
+    PciAddress,
+    Polls,
+    ResourceName,
+)
+from gpuactors.core.values.owner import Owner
 from gpuactors.core.values.remade import other_keys, same_if_equal
+from gpuactors.core.values.status import Assessment
 
 
-def assessments_of(state: NodeState) -> Assessments:
-    """The assessments of exactly this state."""
-    ledger = state.kubelet.ledger
-    return assessments(
-        state.assessments,
-        index_of(state),
-        state.host.short,
-        state.host.polls,
-        state.kubelet.orphans,
-        (ledger.read, ledger.problem),
-        state.published.device_lists,
-    )
+@dataclass(frozen=True, slots=True)
+class Assessments:
+    """The assessments, preceded by the values that they are derived from."""
+
+    devices: Mapping[PciAddress, Device]
+    owners: Mapping[PciAddress, Owner]
+    group_of: Mapping[PciAddress, GroupKey]
+    short: Mapping[PciAddress, str]
+    uses: Mapping[int, Observed]
+    seen: Mapping[int, LastPoll]
+    orphans: Mapping[PciAddress, Orphan]
+    ledger: tuple[int, str | None]
+    """`Ledger.read` and `Ledger.problem`."""
+    device_lists: Mapping[ResourceName, DeviceList]
+
+    groups: Mapping[GroupKey, tuple[Device, ...]]
+    """The devices by their group, each sorted by address."""
+    owned: Mapping[GroupKey, Owned]
+    shortages: Mapping[GroupKey, Short]
+    unowned: Mapping[GroupKey, UnownedUse]
+
+    of: Mapping[PciAddress, Assessment]
+    """By the device's address."""
 
 
-def assessed(state: NodeState) -> NodeState:
-    """`state` with its assessments, for later readers."""
-    found = assessments_of(state)
-    return state if found is state.assessments else replace(state, assessments=found)
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
-
-def check_assessments(state: NodeState) -> None:
-    """Raises AssertionError if the carried assessments differ from those of a full derivation: a bug. Tests and
-    simulation check this after every step."""
-    carried, fresh = state.assessments.of, assessments_of(replace(state, assessments=NO_ASSESSMENTS)).of
-    stale = sorted(a for a in carried.keys() | fresh.keys() if carried.get(a) != fresh.get(a))
-    assert not stale, f"the assessment of {', '.join(stale)} is stale"
+NO_ASSESSMENTS: Final = Assessments(
+    devices=_NOTHING,
+    owners=_NOTHING,
+    group_of=_NOTHING,
+    short=_NOTHING,
+    uses=_NOTHING,
+    seen=_NOTHING,
+    orphans=_NOTHING,
+    ledger=(0, None),
+    device_lists=_NOTHING,
+    groups=_NOTHING,
+    owned=_NOTHING,
+    shortages=_NOTHING,
+    unowned=_NOTHING,
+    of=_NOTHING,
+)
+"""Where nothing is known."""
 
 
 def assessments(

@@ -46,7 +46,7 @@ def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
     """Its driver is asked to release it and waits for the process that has it open, as the last poll saw.
 
     The node counts as well as `enable`, to which any process may have written where there was never a driver
-    (`devices/bindings.py` decides which count is evidence).
+    (`host/bindings.py` decides which count is evidence).
     """
     return may_be_unbinding(function) and use is not None and function.address in use.open
 

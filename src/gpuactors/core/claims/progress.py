@@ -21,7 +21,7 @@ from gpuactors.core.claims.transitions import (
     with_acts,
     with_read,
 )
-from gpuactors.core.ledger import schedule
+from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, Claims, Entry, with_entry
 from gpuactors.core.values.cause import Cause

@@ -16,7 +16,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Origin,
 from gpuactors.core.claims.files import FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
-from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, FirstDriver, Json
 from gpuactors.core.values.claim_states import ClaimState

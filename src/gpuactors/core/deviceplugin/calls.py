@@ -26,18 +26,15 @@ from types import MappingProxyType
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import OF_A_PART
 from gpuactors.core.assessment.ownership import may_be_a_pods
 from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
-from gpuactors.core.devices import inspections
-from gpuactors.core.devices.identity import address_of
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.devices.presence import changed, function_at, not_listed, not_offered
+from gpuactors.core.devices.presence import changed, not_offered
 from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.host import inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
-from gpuactors.core.ledger import schedule
+from gpuactors.core.ledger.identity import address_of, not_listed
 from gpuactors.core.ledger.ledger import orphans_pod
 from gpuactors.core.state import NodeState, with_inspections, with_waiting
 from gpuactors.core.values.cause import Cause
@@ -70,7 +67,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.values.status import Assessment, Blocker, causes_of
+from gpuactors.core.values.status import Blocker, causes_of
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
@@ -193,7 +190,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     in a group with a device that has an owner and that kubelet does not offer (it has not received our last list
     yet)."""
     known = devices_by_id(state, event.resource)
-    owned = index_of(state).owners
+    owned = state.index.owners
     busy = {
         i
         for i, d in known.items()
@@ -205,7 +202,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         offered = {
             known[i].function.address for i in (*request.available, *request.must_include) if i in known
         }
-        functions = (function_at(state, a) for a in owned.keys() - offered)
+        functions = (state.host.functions.get(a) for a in owned.keys() - offered)
         groups = {function.iommu_group for function in functions if function is not None} - {None}
         taken = {i for i, d in known.items() if d.function.iommu_group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
@@ -222,7 +219,7 @@ def waits_for_poll(state: NodeState) -> bool:
 
 def devices_by_id(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
     """As `Index.by_id`; empty if there are none of that resource."""
-    return index_of(state).by_id.get(resource, _NONE)
+    return state.index.by_id.get(resource, _NONE)
 
 
 def _without(state: NodeState, answered: Answered) -> NodeState:
@@ -311,7 +308,7 @@ def _refused_at_once(
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Blocker:
     address = address_of(state, resource, device)
-    function = function_at(state, address) if address is not None else None
+    function = state.host.functions.get(address) if address is not None else None
     if function is not None and function.fault is not None:
         return Blocker(Cause.UNREADABLE, function.fault)
     listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
@@ -377,7 +374,7 @@ def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
     """Its devices whose group has not been polled since it came: a poll may have to leave a group out, and an earlier
     poll does not count. Of a group only the device itself counts: a call does not wait for a device that is gone, in no
     group or on no vfio driver, whatever driver a companion of it is on."""
-    index, unpolled = index_of(state), []
+    index, unpolled = state.index, []
     for address in sorted(call.seen):
         function = index.functions.get(address)
         group = function.iommu_group if function is not None else None
@@ -430,16 +427,12 @@ def _blocker(
     known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
 ) -> Blocker | None:
     """What forbids to allocate it by its files, named by its address; None if nothing."""
-    now = function_at(state, address)
+    now = state.host.functions.get(address)
     found = changed(seen, now)
     if found is None and now is not None:
         device = known.get(DeviceId(address))
-        found = not_offered(now) if device is None else _assessed(state, device).blocker
+        found = not_offered(now) if device is None else state.assessments[device.function.address].blocker
     return _of(address, found) if found is not None else None
-
-
-def _assessed(state: NodeState, device: Device) -> Assessment:
-    return assessments_of(state).of[device.function.address]
 
 
 def _of(address: PciAddress, blocker: Blocker) -> Blocker:
@@ -517,7 +510,7 @@ def _is_of_one(node: str) -> bool:
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
     """The function that a device node belongs to now, as a sentence."""
-    index = index_of(state)
+    index = state.index
     for address, function in index.functions.items():
         if node in function.nodes:
             owner = index.owners.get(address)
@@ -535,7 +528,7 @@ def _taken(state: NodeState, call: Call) -> list[Blocker]:
 
 
 def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) -> Blocker | None:
-    owned, group = index_of(state).owners, f"IOMMU group {device.function.iommu_group}"
+    owned, group = state.index.owners, f"IOMMU group {device.function.iommu_group}"
     owner = owned.get(device.function.address)
     if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:
         return Blocker(others.cause(call.resource), others.message(), others)
@@ -557,7 +550,7 @@ def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
     """The cause for a group that is held by another than the pod of the call."""
     if left:
         return Cause.ORPHANED
-    cause = _assessed(state, device).ownership.cause
+    cause = state.assessments[device.function.address].ownership.cause
     return cause if cause is Cause.HOLDER_UNKNOWN else Cause.HELD_BY_OTHER
 
 

@@ -16,12 +16,9 @@ from operator import attrgetter
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.assessment.assessments import assessments_of
-from gpuactors.core.deviceplugin.entries import check_entries, entries_of
+from gpuactors.core.deviceplugin.entries import entries
 from gpuactors.core.deviceplugin.registration import new_plugin
-from gpuactors.core.devices.identity import awaits_inspection
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.devices.presence import lost, not_listed
+from gpuactors.core.ledger.identity import awaits_inspection, lost, not_listed
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.state import NodeState, with_plugins
 from gpuactors.core.values.cause import Cause
@@ -52,9 +49,7 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         return with_plugins(state, {}), []
     if not is_ready(state) or _nothing_changed(before, state, at):
         return state, []
-    state = replace(state, entries=entries_of(state))
-    if state.daemon.settings.strict:
-        check_entries(state)
+    state = replace(state, entries=entries(state))
     view = _view(state)
     made = {
         resource: _device_list(
@@ -100,7 +95,7 @@ def _served(
     state: NodeState, device_lists: Mapping[ResourceName, DeviceList], retired: Set[ResourceName]
 ) -> Mapping[ResourceName, frozenset[str]]:
     """The resources that are ours, with the models that had this name; the same object if nothing changed."""
-    models = index_of(state).models
+    models = state.index.models
     served = {
         resource: known for resource, known in state.published.served.items() if resource not in retired
     }
@@ -123,7 +118,7 @@ class _View:
 
 
 def _view(state: NodeState) -> _View:
-    given = allocated_ids(state, index_of(state).resources)
+    given = allocated_ids(state, state.index.resources)
     return _View(ids=state.entries.ids, given=given, listed=_listed(state, given))
 
 
@@ -147,14 +142,14 @@ def is_ready(state: NodeState) -> bool:
     if state.published.device_lists or state.kubelet.ledger.problem is not None:
         return True
     uses, read = state.host.polls.groups, state.kubelet.ledger.read
-    return not any(uses[group].since > read for group in index_of(state).in_use)
+    return not any(uses[group].since > read for group in state.index.in_use)
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     return (
         is_ready(before)
-        and index_of(before).functions is index_of(state).functions
-        and assessments_of(before).of is assessments_of(state).of
+        and before.index.functions is state.index.functions
+        and before.assessments is state.assessments
         and not _unbinding_may_differ(before, state)
         and _held(before) <= _held(state)
         and before.kubelet.ledger.entries is state.kubelet.ledger.entries
@@ -173,7 +168,7 @@ def _held(state: NodeState) -> set[ResourceName]:
 
 def _unbinding_may_differ(before: NodeState, state: NodeState) -> bool:
     """Whether a new poll may show that an unbind waits, or has ended: only polls show that."""
-    return before.host.polls.seen is not state.host.polls.seen and bool(index_of(state).unbinding)
+    return before.host.polls.seen is not state.host.polls.seen and bool(state.index.unbinding)
 
 
 def _listed(
@@ -205,7 +200,7 @@ def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -
         reason = f"{to.message}, but {why.message}"
         return AdvertisedDevice(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
     reason = to.message
-    if address in index_of(state).devices:
+    if address in state.index.devices:
         reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
     return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
 
@@ -436,7 +431,7 @@ def _broken(
     the number of Healthy devices without an owner, less the allocated ones that are lost, and capacity is not smaller
     than allocated."""
     broken: list[tuple[ResourceName, AdvertisedDevice, str]] = []
-    aliases = {name[0] for name in index_of(state).listed_aliases}
+    aliases = {name[0] for name in state.index.listed_aliases}
     aliases |= {r for r, of_r in found.items() if any(now is not None and now.is_alias for _, now in of_r)}
     for resource, device_list in device_lists.items():
         if resource not in aliases:

@@ -1,5 +1,5 @@
-"""The list entry of each device that is offered, or allocated to a pod: derived when something of it changes, and
-carried in the state with the objects that it is derived from, as an index is (`devices/index.py`).
+"""The list entry of each device that is offered, or allocated to a pod: made for a publication when something of it has
+changed, and carried in the state with what it is made of.
 
 Must not decide what else is listed (a device that is gone while a pod has it, an entry that a call holds): that is
 `device_lists.py`.
@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.devices.identity import alias_ids
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.entries import NO_ENTRIES, Entries
+from gpuactors.core.state.entries import Entries
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
 from gpuactors.core.values.remade import changed_keys
 from gpuactors.core.values.status import DeviceStatus
 
 
-def entries_of(state: NodeState) -> Entries:
+def entries(state: NodeState) -> Entries:
     """The entries of exactly this state. Whether an unbind waits does not follow from the assessments only, so devices
     that may be being unbound are derived each time."""
-    carried, index, ids = state.entries, index_of(state), alias_ids(state)
-    assessments = assessments_of(state).of
+    carried, index, ids = state.entries, state.index, alias_ids(state)
+    assessments = state.assessments
     if (
         carried.devices is index.devices
         and carried.assessments is assessments
@@ -41,7 +39,7 @@ def entries_of(state: NodeState) -> Entries:
         | changed_keys(carried.ids, ids)
         | index.unbinding
     )
-    of = {resource: dict(entries) for resource, entries in carried.of.items()}
+    of = {resource: dict(listed) for resource, listed in carried.of.items()}
     old = {a: _taken_out(carried, of, a) for a in touched}
     for address in touched & index.devices.keys():
         device, found = index.devices[address], assessments[address]
@@ -55,7 +53,7 @@ def entries_of(state: NodeState) -> Entries:
         devices=index.devices,
         assessments=assessments,
         ids=ids,
-        of={resource: entries for resource, entries in of.items() if entries},
+        of={resource: listed for resource, listed in of.items() if listed},
     )
 
 
@@ -83,16 +81,6 @@ def _is_polled(state: NodeState, device: Device) -> bool:
         and last.poll >= state.host.polls.done
         and not state.host.polls.is_to_see(device.function.iommu_group)
     )
-
-
-def check_entries(state: NodeState) -> None:
-    """Raises AssertionError if the carried entries differ from those of a full derivation: a bug. Tests and simulation
-    check this at every publication."""
-    fresh = entries_of(replace(state, entries=NO_ENTRIES)).of
-    stale = sorted(
-        r for r in state.entries.of.keys() | fresh.keys() if state.entries.of.get(r) != fresh.get(r)
-    )
-    assert not stale, f"the entries of {', '.join(stale)} are stale"
 
 
 def _taken_out(

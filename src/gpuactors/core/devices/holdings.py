@@ -7,10 +7,11 @@ decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import ne
+from typing import Any, Final
 
-from gpuactors.core.state.index import Holdings
 from gpuactors.core.values.model import (
     AdminAccess,
     ClaimedDevice,
@@ -22,6 +23,46 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Given, Named, Owner, gpu_uuid, owner_of
 from gpuactors.core.values.remade import remade
+
+_EMPTY: Final[frozenset[Any]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Who has each device by the word of kubelet, and by ours."""
+
+    names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)
+    """As `Meanings.names`."""
+    entries: Mapping[Named, Pod] = field(default_factory=dict)
+    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]] = field(default_factory=dict)
+    """As kubelet lists them."""
+    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    """As `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
+    admin: frozenset[AdminAccess] = _EMPTY
+    """As `Claims.admin`: those of the claims that own nothing."""
+    ended: frozenset[tuple[str, str]] = _EMPTY
+    """As `Claims.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
+
+    pods: Mapping[Named, Pod | None] = field(default_factory=dict)
+    """The pod of each name that means a device, by kubelet's ledger."""
+    by_name: Mapping[Named, Given] = field(default_factory=dict)
+    """The entry of each of these names."""
+    by_claim: Mapping[PciAddress, list[Given]] = field(default_factory=dict)
+    """The claims that have a device for themselves."""
+    by_address: Mapping[PciAddress, tuple[Given, ...]] = field(default_factory=dict)
+    """Both, by the device."""
+    owners: Mapping[PciAddress, Owner] = field(default_factory=dict)
+    """Every device that kubelet has given to a pod or claim, under whatever ID and API."""
+    given: Mapping[ResourceName, frozenset[DeviceId]] = field(default_factory=dict)
+    """The IDs that kubelet's ledger gives to pods, by resource, those of other plugins included."""
+    may_mean: Mapping[Named, bool] = field(default_factory=dict)
+    """The names in kubelet's ledger that mean no device, and whether they may come to mean one whatever their resource:
+    a PCI address, or an ID of NVIDIA's device plugin for containers."""
+    unlisted: frozenset[Named] = _EMPTY
+    """The names that mean a device and are not in kubelet's ledger."""
+
+
+NO_HOLDINGS: Final = Holdings()
 
 
 def holdings(

@@ -1,88 +1,194 @@
-"""What is derived of the node's state for every event: the inventory, and who has each device.
+"""What is derived of the node's functions, devices and owners, from the parts of the state that it follows from.
 
-An index is carried in the state (`NodeState.index`) with the objects that it was derived from. So a comparison by
-identity shows whether it belongs to this state, and a stale one cannot be read: `index_of` brings it up to date. Each
-part is made by a function of `inventory.py` or `holdings.py`, of which the arguments are all that it follows from.
+Each part is made by a function of `inventory.py` or `holdings.py`, of which the arguments are all that it follows from,
+and stays the same object as long as these do. `NodeState.index` is that of its state.
 
 Must not judge: owner and status of a device are decided in `assessment/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.devices.holdings import holdings, unresolved
-from gpuactors.core.devices.inventory import by_id, devices, inventory, meanings, polled
-from gpuactors.core.state import NodeState, Published
-from gpuactors.core.state.index import NO_INDEX, Devices, Holdings, Index, Inventory, Meanings
-from gpuactors.core.values.model import DeviceId, DeviceList, PciAddress, ResourceName
+from gpuactors.core.devices.holdings import NO_HOLDINGS, Holdings, holdings, unresolved
+from gpuactors.core.devices.inventory import (
+    NO_DEVICES,
+    NOTHING_KNOWN,
+    NOTHING_MEANT,
+    Devices,
+    Inventory,
+    Meanings,
+    by_id,
+    devices,
+    inventory,
+    meanings,
+    polled,
+)
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import (
+    AdminAccess,
+    ClaimedDevice,
+    DeviceId,
+    DeviceList,
+    Ledger,
+    Observed,
+    PciAddress,
+    PciFunction,
+    Polls,
+    Resolved,
+    ResourceName,
+)
+from gpuactors.core.values.owner import Named, Owner
 from gpuactors.core.values.remade import remade, same_if_equal
-
-_SORTED: Final = ("functions", "names", "devices", "polled")
-"""The mappings that are sorted by their keys. A choice among several values must not depend on the order in which they
-came, nor on their hashes."""
+from gpuactors.core.values.selector import Selector
 
 
-def index_of(state: NodeState) -> Index:
-    """The index of exactly this state."""
-    index, held, ledger = state.index, state.index.held, state.kubelet.ledger
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The four parts, and what follows from several."""
+
+    known: Inventory = NOTHING_KNOWN
+    meant: Meanings = NOTHING_MEANT
+    of: Devices = NO_DEVICES
+    held: Holdings = NO_HOLDINGS
+    served: frozenset[ResourceName] = frozenset()
+    """Without their models."""
+    device_lists: Mapping[ResourceName, DeviceList] = field(default_factory=dict)
+    leaving: frozenset[PciAddress] = frozenset()
+    """As `Polls.leaving`."""
+    observed: Mapping[int, Observed] = field(default_factory=dict)
+    """As `Polls.groups`."""
+
+    aliases_of: Mapping[ResourceName, Mapping[DeviceId, PciAddress]] = field(default_factory=dict)
+    """The IDs of each list that are no PCI address."""
+    listed_aliases: Mapping[Named, PciAddress] = field(default_factory=dict)
+    """The devices that are listed by another ID than their PCI address."""
+    unresolved: frozenset[Named] = frozenset()
+    """The names in kubelet's ledger that mean no known device, and may come to mean one: a PCI address, an ID of a
+    resource that is served here, or one of NVIDIA's device plugin for containers. Of all others, which may be
+    thousands, no device is ever looked for."""
+    by_id: Mapping[ResourceName, Mapping[DeviceId, Device]] = field(default_factory=dict)
+    """The devices of each resource by the IDs that kubelet may use: the listed and allocated IDs, and the PCI
+    address."""
+    polled: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
+    """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
+    virtual machine can have open: those on a vfio driver, and those that are leaving one."""
+    in_use: frozenset[int] = frozenset()
+    """The groups that were in use when they were last polled."""
+
+    @property
+    def functions(self) -> Mapping[PciAddress, PciFunction]:
+        return self.known.functions
+
+    @property
+    def groups(self) -> Mapping[int, tuple[PciFunction, ...]]:
+        return self.known.groups
+
+    @property
+    def iommufd(self) -> bool:
+        return self.known.iommufd
+
+    @property
+    def switches(self) -> frozenset[PciAddress]:
+        return self.known.switches
+
+    @property
+    def names(self) -> Mapping[PciAddress, ResourceName]:
+        return self.known.names
+
+    @property
+    def models(self) -> Mapping[ResourceName, frozenset[str]]:
+        return self.known.models
+
+    @property
+    def uuids(self) -> Mapping[str, PciAddress]:
+        return self.known.uuids
+
+    @property
+    def resolved(self) -> Mapping[Named, Resolved]:
+        return self.meant.resolved
+
+    @property
+    def resolved_by(self) -> Mapping[PciAddress, tuple[Named, ...]]:
+        return self.meant.names
+
+    @property
+    def aliases(self) -> Mapping[Named, PciAddress]:
+        return self.meant.aliases
+
+    @property
+    def inspected_always(self) -> frozenset[PciAddress]:
+        return self.meant.inspected_always
+
+    @property
+    def resources(self) -> frozenset[ResourceName]:
+        return self.of.resources
+
+    @property
+    def devices(self) -> Mapping[PciAddress, Device]:
+        return self.of.devices
+
+    @property
+    def unbinding(self) -> frozenset[PciAddress]:
+        return self.of.unbinding
+
+    @property
+    def owners(self) -> Mapping[PciAddress, Owner]:
+        return self.held.owners
+
+    @property
+    def given(self) -> Mapping[ResourceName, frozenset[DeviceId]]:
+        return self.held.given
+
+    @property
+    def unlisted(self) -> frozenset[Named]:
+        return self.held.unlisted
+
+
+NO_INDEX: Final = Index()
+"""Of a state in which nothing is known."""
+
+
+def index(
+    before: Index,
+    functions: Mapping[PciAddress, PciFunction],
+    selectors: Iterable[Selector],
+    polls: Polls,
+    resolved: Mapping[Named, Resolved],
+    ledger: Ledger,
+    reserved: Mapping[PciAddress, ClaimedDevice],
+    admin: frozenset[AdminAccess],
+    ended: frozenset[tuple[str, str]],
+    served: Mapping[ResourceName, frozenset[str]],
+    device_lists: Mapping[ResourceName, DeviceList],
+) -> Index:
+    """The index of these; `before`: the one that was made last, of the same selectors."""
+    held = before.held
     if (
-        index.known.functions is state.host.functions
-        and index.meant.resolved is state.kubelet.resolved
+        before.known.functions is functions
+        and before.meant.resolved is resolved
         and held.entries is ledger.entries
         and held.claims is ledger.claims
-        and held.reserved is state.claims.reserved
-        and held.admin == state.claims.admin
-        and held.ended == state.claims.ended
-        and index.served == state.published.served.keys()
-        and index.leaving == state.host.polls.leaving
-        and index.device_lists is state.published.device_lists
-        and index.observed is state.host.polls.groups
+        and held.reserved is reserved
+        and held.admin == admin
+        and held.ended == ended
+        and before.served == served.keys()
+        and before.leaving == polls.leaving
+        and before.device_lists is device_lists
+        and before.observed is polls.groups
     ):
-        return index
-    return _refreshed(index, state)
-
-
-def indexed(state: NodeState) -> NodeState:
-    """`state` with its index, for later readers."""
-    index = index_of(state)
-    return state if index is state.index else replace(state, index=index)
-
-
-def check_index(state: NodeState) -> None:
-    """Raises AssertionError if the carried index differs from that of a full derivation, or is not sorted: a bug. Tests
-    and simulation check this after every step."""
-    fresh = index_of(replace(state, index=NO_INDEX))
-    differ = [
-        f.name
-        for carried, now in zip(_parts(state.index), _parts(fresh), strict=True)
-        for f in fields(carried)
-        if (value := getattr(now, f.name)) != getattr(carried, f.name) and not is_dataclass(value)
-    ]
-    assert not differ, f"of the index {', '.join(differ)} is stale"
-    unsorted = [name for name in _SORTED if list(m := getattr(state.index, name)) != sorted(m)]
-    assert not unsorted, f"of the index {', '.join(unsorted)} is not sorted"
-
-
-def _parts(index: Index) -> tuple[Inventory | Meanings | Devices | Holdings | Index, ...]:
-    return index.known, index.meant, index.of, index.held, index
-
-
-def _refreshed(before: Index, state: NodeState) -> Index:
-    host, ledger, published, claims = state.host, state.kubelet.ledger, state.published, state.claims
-    known = inventory(before.known, host.functions, state.daemon.settings.selectors)
-    meant = meanings(before.meant, state.kubelet.resolved)
-    resources = _resources(before.of.resources, known, meant, published)
+        return before
+    known = inventory(before.known, functions, selectors)
+    meant = meanings(before.meant, resolved)
+    resources = _resources(before.of.resources, known, meant, served.keys(), device_lists.keys())
     of = devices(before.of, known, meant, resources)
-    held = holdings(
-        before.held, meant.names, ledger.entries, ledger.claims, claims.reserved, claims.admin, claims.ended
-    )
-    lists, leaving, observed = published.device_lists, host.polls.leaving, host.polls.groups
+    held = holdings(held, meant.names, ledger.entries, ledger.claims, reserved, admin, ended)
+    leaving, observed = polls.leaving, polls.groups
     aliases_of, listed_aliases = before.aliases_of, before.listed_aliases
-    if before.device_lists is not lists:
-        aliases_of = remade(aliases_of, before.device_lists, lists, _aliases)
+    if before.device_lists is not device_lists:
+        aliases_of = remade(aliases_of, before.device_lists, device_lists, _aliases)
         listed_aliases = {(r, i): a for r, aliases in aliases_of.items() for i, a in aliases.items()}
         listed_aliases = same_if_equal(before.listed_aliases, listed_aliases)
     same_devices = before.of.devices is of.devices
@@ -91,8 +197,8 @@ def _refreshed(before: Index, state: NodeState) -> Index:
         meant=meant,
         of=of,
         held=held,
-        served=frozenset(published.served),
-        device_lists=lists,
+        served=frozenset(served),
+        device_lists=device_lists,
         leaving=leaving,
         observed=observed,
         aliases_of=aliases_of,
@@ -113,11 +219,15 @@ def _refreshed(before: Index, state: NodeState) -> Index:
 
 
 def _resources(
-    before: frozenset[ResourceName], known: Inventory, meant: Meanings, published: Published
+    before: frozenset[ResourceName],
+    known: Inventory,
+    meant: Meanings,
+    served: Set[ResourceName],
+    device_lists: Set[ResourceName],
 ) -> frozenset[ResourceName]:
     """As `Devices.resources`."""
-    resources = {*known.models, *published.device_lists}
-    if others := published.served.keys() - resources:
+    resources = {*known.models, *device_lists}
+    if others := served - resources:
         resources |= {resource for resource, _ in meant.resolved if resource in others}
     return same_if_equal(before, frozenset(resources))
 

@@ -9,15 +9,88 @@ Must not judge: owner and status of a device are decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from gpuactors.core.state.index import Devices, Inventory, Meanings
 from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
 from gpuactors.core.values.owner import Named
 from gpuactors.core.values.remade import remade, same_if_equal
 from gpuactors.core.values.selector import Selector
+
+_EMPTY: Final[frozenset[Any]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What is there, of the functions and the operator's selectors."""
+
+    functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
+    """As `Host.functions`."""
+
+    kinds: Mapping[PciAddress, tuple[ResourceName, str] | None] = field(default_factory=dict)
+    """Each function's resource and model (`10de:2330`); None: no selector chooses it."""
+    groups: Mapping[int, tuple[PciFunction, ...]] = field(default_factory=dict)
+    """By the number of their IOMMU group; each sorted by address."""
+    group_of: Mapping[PciAddress, GroupKey] = field(default_factory=dict)
+    """The group of each function."""
+    iommufd: bool = False
+    """The node has `/dev/iommu`: any function was inspected beside it. It is there from the first bind on, on most
+    nodes, and each function is inspected when it is bound."""
+    switches: frozenset[PciAddress] = _EMPTY
+    """The NVSwitches that are on a driver of the host."""
+    names: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
+    """The selected functions with the resource of their model's name, sorted by address: an older plugin's ID, which is
+    the group's number, means the first of the group's members."""
+    models: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    """The models of the selected functions, by the resource of their name. A device that is listed by a former name,
+    because a pod has it, does not count."""
+    uuids: Mapping[str, PciAddress] = field(default_factory=dict)
+    """The GPUs by the UUID that NVIDIA's driver names them by, where it is known."""
+
+
+NOTHING_KNOWN: Final = Inventory()
+
+
+@dataclass(frozen=True, slots=True)
+class Meanings:
+    """The devices that the names in kubelet's ledger and our grants mean."""
+
+    resolved: Mapping[Named, Resolved] = field(default_factory=dict)
+    """As `Kubelet.resolved`."""
+
+    names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)
+    """The names of each device, in order."""
+    aliases: Mapping[Named, PciAddress] = field(default_factory=dict)
+    """The names that are no PCI address."""
+    inspected_always: frozenset[PciAddress] = _EMPTY
+    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
+
+
+NOTHING_MEANT: Final = Meanings()
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of this node."""
+
+    inventory: Inventory = NOTHING_KNOWN
+    meanings: Meanings = NOTHING_MEANT
+    resources: frozenset[ResourceName] = _EMPTY
+    """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
+    served, as long as a pod has a device of them by an ID of ours."""
+
+    kept: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
+    """The devices that belong to another resource than that of their name, or have no name, because a pod has them."""
+    devices: Mapping[PciAddress, Device] = field(default_factory=dict)
+    """Every device of this node, sorted by address: the selected functions, and the allocated ones. Whatever is
+    selected or named now, an allocated device belongs to the resource that it was allocated as, until the pod ends."""
+    unbinding: frozenset[PciAddress] = _EMPTY
+    """The devices that may be being unbound."""
+
+
+NO_DEVICES: Final = Devices()
 
 
 def inventory(

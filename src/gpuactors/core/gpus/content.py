@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpuactors.core.claims.cdi import DeviceEdits, device_file
 from gpuactors.core.claims.files import ClaimContents, PlacedFile
 from gpuactors.core.claims.metadata import PCI_BUS_ID, Attribute, metadata_files
-from gpuactors.core.devices.identity import claimed_address
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.values.claim import Claim
 
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
 from gpuactors.core.values.quote import quoted_name
@@ -53,4 +52,4 @@ def own_resources(state: NodeState) -> frozenset[ResourceName] | None:
     may bind one at any time. None while they are not known, and in a daemon that does not serve."""
     if state.daemon.role is not Role.SERVING or not state.host.scanned:
         return None
-    return frozenset({*index_of(state).names.values(), *state.published.plugins})
+    return frozenset({*state.index.names.values(), *state.published.plugins})

@@ -14,9 +14,6 @@ from typing import Final, final
 from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
-from gpuactors.core.devices import inspections
-from gpuactors.core.devices.identity import claimed_address
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
 from gpuactors.core.gpus.cdi import ClaimDevice
@@ -29,7 +26,8 @@ from gpuactors.core.gpus.exclusion import (
     with_companions,
 )
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
-from gpuactors.core.ledger import schedule
+from gpuactors.core.host import inspections, schedule
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState, with_inspections
 from gpuactors.core.state.claims import (
     FILES,
@@ -312,7 +310,7 @@ def _seen_again(state: NodeState) -> Claims:
 
 def _group_in_use(state: NodeState, address: PciAddress) -> int | None:
     """The IOMMU group of a function, if it was in use when it was last polled."""
-    function, index = index_of(state).functions.get(address), index_of(state)
+    function, index = state.index.functions.get(address), state.index
     group = function.iommu_group if function is not None else None
     return group if group in index.in_use and group in index.polled else None
 

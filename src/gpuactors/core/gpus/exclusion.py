@@ -2,7 +2,7 @@
 
 Every entry that owns a device counts, whatever it is doing, by PCI address and by IOMMU group, together with kubelet's
 ledger, the pending allocations and the use of the groups as last polled. The other direction is `Claims.reserved`,
-which `devices/index.py` makes an owner for the device plugin.
+which `devices/holdings.py` makes an owner for the device plugin.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.claims.strangers import strangers
-from gpuactors.core.devices.identity import claimed_address
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.host.usage import use_of
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
@@ -47,11 +44,11 @@ def exclusive_devices(claim: Claim) -> tuple[str, ...]:
 def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction, ...]:
     """The function and the others of its IOMMU group that a virtual machine gets with it: all but bridges, sorted by
     address. Empty if it is not there."""
-    function = function_at(state, address)
+    function = state.host.functions.get(address)
     if function is None:
         return ()
     group = function.iommu_group
-    members = index_of(state).groups[group] if group is not None else (function,)
+    members = state.index.groups[group] if group is not None else (function,)
     return tuple(
         m
         for m in members
@@ -61,12 +58,12 @@ def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction,
 
 def not_given(state: NodeState, names: Iterable[str]) -> Obstacle | None:
     """Why this node cannot give one of these devices; None if it can give all."""
-    index = index_of(state)
+    index = state.index
     for name in names:
         address = claimed_address(name)
         if address is None:
             return Obstacle(Cause.UNKNOWN_ID, f"{quoted_id(name)} is no device of this driver")
-        if (function := function_at(state, address)) is None:
+        if (function := state.host.functions.get(address)) is None:
             return Obstacle(Cause.GONE, f"{address} is gone from this node")
         if address not in index.devices:
             unselected = f"{address} is no device that is offered here: no selector matches it (--select)"
@@ -84,19 +81,19 @@ def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Obstacle | N
     vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It runs one fabric
     across such GPUs; after the bind it cannot name this one any more, and no other program divides the fabric for
     it."""
-    settings, switches = state.claims.settings, index_of(state).switches
+    settings, switches = state.claims.settings, state.index.switches
     if (
         not switches
         or function.driver is None
         or function.vfio_bound
         or function.is_nvswitch
-        or function.vendor != index_of(state).functions[min(switches)].vendor
+        or function.vendor != state.index.functions[min(switches)].vendor
         or settings is None
         or settings.nvswitch_allowed
     ):
         return None
     switch = min(switches)
-    driver = index_of(state).functions[switch].driver
+    driver = state.index.functions[switch].driver
     return Obstacle(
         Cause.FABRIC_OF_HOST,
         f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch {switch} is on "
@@ -120,7 +117,7 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
         functions = with_companions(state, address)
         if unseen := _unseen(state, entry, functions):
             return InTheWay(_of(address, unseen))
-        if (function := function_at(state, address)) is not None and (
+        if (function := state.host.functions.get(address)) is not None and (
             fabric := of_the_hosts_fabric(state, function)
         ):
             return InTheWay(fabric, is_final=True)
@@ -168,7 +165,7 @@ def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Ob
 
 def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Obstacle | None:
     """What has not been read since the claim came: an older view is no fact."""
-    index, ledger = index_of(state), state.kubelet.ledger
+    index, ledger = state.index, state.kubelet.ledger
     for function in functions:
         seen = state.host.seen.get(function.address)
         if function.address in state.host.inspections.functions and (
@@ -189,7 +186,7 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
 def _by_another_claim(
     state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
 ) -> Obstacle | None:
-    wanted, index = {f.address: f.iommu_group for f in functions}, index_of(state)
+    wanted, index = {f.address: f.iommu_group for f in functions}, state.index
     groups = set(wanted.values()) - {None}
     for other in state.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
@@ -235,7 +232,7 @@ def _by_ledger(
     ends: bool = False,
 ) -> Obstacle | None:
     """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
-    owners = index_of(state).owners
+    owners = state.index.owners
     for function in functions:
         owner = owners.get(function.address)
         for given in owner.entries if owner is not None else ():
@@ -263,11 +260,11 @@ def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
 def _by_use(state: NodeState, address: PciAddress) -> Obstacle | None:
     """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
     still lists a claim that has ended: its process may not have."""
-    device = index_of(state).devices.get(address)
+    device = state.index.devices.get(address)
     use = use_of(state, device) if device is not None else None
     if device is None or use is None or not use.in_use:
         return None
-    ownership = assessments_of(state).of[address].ownership
+    ownership = state.assessments[address].ownership
     if ownership.cause in (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN):
         return Obstacle(ownership.cause, ownership.message)
     return Obstacle(Cause.HELD_BY_OTHER, f"IOMMU group {device.function.iommu_group} is {use.evidence}")

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.events import GpusLooked
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Look, LookWanted
@@ -39,7 +38,7 @@ _NEW: Final = Look()
 
 def followed(before: NodeState, state: NodeState) -> Claims:
     """The claims of `state` with the looks at what is there now; the same object if they are the same."""
-    claims, devices, was = state.claims, index_of(state).devices, index_of(before).devices
+    claims, devices, was = state.claims, state.index.devices, before.index.devices
     is_new = not before.claims.loaded  # a look of before may never come back
     if not claims.loaded or (was is devices and not is_new and before.claims.reserved is claims.reserved):
         return claims

@@ -1,9 +1,8 @@
 """The devices that the node offers to claims, and why one must not be given away now.
 
 A GPU on its host's driver is offered: a claim binds it, and its companions, to vfio. One that a pod has by the device
-plugin, or a process holds, is not to be given away, nor is one that no virtual machine could open. Derived when
-something of a device changes, and carried in the state with what it is derived from (as an index is,
-`devices/index.py`).
+plugin, or a process holds, is not to be given away, nor is one that no virtual machine could open. Made once in a step,
+at its end, of the devices of which something has changed, and carried in the state with what it is made of.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.gpus.exclusion import of_the_hosts_fabric
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Look
@@ -61,7 +58,7 @@ def offered(state: NodeState) -> NodeState:
         or not state.kubelet.ledger.tried
     ):
         return state
-    carried, index, assessments = state.offered, index_of(state), assessments_of(state).of
+    carried, index, assessments = state.offered, state.index, state.assessments
     reserved, placed = state.claims.reserved, _placed(state)
     if (
         carried.devices is index.devices
@@ -136,7 +133,7 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
         numa_node=function.numa_node,
         pcie_root=function.pcie_root,
         iommu_group=function.iommu_group,
-        iommufd=index_of(state).iommufd,
+        iommufd=state.index.iommufd,
         memory_bytes=function.memory_bytes,
         is_nvswitch=function.is_nvswitch,
         part_of=function.physical,
@@ -147,7 +144,7 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
 
 def why_blocked(state: NodeState, address: PciAddress) -> str:
     """Why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
-    device, assessment = index_of(state).devices.get(address), assessments_of(state).of.get(address)
+    device, assessment = state.index.devices.get(address), state.assessments.get(address)
     if device is None or assessment is None:
         return ""
     if assessment.ownership.cause in _HELD:
@@ -195,10 +192,10 @@ def _fault(
 
 def _health(state: NodeState, pool: str, address: PciAddress, *, is_placed: bool) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. That somebody has it is no fault."""
-    name, index = device_name(address), index_of(state)
+    name, index = device_name(address), state.index
     if address not in index.functions:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
-    device, assessment = index.devices.get(address), assessments_of(state).of.get(address)
+    device, assessment = index.devices.get(address), state.assessments.get(address)
     fault = None
     if device is not None and assessment is not None:
         fault = _fault(state, device, assessment, is_placed=is_placed)

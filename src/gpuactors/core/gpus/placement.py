@@ -7,7 +7,6 @@ Must not decide who may have them: that is `exclusion.py`.
 
 from __future__ import annotations
 
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Entry
@@ -43,7 +42,11 @@ def _astray(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> str:
             return f"{function.address} is {driver}, and no longer on a vfio driver"
     for first in gpu.functions:
         bound = entry.bound.get(first.address)
-        if bound is not None and bound.vfio and (moved := _moved(bound, function_at(state, first.address))):
+        if (
+            bound is not None
+            and bound.vfio
+            and (moved := _moved(bound, state.host.functions.get(first.address)))
+        ):
             return moved
     return ""
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
-from gpuactors.core.devices.identity import claimed_address
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.offer import why_blocked
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Entry
 from gpuactors.core.values import prebound
@@ -78,7 +77,7 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
         known.get(address),
         operator=settings.operator,
         hints=settings.hints,
-        function=function_at(state, address),
+        function=state.host.functions.get(address),
     )
     stays, why, rule = decided.is_prebound, decided.sentence, decided.rule
     firsts = [known[f.address] for f in with_companions(state, address) if f.address in known]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpuactors.core.devices.identity import claimed_address
 from gpuactors.core.gpus.exclusion import with_companions
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry
 from gpuactors.core.values import prebound

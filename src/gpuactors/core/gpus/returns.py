@@ -17,7 +17,6 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.claims.driver import DeviceAct
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry, OwedReturn, one_of_each_group
 from gpuactors.core.values import prebound
@@ -40,8 +39,8 @@ _UNDER_WAY: Final = frozenset(
 
 def followed(before: NodeState, state: NodeState) -> Claims:
     """The claims of `state` with what its functions are found on; the same object if nothing follows."""
-    claims, functions, seen = state.claims, index_of(state).functions, state.host.seen
-    was = index_of(before).functions
+    claims, functions, seen = state.claims, state.index.functions, state.host.seen
+    was = before.index.functions
     if (
         was is functions
         and not claims.settled
@@ -68,7 +67,7 @@ def followed(before: NodeState, state: NodeState) -> Claims:
 
 def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[PciAddress]:
     """Those that are on another driver than a vfio driver, or are others than those that we have bound."""
-    claims, functions = state.claims, index_of(state).functions
+    claims, functions = state.claims, state.index.functions
     under_way = {
         f.address
         for entry in claims.entries.values()

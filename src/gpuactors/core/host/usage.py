@@ -15,11 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.devices import bindings
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.events import GroupsObserved, SomeGroupsObserved
-from gpuactors.core.ledger import schedule
+from gpuactors.core.host import bindings, schedule
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.inventory import Device
@@ -61,7 +58,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     before = state.host.polls
     if event.poll != before.outstanding:
         return state
-    index = index_of(state)
+    index = state.index
     uses = [bindings.only(state, use) for use in event.uses if use.group in index.polled]
     enabled = {a: n for use in uses for a, n in use.enabled.items()}
     learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
@@ -179,9 +176,9 @@ def _still_there(state: NodeState, polls: Polls) -> Mapping[PciAddress, Orphan]:
     """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
     finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
     cannot be open."""
-    rest, matter = {}, index_of(state).polled
+    rest, matter = {}, state.index.polled
     for address, orphan in state.kubelet.orphans.items():
-        function = function_at(state, address)
+        function = state.host.functions.get(address)
         group = function.iommu_group if function is not None else None
         if group is None or group not in matter:
             continue

@@ -15,11 +15,10 @@ from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.devices.identity import claimed_address, resolved
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.events import LedgerRead, LedgerUnreadable
-from gpuactors.core.ledger import schedule, young_kubelet
+from gpuactors.core.host import schedule
+from gpuactors.core.ledger import young_kubelet
+from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
 from gpuactors.core.values.inventory import Device
@@ -91,7 +90,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     wished = before.due_at if before.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
-    functions = index_of(state).functions
+    functions = state.index.functions
     if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
         state = schedule.ask_poll(state, frozenset(g for g in groups if g is not None))
     return schedule.ask_ledger(state, at) if before.refresh.again else state
@@ -120,7 +119,7 @@ def allocated_ids(
 ) -> Mapping[ResourceName, Set[DeviceId]]:
     """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of gpuactors."""
     found: dict[ResourceName, Set[DeviceId]] = {
-        r: ids for r, ids in index_of(state).given.items() if r in resources
+        r: ids for r, ids in state.index.given.items() if r in resources
     }
     for resource, device_id in state.kubelet.pending_allocations:
         if resource in resources:
@@ -206,7 +205,7 @@ def _left(
 
 
 def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
-    function = function_at(state, address)
+    function = state.host.functions.get(address)
     group = function.iommu_group if function is not None else None
     use = state.host.polls.groups.get(group) if group is not None else None
     return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None

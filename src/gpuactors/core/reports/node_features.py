@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
 
@@ -37,7 +36,7 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     """The labels, sorted by name; None while they are not known, or another daemon writes them."""
     if state.daemon.stopping or state.daemon.role is not Role.SERVING or not state.host.scanned:
         return None
-    index = index_of(state)
+    index = state.index
     functions = [index.functions[address] for address in index.names if address in index.functions]
     found = Counter(resource.partition("/")[2] for resource in index.names.values())
     found.update(f"{DRIVER}{function.driver or NO_DRIVER}" for function in functions)

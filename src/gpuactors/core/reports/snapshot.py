@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuactors.core.assessment.assessments import assessments_of
 from gpuactors.core.claims.outputs import ClaimsWanted, claims_wanted
 from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
-from gpuactors.core.devices.identity import alias_ids
-from gpuactors.core.devices.index import index_of
 from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
 from gpuactors.core.gpus.driver import GPUS
+from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import (
@@ -100,7 +98,7 @@ def project(state: NodeState) -> Outputs:
     """The outputs that follow from the state."""
     return Outputs(
         inspections=InspectionsWanted(
-            state.host.inspections.scan, state.host.inspections.functions, index_of(state).inspected_always
+            state.host.inspections.scan, state.host.inspections.functions, state.index.inspected_always
         ),
         poll=_poll(state),
         ledger=LedgerWanted(state.kubelet.ledger.outstanding, listing.asked(state)),
@@ -132,7 +130,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         and ledger.outstanding is None
     )
     asked = {a for call in state.calls.waiting.values() for a in call.seen}
-    index = index_of(state)
+    index = state.index
     # By all members: an allocated function may have lost its driver and is not polled then, but its group is still the
     # pod's.
     given = asked | index.owners.keys()
@@ -169,8 +167,8 @@ class DeviceReport:
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected function, offered or not, with the one reason, sorted by address."""
-    index, ids = index_of(state), alias_ids(state)
-    assessments, reports = assessments_of(state).of, []
+    index, ids = state.index, alias_ids(state)
+    assessments, reports = state.assessments, []
     entries = listed_by_address(state.published.device_lists)
     for address, device in index.devices.items():
         listed = entries.get((device.resource, address))

@@ -1,8 +1,10 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
-Changed only by `step`. A part, and each value in it, stays the same object until it changes: then the values derived
-from it are derived once, and carried along (`devices/index.py`, `assessment/`,
-`deviceplugin/entries.py`).
+Changed only by `step`. A part, and each value in it, stays the same object until it changes. What is derived of several
+parts is a property of the state that they are in (`NodeState.index`, `NodeState.assessments`): made when it is first
+asked for, of the parts of this very state, and kept with it. So nobody can be given what was derived of another state,
+and nobody says when it is derived. What was made of an earlier state is carried along, as most of it is still right;
+the functions that derive compare their inputs with those of that time.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuactors.core.state.assessments import NO_ASSESSMENTS, Assessments
+from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments, assessments
+from gpuactors.core.devices.index import NO_INDEX, Index, index
 from gpuactors.core.state.claims import NO_CLAIMS, Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
-from gpuactors.core.state.index import NO_INDEX, Index
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 from gpuactors.core.values.model import (
     Call,
@@ -37,6 +39,7 @@ from gpuactors.core.values.model import (
     Token,
     Transition,
 )
+from gpuactors.core.values.status import Assessment
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +130,56 @@ class NodeState:
     """The claims of GPUs on this node, if DRA is on."""
     domains: Domains = NO_DOMAINS
     """Compute domains, if they are on."""
-    index: Index = field(default=NO_INDEX, compare=False, repr=False)
-    """Derived from the rest; see `devices/index.py`."""
-    assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
-    """The assessment of each device, derived from the rest; see `assessment/`."""
     offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
     """What is offered to claims, derived from the rest; see `gpus/offer.py`."""
     entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
     """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
+
+    _index: Index = field(default=NO_INDEX, compare=False, repr=False)
+    """Of an earlier state, until that of this one has been asked for; then that of this one."""
+    _assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
+    _has_index: bool = field(default=False, init=False, compare=False, repr=False)
+    _has_assessments: bool = field(default=False, init=False, compare=False, repr=False)
+
+    @property
+    def index(self) -> Index:
+        """What is derived of the node's functions, devices and owners; see `devices/index.py`."""
+        if not self._has_index:
+            ledger, claims, published = self.kubelet.ledger, self.claims, self.published
+            found = index(
+                self._index,
+                self.host.functions,
+                self.daemon.settings.selectors,
+                self.host.polls,
+                self.kubelet.resolved,
+                ledger,
+                claims.reserved,
+                claims.admin,
+                claims.ended,
+                published.served,
+                published.device_lists,
+            )
+            object.__setattr__(self, "_index", found)
+            object.__setattr__(self, "_has_index", True)
+        return self._index
+
+    @property
+    def assessments(self) -> Mapping[PciAddress, Assessment]:
+        """The assessment of each device; see `assessment/assessments.py`."""
+        if not self._has_assessments:
+            ledger = self.kubelet.ledger
+            found = assessments(
+                self._assessments,
+                self.index,
+                self.host.short,
+                self.host.polls,
+                self.kubelet.orphans,
+                (ledger.read, ledger.problem),
+                self.published.device_lists,
+            )
+            object.__setattr__(self, "_assessments", found)
+            object.__setattr__(self, "_has_assessments", True)
+        return self._assessments.of
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Final
 
-from gpuactors.core.devices.index import index_of
-from gpuactors.core.devices.presence import function_at
 from gpuactors.core.events import HostChanged
 from gpuactors.core.state import NodeState, with_polls
 from gpuactors.core.values.inventory import ids_of, is_selected
@@ -31,7 +29,7 @@ _RELEASED: Final = frozenset({"unbind pci", "remove pci"})
 
 def _is_evidence(state: NodeState, address: PciAddress) -> bool:
     """Whether `enable` of the function is evidence."""
-    function = index_of(state).functions.get(address)
+    function = state.index.functions.get(address)
     return address in state.host.polls.leaving or (function is not None and function.vfio_bound)
 
 
@@ -48,11 +46,11 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     left, ended = set(state.host.polls.leaving), set()
     if state.kubelet.resolved is not before.kubelet.resolved:
         for meant in (m for name, m in state.kubelet.resolved.items() if name not in before.kubelet.resolved):
-            given = function_at(state, meant.address)
+            given = state.host.functions.get(meant.address)
             if given is not None and given.has_node and _may_be_left(state, given):
                 left.add(meant.address)
     for address in moved:
-        was, now = function_at(before, address), function_at(state, address)
+        was, now = before.host.functions.get(address), state.host.functions.get(address)
         if was is None or now is None or _is_rebound(was, now):
             left.discard(address)
             ended.add(address)

@@ -1,11 +1,11 @@
 """When kubelet's ledger is read and the groups' use is polled: on request, by the clock, and sooner than by the clock.
 
-Theory of operation. Both are requested by number, from the same counter as inspections (see `devices/inspections.py`),
+Theory of operation. Both are requested by number, from the same counter as inspections (see `host/inspections.py`),
 so that the numbers show across all three which fact is newer. At most one of each is outstanding. By the clock every
 group is polled; for a call, or after a driver has come or gone, only the groups concerned are polled, and nothing new
 is known of the others.
 
-Must not read an answer: `ledger.py` and `host/usage.py` do that.
+Must not read an answer: `ledger/ledger.py` and `usage.py` do that.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.devices import bindings, inspections
-from gpuactors.core.devices.index import index_of, indexed
-from gpuactors.core.devices.presence import function_at
+from gpuactors.core.host import bindings, inspections
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
@@ -64,25 +62,25 @@ def listed_at(until: float) -> float:
 def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> NodeState:
     """After an event: a read of the ledger at once where an allocated function lost its driver, as its pod may have
     ended just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
-    moved = changed_keys(index_of(before).functions, index_of(state).functions)
-    state = indexed(bindings.rebound(before, state, moved))
+    moved = changed_keys(before.index.functions, state.index.functions)
+    state = bindings.rebound(before, state, moved)
     if _has_changed(before, state):
         state = with_polls(state, replace(state.host.polls, fast_until=at + limits.POLL_FAST_FOR_S))
     unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
-    if not unbound.isdisjoint(index_of(state).owners):
+    if not unbound.isdisjoint(state.index.owners):
         state = ask_ledger(state, at)
     if over := _uses_that_are_over(state):
         polls = state.host.polls
         groups, last = dict(polls.groups), dict(polls.seen)
         for group in over:
             del groups[group], last[group]
-        state = indexed(with_polls(state, replace(polls, groups=groups, seen=last)))
+        state = with_polls(state, replace(polls, groups=groups, seen=last))
     ledger, inspected = state.kubelet.ledger, state.host.seen is not before.host.seen
     if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
     if inspected and state.host.scanned:
-        polled, seen = index_of(state).polled, state.host.polls.groups
+        polled, seen = state.index.polled, state.host.polls.groups
         never = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
         if unseen := never | _taken(state, unbound):
             return ask_poll(state, frozenset(unseen) if unseen != polled.keys() else None)
@@ -126,7 +124,7 @@ def _use(use: Observed) -> tuple[object, ...]:
 def _uses_that_are_over(state: NodeState) -> set[int]:
     """The groups of which no function is on a vfio driver any more, nor on the way from one: whatever was last seen of
     their use is over."""
-    index, seen = index_of(state), state.host.polls.groups
+    index, seen = state.index, state.host.polls.groups
     if seen.keys() <= index.polled.keys():
         return set()
     gone = seen.keys() - index.polled.keys()
@@ -135,14 +133,14 @@ def _uses_that_are_over(state: NodeState) -> set[int]:
 
 def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
     """The groups of which a function has just lost its driver: a new poll must show whether it is open."""
-    index = index_of(state)
+    index = state.index
     functions = [f for a in unbound if (f := index.functions.get(a)) is not None and f.driver is None]
     groups = {f.iommu_group for f in functions if f.address in index.polled.get(f.iommu_group or -1, ())}
     return {group for group in groups if group is not None}
 
 
 def _is_bound(state: NodeState, address: PciAddress) -> bool:
-    function = function_at(state, address)
+    function = state.host.functions.get(address)
     return function is not None and function.vfio_bound
 
 
@@ -150,7 +148,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
     """A group is held by an external process, or by that of a pod that is gone."""
     if state.kubelet.orphans:
         return True
-    index = index_of(state)
+    index = state.index
     if not index.in_use:
         return False
     owned = {f.iommu_group for a in index.owners if (f := index.functions.get(a)) is not None}
@@ -159,7 +157,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
 
 def matters(state: NodeState) -> bool:
     """One of our devices is allocated or in use, so the ledger may change without a notice to us."""
-    index, kubelet, lists = index_of(state), state.kubelet, state.published.device_lists
+    index, kubelet, lists = state.index, state.kubelet, state.published.device_lists
     if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True
     lost = any(r in lists or r in index.by_id for r, _ in kubelet.ledger.entries)

@@ -17,11 +17,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpuactors.core.devices.index import index_of, indexed
-from gpuactors.core.devices.inspections import ask_inspections
-from gpuactors.core.devices.presence import function_at
+from gpuactors.core.devices.presence import GONE, another, not_offered
+from gpuactors.core.host.inspections import ask_inspections
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.inventory import ids_of
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import ids_of, named
 from gpuactors.core.values.model import (
     DeviceId,
     PciAddress,
@@ -31,6 +31,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
+from gpuactors.core.values.status import Blocker
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 
@@ -48,13 +49,12 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         and state.host.seen is before.host.seen
     ):
         return state
-    state = indexed(state)
-    return indexed(_with_models(_named(state), state.index.models))
+    return _with_models(_named(state), state.index.models)
 
 
 def _named(state: NodeState) -> NodeState:
     """`state` with the devices of new names, and without the names that are in no ledger entry or grant any more."""
-    index, pending, before = index_of(state), state.kubelet.pending_allocations, state.kubelet.resolved
+    index, pending, before = state.index, state.kubelet.pending_allocations, state.kubelet.resolved
     gone = [n for n in index.unlisted if n not in pending]
     unknown = [*index.unresolved, *(n for n in pending if n not in before)]
     if not (gone or unknown):
@@ -87,7 +87,7 @@ def _resolved_older(
         if is_pci_address(a.address)
     }
     members: dict[tuple[ResourceName, str], list[PciAddress]] = {}
-    index = index_of(state)
+    index = state.index
     for address, selected in index.names.items():
         group = (selected, str(index.functions[address].iommu_group))
         members.setdefault(group, []).append(address)
@@ -112,7 +112,7 @@ def _with_models(state: NodeState, models: Mapping[ResourceName, frozenset[str]]
     unsettled = [n for n, m in state.kubelet.resolved.items() if m.ids is None]
     for name in sorted(n for n in unsettled if n[0] in ours):
         meant = state.kubelet.resolved[name]
-        function = function_at(state, meant.address)
+        function = state.host.functions.get(meant.address)
         if function is not None:
             seen[name] = replace(meant, ids=_allocated_model(state, models, name[0], function) or None)
         elif host.scanned and not meant.inspection_requested:
@@ -162,7 +162,7 @@ def awaits_inspection(state: NodeState) -> bool:
 def alias_ids(state: NodeState) -> Mapping[PciAddress, DeviceId]:
     """The devices that are listed by another ID than their PCI address, with that ID: kubelet has allocated them only
     by that ID, or has only that ID in the present list, which must not change during a call."""
-    index, ids = index_of(state), dict[PciAddress, DeviceId]()
+    index, ids = state.index, dict[PciAddress, DeviceId]()
     if not (index.aliases or index.listed_aliases):
         return ids
     held = [r for r in state.published.device_lists if _is_held(state, r)]
@@ -199,3 +199,37 @@ def claimed_address(name: str) -> PciAddress | None:
     """The function of a device's name in a ResourceSlice: `gpu-0000-23-00-0`."""
     match = _CLAIMED.fullmatch(name)
     return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))
+
+
+def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) -> Blocker:
+    """Why the function at an address, if there is one, is no device of a resource."""
+    function = state.host.functions.get(address)
+    if function is None:
+        return GONE
+    if function.vfio_bound and named(function) == resource:
+        return Blocker(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
+    if function.vfio_bound and ids_of(function) not in state.published.served.get(resource, ()):
+        return another(f"{function.vendor}:{function.device}")
+    return not_offered(function)
+
+
+def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Blocker | None:
+    """Why a pod can no longer use the device that was allocated to it by an ID: the device is gone, unbound, or another
+    model; None if it can. `meant` is the device of the ID.
+
+    A device whose vendor and device ids could never be read is not lost: its model was known when it was allocated. Nor
+    is one of the same model that has another name, as pci.ids was renewed, nor one that has not been inspected yet: no
+    selector matches it, so that it is in no scan.
+    """
+    if meant is None:
+        return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
+    function = state.host.functions.get(meant.address)
+    if function is None and meant.ids is None:
+        return None
+    if (
+        function is not None
+        and function.vfio_bound
+        and (ids_of(function) in ("", meant.ids) or named(function) == resource)
+    ):
+        return None
+    return not_listed(state, resource, meant.address)

@@ -105,6 +105,10 @@ release:
     @python -m tests.deploy.tools
     @python -m tests.release.make
 
+# Write the shipped pci.ids anew from the package of requirements/pci-ids.txt, and print which resources it renames.
+pci-ids:
+    @python -m tests.release.pci_ids
+
 # Write all of docs/ again that follows from the code.
 docs: causes metrics tables
 
@@ -167,7 +171,7 @@ tables:
     python -m tests.tables
 
 # Resolve the requirements anew: exact versions with hashes, for every Python from 3.11 on.
-lock: _uv (_lock "runtime" "pyproject.toml") (_lock "build" "--group build") (_lock "dev" "pyproject.toml --group dev") (_lock "nvml" "pyproject.toml --extra nvml --constraints requirements/runtime.txt") (_lock "helm" "--group helm --no-deps")
+lock: _uv (_lock "runtime" "pyproject.toml") (_lock "build" "--group build") (_lock "dev" "pyproject.toml --group dev") (_lock "nvml" "pyproject.toml --extra nvml --constraints requirements/runtime.txt") (_lock "helm" "--group helm --no-deps") (_lock "pci-ids" "--group pci-ids --no-deps")
 
 _lock NAME WHAT:
     uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -133,7 +133,7 @@ def test_requirements_are_exact_and_hashed_and_say_nothing_about_where_from() ->
     assert "uv.lock" not in files()
     requirements = [(name, text) for name, text in texts() if name.startswith("requirements/")]
     assert {name for name, _ in requirements} == {
-        f"requirements/{n}.txt" for n in ("build", "dev", "helm", "nvml", "runtime")
+        f"requirements/{n}.txt" for n in ("build", "dev", "helm", "nvml", "pci-ids", "runtime")
     }
     for name, text in requirements:
         assert "://" not in text, name
@@ -152,6 +152,7 @@ def test_the_requirements_have_all_that_the_project_depends_on() -> None:
         "runtime": project["project"]["dependencies"],
         "build": project["build-system"]["requires"],
         "helm": project["dependency-groups"]["helm"],
+        "pci-ids": project["dependency-groups"]["pci-ids"],
         "nvml": project["project"]["dependencies"] + project["project"]["optional-dependencies"]["nvml"],
         "dev": project["project"]["dependencies"]
         + [entry for entry in project["dependency-groups"]["dev"] if isinstance(entry, str)],

@@ -3,6 +3,7 @@ bytes."""
 
 from __future__ import annotations
 
+import datetime
 import filecmp
 import hashlib
 import shutil
@@ -12,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.release.version import CHECKOUT, revision, version
+from gpuactors.host.pci_ids import SHIPPED, date_of
+from tests.release.pci_ids import too_old
+from tests.release.version import CHECKOUT, commit_time, revision, version
 from tests.vm.commands import ProvisionError, run
 
 DIST: Final = CHECKOUT / "dist"
@@ -24,6 +27,9 @@ def release() -> list[str]:
     something is not committed, cannot be built, or is not the same twice."""
     if left := run(("git", "-C", str(CHECKOUT), "status", "--porcelain")).strip():
         raise ProvisionError(f"a release is made of a commit, and this is not committed:\n{left}")
+    today = datetime.datetime.fromtimestamp(commit_time(), datetime.UTC).date()
+    if old := too_old(date_of(SHIPPED) or "0001-01-01", today):
+        raise ProvisionError(old)
     with tempfile.TemporaryDirectory(prefix="gpuactors-release-") as name:
         # Names of two lengths: a path that gets into a file shows.
         built = [_build(Path(name) / clone) for clone in ("one", "the-other")]

@@ -13,13 +13,16 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
+from gpuactors.host.root import PCI_IDS, HostRoot
 from gpuactors.ports.node import HostError
 from gpuactors.process.plain_files import read_plain
 
@@ -29,6 +32,9 @@ SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"
 NVIDIA: Final = "10de"
 
 _DEVICE = re.compile(rb"\t([0-9a-f]{4})[ \t]+(.*)")
+_DATE = re.compile(rb"^#\s*Date:\s*(\d{4}-\d\d-\d\d)\b", re.MULTILINE)
+_HEAD_BYTES: Final = 4096
+"""The date is in the comment that the file begins with, which has some 1,500 bytes."""
 _NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -62,11 +68,49 @@ class PciIds:
 
         Raises `HostError` if the file has become unreadable: a GPU must not change its resource's name because of that.
         """
+        return self.section(vendor).get(device)
+
+    def section(self, vendor: str) -> Mapping[str, str]:
+        """The names of all devices of a vendor by their ids; empty if the file does not know it. Raises `HostError`."""
         # Inspections run in threads side by side; two that read a section at once put the same mapping there twice.
         section = self._sections.get(vendor)
         if section is None:
             section = self._sections[vendor] = _parse(_read(self.file), vendor)
-        return section.get(device)
+        return section
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of a node's models in one pci.ids file."""
+
+    file: str
+    date: str | None
+    """As in its head: `2026-06-16`."""
+    names: Mapping[tuple[str, str], str | None]
+    """By vendor and device id; None: it has none."""
+
+
+def names_in(file: Path, models: Iterable[tuple[str, str]]) -> Names:
+    """The names of these models in `file`. Raises `HostError` if it cannot be read."""
+    ids = PciIds(file)
+    return Names(str(file), date_of(file), {model: ids.lookup(*model) for model in models})
+
+
+def newest_other(used: Path, root: HostRoot) -> Path | None:
+    """The newest of the shipped file and the host's own that is newer than `used`, by the date in its head; None if
+    there is none, or `used` has no date. Raises `HostError` if `used` cannot be read."""
+    dates = {used: date_of(used) or "9999"}
+    for file in (SHIPPED, *(Path(root.real(path)) for path in PCI_IDS)):
+        with suppress(HostError):
+            dates.setdefault(file, date_of(file) or "")
+    newest = max(dates, key=lambda file: dates[file])
+    return newest if dates[newest] > dates[used] else None
+
+
+def date_of(file: Path) -> str | None:
+    """The date in the head of a pci.ids file, as `2026-06-16`; None if it has none. Raises `HostError`."""
+    date = _DATE.search(_read(file)[:_HEAD_BYTES])
+    return date[1].decode() if date is not None else None
 
 
 def _read(path: Path) -> bytes:

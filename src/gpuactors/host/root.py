@@ -39,6 +39,8 @@ NVIDIA_PARAMS: Final = "/proc/driver/nvidia/params"
 """NVIDIA's driver: its parameters, one a line."""
 GPU_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 """The output file of NVIDIA's GPU Feature Discovery about this node's GPUs, one label a line (its --output-file)."""
+PCI_IDS: Final = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids", "/usr/share/pci.ids")
+"""Where distributions have the names of PCI ids."""
 PERSISTENCED_SOCKET: Final = "/run/nvidia-persistenced/socket"
 
 DEV: Final = "/dev"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpuactors import limits
-from gpuactors.cli.doctor.finding import Check, Level
+from gpuactors.cli.doctor.finding import Check, Finding, Level
 from gpuactors.host import sysfs
+from gpuactors.host.pci_ids import SHIPPED, date_of
 from gpuactors.host.root import module_parameter
 from gpuactors.simulation.host.tree import PciSpec
 from tests.cli.doctor.rig import COMPANION, GPU, SECOND, Patient, Seed, findings, open_patient, wrong
@@ -130,6 +131,10 @@ def unreadable_parameter(patient: Patient) -> None:
     parameter.mkdir()
 
 
+def nameless(patient: Patient) -> None:
+    patient.node.plug(0x24, "3182")
+
+
 SEEDS = (
     Seed("no IOMMU", without_iommu, Check.IOMMU_ON, FAIL, "no IOMMU group; the kernel command line has intel_iommu=off",
          "intel_iommu=on or amd_iommu=on"),
@@ -144,6 +149,9 @@ SEEDS = (
     Seed("without IOMMU allowed", unsafe, Check.NO_IOMMU_MODE, WARN, "enable_unsafe_noiommu_mode",
          "remove enable_unsafe_noiommu_mode"),
     Seed("no GPU", lambda _: None, Check.GPUS_SELECTED, FAIL, "matches the selectors", "lspci -nn"),
+    Seed("no name", nameless, Check.MODEL_NAMES, WARN,
+         "10de:3182 has no name in pci.ids, so its resource is nvidia.com/3182",
+         "Name its resource: --resource-name=10de:3182=nvidia.com/NAME. Pods that request nvidia.com/3182 have"),
     Seed("not viable", host_driver_beside, Check.GPUS_USABLE, FAIL, f"35 is not viable: {COMPANION} is bound to",
          "driverctl set-override", "GroupNotViable", (GPU,)),
     Seed("will not be viable", unbound_beside_a_host_driver, Check.GPUS_USABLE, WARN,
@@ -209,6 +217,65 @@ def test_a_healthy_host_has_nothing_to_be_done(cdev: bool) -> None:
         assert said[Check.GPUS_SELECTED].endswith(": 2 × GH100 [H100 SXM5 80GB] (10de:2330); on vfio-pci (2)")
         assert said[Check.NODE_MODES].startswith("/dev/vfio/vfio (0666); group nodes: 2 (0600)")
         assert ("and a node below /dev/vfio/devices" in said[Check.IOMMUFD]) is cdev
+
+
+DATED = """\
+#
+#\tList of PCI ID's
+#
+#\tVersion: {date}
+#\tDate:    {date} 03:15:02
+#
+10de  NVIDIA Corporation
+{devices}"""
+
+
+def names_of(patient: Patient, path: str, date: str, **devices: str) -> Path:
+    """A file of names on the host; by device id, with an underscore before it."""
+    lines = "".join(f"\t{device[1:]}  {name}\n" for device, name in devices.items())
+    return patient.put(path, DATED.format(date=date, devices=lines))
+
+
+def test_what_a_newer_file_of_names_would_change_is_said() -> None:
+    with open_patient() as patient:
+        patient.gpu()
+        patient.node.plug(0x24, "3182")
+        used = names_of(patient, "/etc/pci.ids", "2999-01-01", _2330="GH100 [H100 SXM5 80GB]")
+        names_of(patient, "/usr/share/misc/pci.ids", "2999-01-01", _2330="of the same day")
+        patient.flags["pci_ids"] = str(used)
+
+        def said() -> list[Finding]:
+            return [f for f in findings(patient.examined(pre=True)) if f.check is Check.MODEL_NAMES]
+
+        (warned,) = said()
+        assert "--pci-ids=" not in warned.remedy
+        newer = names_of(
+            patient,
+            "/usr/share/hwdata/pci.ids",
+            "2999-06-16",
+            _2330="GH100 [H100]",
+            _3182="GB110 [B300 SXM6 AC]",
+        )
+        warned, passed = said()
+        assert warned.message.startswith("10de:3182 has no name in pci.ids of 2999-01-01")
+        named = f"Use --pci-ids={newer} of 2999-06-16, which names it nvidia.com/GB110_B300_SXM6_AC. Or: "
+        assert warned.remedy.startswith(named)
+        assert passed.level is Level.PASS
+        changes = "some resources have another name: nvidia.com/GH100_H100_SXM5_80GB is nvidia.com/GH100_H100"
+        assert passed.message == f"with the newer {newer} of 2999-06-16 {changes}"
+        patient.flags["resource_name"] = ("10de:3182=nvidia.com/B300", "10de:2330=nvidia.com/H100")
+        assert said() == []
+
+
+def test_a_newer_file_of_names_that_changes_none_is_named() -> None:
+    with open_patient() as patient:
+        patient.gpu()
+        older = names_of(patient, "/etc/pci.ids", "2020-01-01", _2330="GH100 [H100 SXM5 80GB]")
+        patient.flags["pci_ids"] = str(older)
+        (passed,) = [f for f in findings(patient.examined(pre=True)) if f.check is Check.MODEL_NAMES]
+        assert passed.message == (
+            f"every model has a name in pci.ids of 2020-01-01; the newer {SHIPPED} of {date_of(SHIPPED)} changes none"
+        )
 
 
 def test_a_gpu_on_the_hosts_driver_is_as_it_should_be_for_claims() -> None:
@@ -287,4 +354,4 @@ def test_before_installation_nothing_of_ours_is_expected(tmp_path: Path) -> None
         patient.gpu()
         patient.flags |= {"dra": "on", "state_dir": "/dev/null/s", "cdi_dir": "/dev/null/cdi"}
         groups = {group.name for group in patient.examined(pre=True).groups}
-        assert groups == {"IOMMU", "GPUs", "vfio", "kubelet", "KubeVirt"}
+        assert groups == {"IOMMU", "GPUs", "names", "vfio", "kubelet", "KubeVirt"}

@@ -185,7 +185,7 @@ def test_a_healthy_node_has_nothing_to_be_done_and_the_settings_are_the_daemons(
             f"{H100}: 2 listed, 2 Healthy, 0 allocated, 2 free; kubelet has the same list"
         )
         assert {group.name for group in found.groups} == {
-            "IOMMU", "GPUs", "vfio", "kubelet", "daemon", "KubeVirt", "state",
+            "IOMMU", "GPUs", "names", "vfio", "kubelet", "daemon", "KubeVirt", "state",
         }  # fmt: skip
 
 

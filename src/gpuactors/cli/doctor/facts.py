@@ -11,6 +11,7 @@ from gpuactors.control.view import NodeView
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.model import PciFunction, ResourceName
+from gpuactors.host.pci_ids import Names
 from gpuactors.host.vfio import VfioHost
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
@@ -44,6 +45,15 @@ class Devices:
     """The selected ones, and those in their IOMMU groups."""
     view: NodeView
     """The view of a daemon that is started now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The names of the selected models, by the file that the daemon takes them from and by a newer one."""
+
+    used: Names
+    newer: Names | None
+    """None: the host has no newer file, and none is shipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,7 @@ class Facts:
     host: Known[VfioHost]
     devices: Known[Devices]
     directory: Known[PluginDirectory]
+    names: Known[ModelNames]
     resources: frozenset[ResourceName]
     """Of which kubelet's own list was asked."""
     ledger: Known[LedgerContents]

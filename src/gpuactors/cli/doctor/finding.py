@@ -29,6 +29,9 @@ class Check(StrEnum):
     """vfio is not allowed to work without an IOMMU."""
     GPUS_SELECTED = "GpusSelected"
     """The selectors match functions of this node."""
+    MODEL_NAMES = "ModelNames"
+    """Each model has a name in the pci.ids file, which is its resource's name; the names that a newer file would
+    change."""
     GPUS_USABLE = "GpusUsable"
     """A virtual machine could open each selected GPU: driver, IOMMU group, nodes, use. The finding has the cause."""
     VFIO_PCI = "VfioPci"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import trio
@@ -22,6 +23,7 @@ from gpuactors.cli.doctor.facts import (
     Devices,
     Facts,
     Known,
+    ModelNames,
     NoDaemon,
     Place,
     State,
@@ -39,7 +41,7 @@ from gpuactors.core.values.domain import DomainUid, ImexFacts
 from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.app import node_of, sysfs_of
-from gpuactors.host import vfio
+from gpuactors.host import pci_ids, vfio
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
@@ -82,6 +84,7 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
         settings=judged.source,
         host=await reading.host(),
         devices=await reading.devices(functions, ledger),
+        names=await reading.names(functions),
         directory=await reading.directory(),
         resources=resources,
         ledger=ledger,
@@ -177,6 +180,23 @@ class _Reading:
 
         deadline_s = 2 * limits.POLL_DEADLINE_S  # a poll has its own, and better words
         return await _known("which GPUs are in use", read, self._progress, deadline_s)
+
+    async def names(self, functions: Known[tuple[PciFunction, ...]]) -> Known[ModelNames]:
+        found = () if isinstance(functions, Unknown) else functions
+        models = {
+            (f.vendor, f.device)
+            for f in found
+            if is_selected(self._config.selectors, f) and f.own_name is None
+        }
+        used = pci_ids.SHIPPED if self._config.pci_ids is None else Path(self._config.pci_ids)
+
+        def read() -> ModelNames:
+            newer = pci_ids.newest_other(used, self._root)
+            return ModelNames(
+                pci_ids.names_in(used, models), pci_ids.names_in(newer, models) if newer is not None else None
+            )
+
+        return await self._blocking("the names of PCI ids", read)
 
     async def imex(self) -> Known[ImexFacts]:
         from gpuactors.daemon.imex_sources import host_imex  # which other nodes do not need

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.cli.doctor.checks import claims, daemon, gpus, iommu, kubelet, kubevirt, state, vfio
+from gpuactors.cli.doctor.checks import (
+    claims,
+    daemon,
+    gpus,
+    iommu,
+    kubelet,
+    kubevirt,
+    model_names,
+    state,
+    vfio,
+)
 from gpuactors.cli.doctor.facts import Facts, offers_gpus
 from gpuactors.cli.doctor.finding import Finding
 
@@ -22,6 +32,7 @@ class Group:
 GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
     ("IOMMU", iommu.check),
     ("GPUs", gpus.check),
+    ("names", model_names.check),
     ("vfio", vfio.check),
     ("kubelet", kubelet.check),
     ("daemon", daemon.check),
@@ -31,7 +42,7 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
 )
 
 
-_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "vfio"})
+_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio"})
 """Where no GPU is offered, these are the host's own business."""
 
 

@@ -104,7 +104,7 @@ def _other_plugins(facts: Facts) -> Iterator[Finding]:
                 sentence(SWITCH_OFF),
             )
     if not taken:
-        yield passed(Check.OTHER_PLUGINS, f"no other plugin serves a resource of ours{beside}")
+        yield passed(Check.OTHER_PLUGINS, f"no other plugin serves a resource of gpuactors{beside}")
 
 
 def _named(directory: PluginDirectory) -> Iterator[Finding]:

@@ -135,7 +135,9 @@ def test_each_variable_is_a_settings() -> None:
 
 def test_it_is_not_started_again_where_that_is_no_use() -> None:
     (never,) = settings(UNIT)["RestartPreventExitStatus"]
-    codes = dict(re.findall(r"^\| (\d+) \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    codes = dict(
+        re.findall(r"^\| (\d+) \| ([^|]+) \|$", (ROOT / "docs/commands.md").read_text(), re.MULTILINE)
+    )
     assert [codes[code].strip() for code in never.split()] == ["wrong usage", "wrong configuration"]
 
 

@@ -145,8 +145,8 @@ EVENTS: Final = (
     Mutation(
         "the event of a claim that waits does not say by which resource its pod has the GPU",
         "core/gpus/exclusion.py",
-        'message = f"{of_companion}{given.message}{resource}; {_WAITS}"',
-        'message = f"{of_companion}{given.message}; {_WAITS}"',
+        'f"{of_companion}{given.message}{resource}; {_WAITS}")',
+        'f"{of_companion}{given.message}; {_WAITS}")',
         tests=("tests/core/gpus/test_exclusion.py",),
     ),
 )

@@ -140,9 +140,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a group's other members are not asked for an owner",
-        "core/assessment/ownership.py",
-        "    for address, owner in inputs.owners:\n        return ",
-        "    for address, owner in ():\n        return ",
+        "core/values/group.py",
+        "    for function, owner in sorted(owned, key=lambda pair: pair[0] != address):\n",
+        "    for function, owner in (pair for pair in owned if pair[0] == address):\n",
     ),
     Mutation(
         "a GPU that an external process holds is handed out",
@@ -207,8 +207,8 @@ MUTATIONS: Final = (
     Mutation(
         "another resource's pod is no owner at Allocate",
         "core/deviceplugin/calls.py",
-        "    if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:\n",
-        "    if False and (others := owner):\n",
+        "            return (entry.resource, entry.device) == (call.resource, asked_as)\n",
+        "            return True\n",
         tests=(f"{FOUND}[another takes a card just before it is asked for]",),
     ),
     Mutation(
@@ -234,8 +234,8 @@ MUTATIONS: Final = (
     Mutation(
         "Allocate is refused for an owner in a ledger from before the call",
         "core/deviceplugin/calls.py",
-        "            if taken := _taken(state, call):\n                if state.kubelet.ledger.done <= call.since:\n",
-        "            if taken := _taken(state, call):\n                if False:\n",
+        "            if taken:\n                if state.kubelet.ledger.done <= call.since:\n",
+        "            if taken:\n                if False:\n",
         tests=("tests/core/test_ledger_asked.py",),
     ),
     Mutation(
@@ -890,8 +890,8 @@ MUTATIONS: Final = (
     Mutation(
         "a claim keeps the GPU for which a container of NVIDIA's plugin waits",
         "core/gpus/exclusion.py",
-        " or (ends and given.is_by_hosts_driver)):",
-        "):",
+        "        is_hosts = ends and given.is_by_hosts_driver\n",
+        "        is_hosts = False\n",
         tests=(CONTAINER,),
     ),
     Mutation(

@@ -12,7 +12,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.group import GroupInputs
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Health, PciAddress
-from gpuactors.core.values.status import Assessment, Blocker, DeviceStatus, Ownership
+from gpuactors.core.values.status import Assessment, DeviceStatus, Ownership, Reason
 
 
 def assess(inputs: GroupInputs) -> Mapping[PciAddress, Assessment]:
@@ -33,7 +33,7 @@ def assess(inputs: GroupInputs) -> Mapping[PciAddress, Assessment]:
 
 
 def status_of(
-    device: Device, ownership: Ownership, blocker: Blocker | None, inputs: GroupInputs
+    device: Device, ownership: Ownership, blocker: Reason | None, inputs: GroupInputs
 ) -> DeviceStatus:
     """The status of a device of the group with this ownership and this blocker, if any."""
     health, cause, message = _decided(device, ownership, blocker, inputs)
@@ -42,7 +42,7 @@ def status_of(
 
 
 def _decided(
-    device: Device, ownership: Ownership, blocker: Blocker | None, inputs: GroupInputs
+    device: Device, ownership: Ownership, blocker: Reason | None, inputs: GroupInputs
 ) -> tuple[Health, Cause, str]:
     if ownership.is_allocated:
         # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpuactors.core.assessment.assess import assess
-from gpuactors.core.assessment.inputs import by_group, owned, shortages, unowned
+from gpuactors.core.assessment.inputs import by_group, shortages, unowned
 from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
@@ -26,7 +26,6 @@ from gpuactors.core.values.model import (
     Polls,
     ResourceName,
 )
-from gpuactors.core.values.owner import Owner
 from gpuactors.core.values.remade import other_keys, same_if_equal
 from gpuactors.core.values.status import Assessment
 
@@ -36,7 +35,7 @@ class Assessments:
     """The assessments, preceded by the values that they are derived from."""
 
     devices: Mapping[PciAddress, Device]
-    owners: Mapping[PciAddress, Owner]
+    owned: Mapping[GroupKey, Owned]
     group_of: Mapping[PciAddress, GroupKey]
     short: Mapping[PciAddress, str]
     uses: Mapping[int, Observed]
@@ -48,7 +47,6 @@ class Assessments:
 
     groups: Mapping[GroupKey, tuple[Device, ...]]
     """The devices by their group, each sorted by address."""
-    owned: Mapping[GroupKey, Owned]
     shortages: Mapping[GroupKey, Short]
     unowned: Mapping[GroupKey, UnownedUse]
 
@@ -60,7 +58,7 @@ _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 NO_ASSESSMENTS: Final = Assessments(
     devices=_NOTHING,
-    owners=_NOTHING,
+    owned=_NOTHING,
     group_of=_NOTHING,
     short=_NOTHING,
     uses=_NOTHING,
@@ -69,7 +67,6 @@ NO_ASSESSMENTS: Final = Assessments(
     ledger=(0, None),
     device_lists=_NOTHING,
     groups=_NOTHING,
-    owned=_NOTHING,
     shortages=_NOTHING,
     unowned=_NOTHING,
     of=_NOTHING,
@@ -88,13 +85,14 @@ def assessments(
 ) -> Assessments:
     """The assessments of these devices. `ledger`: the number of the read that kubelet's ledger is from, and why it
     cannot be read now."""
-    devices, owners, group_of = index.devices, index.owners, index.known.group_of
+    devices, owned, group_of = index.devices, index.owned, index.known.group_of
     uses, seen = polls.groups, polls.seen
     same_devices, same_short = before.devices is devices, before.short is short
-    same_owners = before.owners is owners and before.group_of is group_of
+    same_groups = before.group_of is group_of
     if (
         same_devices
-        and same_owners
+        and same_groups
+        and before.owned is owned
         and same_short
         and before.uses is uses
         and before.seen is seen
@@ -103,14 +101,13 @@ def assessments(
         and before.device_lists is device_lists
     ):
         return before
-    groups = before.groups if same_devices else by_group(devices, group_of)
-    has_owner = before.owned if same_owners else same_if_equal(before.owned, owned(owners, group_of))
-    used = index.in_use - has_owner.keys() if index.in_use else index.in_use
+    groups = before.groups if same_devices and same_groups else by_group(devices, group_of)
+    used = index.in_use - owned.keys() if index.in_use else index.in_use
     found = unowned(groups, used, uses, seen, orphans, *ledger, device_lists) if used else {}
     now = replace(
         before,
         devices=devices,
-        owners=owners,
+        owned=owned,
         group_of=group_of,
         short=short,
         uses=uses,
@@ -119,15 +116,12 @@ def assessments(
         ledger=ledger,
         device_lists=device_lists,
         groups=groups,
-        owned=has_owner,
-        shortages=before.shortages
-        if same_short and before.group_of is group_of
-        else shortages(short, group_of),
+        shortages=before.shortages if same_short and same_groups else shortages(short, group_of),
         unowned=same_if_equal(before.unowned, found),
     )
     other = {
         *_others(before.groups, groups),
-        *_others(before.owned, has_owner),
+        *_others(before.owned, owned),
         *_others(before.uses, uses),
         *_others(before.unowned, now.unowned),
         *_others(before.shortages, now.shortages),
@@ -138,7 +132,7 @@ def assessments(
     for group in other & groups.keys():
         inputs = GroupInputs(
             groups[group],
-            has_owner.get(group, ()),
+            owned.get(group, ()),
             uses.get(group) if isinstance(group, int) else None,
             now.unowned.get(group),
             now.shortages.get(group, ()),

@@ -12,7 +12,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import Observed, PciFunction
 from gpuactors.core.values.quote import quoted_id
-from gpuactors.core.values.status import Blocker, Ownership
+from gpuactors.core.values.status import Ownership, Reason
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in
@@ -51,20 +51,20 @@ def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
     return may_be_unbinding(function) and use is not None and function.address in use.open
 
 
-def unbinding(function: PciFunction, ownership: Ownership) -> Blocker:
+def unbinding(function: PciFunction, ownership: Ownership) -> Reason:
     """The process it waits for, and the remedy. Binding it is none: that would wait as well."""
-    return Blocker(
+    return Reason(
         Cause.UNBINDING,
         f"{ownership.message}; its unbind or unplug waits in the kernel until no process has it open: "
         f"end the process that has /dev/vfio/{function.iommu_group} open; nothing can be bound to it before",
     )
 
 
-def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Blocker | None:
+def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Reason | None:
     """What would stop a VM from opening it; None if nothing. `use` is its group's, as last polled."""
     function = device.function
     if function.fault is not None:
-        return Blocker(Cause.UNREADABLE, function.fault)
+        return Reason(Cause.UNREADABLE, function.fault)
     if is_unbinding(function, use):
         return unbinding(function, ownership)
     if (blocker := not_whole(function)) is not None:
@@ -74,7 +74,7 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
     if (blocker := without_group(function)) is not None:
         return blocker
     if (other := offending(device)) is not None:
-        return Blocker(
+        return Reason(
             Cause.GROUP_NOT_VIABLE,
             f"IOMMU group {function.iommu_group} is not viable: {other.address} is bound to "
             f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver",
@@ -82,23 +82,23 @@ def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Bl
     if (blocker := _without_node(function)) is not None:
         return blocker
     if use is not None and use.unseen:
-        return Blocker(
+        return Reason(
             Cause.USE_UNREADABLE,
             f"whether IOMMU group {function.iommu_group} is in use cannot be determined: {use.unseen}",
         )
     return None
 
 
-def not_whole(function: PciFunction) -> Blocker | None:
+def not_whole(function: PciFunction) -> Reason | None:
     """Why it is no whole GPU, whatever driver it is on; None if it is one. A pod that has it keeps it all the same."""
     if function.physical is not None:
-        return Blocker(
+        return Reason(
             Cause.VIRTUAL_FUNCTION,
             f"a virtual function of {function.physical}, which is no whole GPU: virtual functions are not given away; "
             f"to give {function.physical} away, write 0 to its sriov_numvfs",
         )
     if function.has_virtual_functions:
-        return Blocker(
+        return Reason(
             Cause.VIRTUAL_FUNCTIONS,
             "its virtual functions are active, so that it is no whole GPU, and they would go with its driver: write 0 "
             "to its sriov_numvfs when nobody uses them",
@@ -106,37 +106,37 @@ def not_whole(function: PciFunction) -> Blocker | None:
     return None
 
 
-def without_group(function: PciFunction) -> Blocker | None:
+def without_group(function: PciFunction) -> Reason | None:
     """Why it is in no IOMMU group of the hardware, whatever driver it is on; None if it is in one."""
     if function.without_iommu:
-        return Blocker(
+        return Reason(
             Cause.NO_IOMMU_MODE,
             f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): a VM's GPU "
             f"could access all of the node's memory, and QEMU refuses it; {SWITCH_ON}, and remove the parameter "
             "enable_unsafe_noiommu_mode of the module vfio",
         )
     if function.iommu_group is None and _is_behind_vmd(function):
-        return Blocker(
+        return Reason(
             Cause.BEHIND_VMD,
             "in no IOMMU group: it is behind an Intel VMD controller (its PCI domain is "
             f"{function.address.partition(':')[0]}), whose devices cannot be given to VMs; switch VMD off for its slot "
             "in the firmware",
         )
     if function.iommu_group is None:
-        return Blocker(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {SWITCH_ON}")
+        return Reason(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {SWITCH_ON}")
     return None
 
 
-def _without_node(function: PciFunction) -> Blocker | None:
+def _without_node(function: PciFunction) -> Reason | None:
     if function.has_node:
         return None
     if "/dev/vfio/vfio" not in function.nodes:
-        return Blocker(
+        return Reason(
             Cause.NODE_MISSING,
             f"neither /dev/vfio/{function.iommu_group} nor /dev/vfio/vfio exists; is /dev of the host visible to "
             "gpuactors, and are the modules vfio and vfio_pci loaded?",
         )
-    return Blocker(
+    return Reason(
         Cause.NODE_MISSING,
         f"/dev/vfio/{function.iommu_group} does not exist; is /dev of the host visible to gpuactors, "
         "and the module vfio_pci loaded?",

@@ -6,9 +6,8 @@ Plain loops, as in `devices/inventory.py`. Must not judge what any of it means.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from operator import itemgetter
 
-from gpuactors.core.values.group import GroupKey, Owned, Short, UnownedUse
+from gpuactors.core.values.group import GroupKey, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     DeviceList,
@@ -20,7 +19,6 @@ from gpuactors.core.values.model import (
     ResourceName,
     listed_by_address,
 )
-from gpuactors.core.values.owner import Owner
 
 
 def by_group(
@@ -35,22 +33,6 @@ def by_group(
     for key, device in zip(keys, devices.values(), strict=True):
         several.setdefault(key, []).append(device)
     return {key: tuple(of_it) for key, of_it in several.items()}
-
-
-def owned(
-    owners: Mapping[PciAddress, Owner], group_of: Mapping[PciAddress, GroupKey]
-) -> Mapping[GroupKey, Owned]:
-    """The owners of each group's functions, without those of functions that are gone. Nearly always one has one."""
-    if not owners.keys() <= group_of.keys():
-        owners = {address: owner for address, owner in owners.items() if address in group_of}
-    keys = [*map(group_of.__getitem__, owners)]
-    found = dict(zip(keys, zip(owners.items(), strict=True), strict=True))
-    if len(found) == len(keys):
-        return found
-    several: dict[GroupKey, list[tuple[PciAddress, Owner]]] = {}
-    for key, pair in zip(keys, owners.items(), strict=True):
-        several.setdefault(key, []).append(pair)
-    return {key: tuple(sorted(of_it, key=itemgetter(0))) for key, of_it in several.items()}
 
 
 def shortages(

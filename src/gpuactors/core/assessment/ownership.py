@@ -7,23 +7,30 @@ Unhealthy, and the holder named (docs/architecture.md, "Which devices are Health
 from __future__ import annotations
 
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.group import GroupInputs
+from gpuactors.core.values.group import GroupInputs, Holding, other_holding
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Observed
-from gpuactors.core.values.status import Ownership
+from gpuactors.core.values.status import Ownership, Reason
 
 
 def ownership_of(device: Device, inputs: GroupInputs) -> Ownership:
     """The ownership of a device of the group."""
-    for address, owner in inputs.owners:
-        if address == device.function.address:
-            return Ownership(owner.cause(device.resource), owner.message(device.resource), owner)
-    for address, owner in inputs.owners:
-        return Ownership(
-            Cause.GROUP_IN_USE,
-            f"IOMMU group {device.function.iommu_group} is in use: {address} is {owner.message()}",
-        )
-    return _by_use(device, inputs)
+    holding = other_holding(inputs.owners, device.function.address)
+    if holding is None:
+        return _by_use(device, inputs)
+    if holding.function != device.function.address:
+        why = group_in_use(device, holding)
+        return Ownership(why.cause, why.message)
+    owner = holding.owner
+    return Ownership(owner.cause(device.resource), owner.message(device.resource), owner)
+
+
+def group_in_use(device: Device, holding: Holding) -> Reason:
+    """Why a device cannot be had of which another function of its group is held."""
+    group, owner = device.function.iommu_group, holding.owner
+    return Reason(
+        Cause.GROUP_IN_USE, f"IOMMU group {group} is in use: {holding.function} is {owner.message()}"
+    )
 
 
 def may_be_a_pods(use: Observed) -> bool:

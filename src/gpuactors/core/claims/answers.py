@@ -16,7 +16,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Effect, Elsewhere, Field, Level, Log, Refused, Reply
 from gpuactors.core.values.model import Token
 from gpuactors.core.values.quote import quoted, quoted_id
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 
 def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepared | Refused | None:
@@ -39,7 +39,7 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
     return _late(claims, entry) if call.deadline <= at else None
 
 
-def _refusal(why: Obstacle) -> Refused:
+def _refusal(why: Reason) -> Refused:
     return refusal(why.cause, why.message)
 
 

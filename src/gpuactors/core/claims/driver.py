@@ -19,7 +19,7 @@ from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriv
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.core.values.status import InTheWay, Obstacle
+from gpuactors.core.values.status import InTheWay, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -58,7 +58,7 @@ class ClaimDriver(Protocol):
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
         state before the event."""
 
-    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
+    def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
         """Why an allocated claim cannot be prepared here whatever else happens; None if it can."""
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:

@@ -41,7 +41,7 @@ from gpuactors.core.values.model import LedgerSource, Role, Token
 from gpuactors.core.values.names import is_subdomain, is_uid
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.slices import Publication
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -105,7 +105,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             stopped = replace(
                 entry,
                 state=ClaimState.STOPPED,
-                why=Obstacle(Cause.API_SERVER_FAILED, "the checkpoint is lost"),
+                why=Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost"),
             )
             state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
         else:
@@ -122,7 +122,7 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
     """No claim is served, and nothing is touched. What claims have is known from their files, and kubelet's ledger."""
     claims = driver.claims(state)
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
-    why = Obstacle(Cause.CLAIMS_UNSERVED, event.reason)
+    why = Reason(Cause.CLAIMS_UNSERVED, event.reason)
     found = {
         stored.name.uid: Entry(stored.name, ClaimState.STOPPED, claims.last, gpus=stored.gpus, why=why)
         for stored in event.entries
@@ -248,12 +248,12 @@ def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Cla
     return moved(driver, claims, driver.found_again(entry, claim), On.FETCHED)
 
 
-def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Obstacle | None:
+def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Reason | None:
     """Why a claim cannot be prepared whatever else happens; None if it can."""
     if claim.results is None:
-        return Obstacle(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
+        return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
     if not claim.results:
-        return Obstacle(Cause.CLAIM_NOT_ALLOCATED, "the claim has no device of this driver on this node")
+        return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim has no device of this driver on this node")
     return driver.unfit(state, claim)
 
 
@@ -263,7 +263,7 @@ def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: floa
         return state, []
     claims = read_over(driver.claims(state), entry.name.uid)
     if entry.state is ClaimState.FETCHING:
-        why = Obstacle(Cause.CLAIM_NOT_FOUND, event.reason)
+        why = Reason(Cause.CLAIM_NOT_FOUND, event.reason)
         return not_prepared(driver, driver.with_claims(state, claims), entry, why)
     if entry.state not in _COLLECTED:
         return driver.with_claims(state, claims), []
@@ -288,7 +288,7 @@ def unreadable(driver: ClaimDriver, state: NodeState, event: ClaimUnreadable, at
     if (entry := _of_read(driver.claims(state), event.number)) is None:
         return state
     if entry.claim is None:
-        why = Obstacle(Cause.API_SERVER_FAILED, event.reason)
+        why = Reason(Cause.API_SERVER_FAILED, event.reason)
         entry = replace(entry, why=why, retry_at=at + limits.CLAIM_READ_RETRY_S)
     else:
         entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
@@ -347,7 +347,7 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
         "claim.act_failed",
         {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
     )
-    why = Obstacle(_FAULTS[event.fault], event.reason)
+    why = Reason(_FAULTS[event.fault], event.reason)
     stopped = replace(entry, acts={}, why=why, retry_at=again_at)
     if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
         stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})

@@ -28,7 +28,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.claim_states import ClaimState, NoTransitionError, On
 from gpuactors.core.values.effects import Effect, Level, Log
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -245,7 +245,7 @@ def _logged(
     return [Log(level, name, {**fields})]
 
 
-def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Obstacle) -> Stepped:
+def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Reason) -> Stepped:
     """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
     claims, uid = driver.claims(state), entry.name.uid
     answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}

@@ -19,7 +19,7 @@ GetPreferredAllocation is answered at once and never refused: kubelet fails the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.assessment.blockers import OF_A_PART
-from gpuactors.core.assessment.ownership import may_be_a_pods
+from gpuactors.core.assessment.ownership import group_in_use, may_be_a_pods
 from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.devices.presence import changed, not_offered
@@ -51,6 +51,7 @@ from gpuactors.core.values.effects import (
     Refused,
     Reply,
 )
+from gpuactors.core.values.group import Holding, Owned, other_holding
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     Call,
@@ -66,8 +67,9 @@ from gpuactors.core.values.model import (
     differences,
     is_pci_address,
 )
+from gpuactors.core.values.owner import Given
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.values.status import Blocker, causes_of
+from gpuactors.core.values.status import Reason, causes_of
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
@@ -172,7 +174,7 @@ def handed_over(state: NodeState) -> tuple[NodeState, Answered]:
     """Refuses every call that still waits: a successor will serve. Kubelet repeats a PreStartContainer there."""
     refused = _refused(
         Refusal.UNAVAILABLE,
-        Blocker(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
+        Reason(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
     )
     answered: Answered = []
     for token, call in state.calls.waiting.items():
@@ -278,24 +280,23 @@ def _answered(
     return [Reply(token, answer), line]
 
 
-def _refused(status: Refusal, *why: Blocker) -> Refused:
-    """The refusal for all of these blockers; its sentence has the first of them."""
-    owners = tuple(given for b in why if b.owner is not None for given in b.owner.entries)
-    return Refused(status, "; ".join(first_of([b.message for b in why])), causes_of(why), owners)
+def _refused(status: Refusal, *why: Reason, owners: tuple[Given, ...] = ()) -> Refused:
+    """The refusal for all of these reasons; its sentence has the first of them. `owners`: those that are a reason."""
+    return Refused(status, "; ".join(first_of([r.message for r in why])), causes_of(why), owners)
 
 
 def _refused_at_once(
     state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
 ) -> Refused | None:
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.NOT_SERVING, "gpuactors is stopping"))
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.NOT_SERVING, "gpuactors is stopping"))
     if not ids:
-        nothing = Blocker(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
+        nothing = Reason(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
         return _refused(Refusal.INVALID_ARGUMENT, nothing)
     if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
         twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
         message = f"requested twice in one call: {', '.join(quoted_ids(twice))}"
-        return _refused(Refusal.INVALID_ARGUMENT, Blocker(Cause.INVALID_REQUEST, message))
+        return _refused(Refusal.INVALID_ARGUMENT, Reason(Cause.INVALID_REQUEST, message))
     unknown = [i for i in ids if i not in known]
     if not unknown:
         return None
@@ -306,16 +307,16 @@ def _refused_at_once(
     return Refused(Refusal.NOT_FOUND, reason, causes_of(why.values()))
 
 
-def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Blocker:
+def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Reason:
     address = address_of(state, resource, device)
     function = state.host.functions.get(address) if address is not None else None
     if function is not None and function.fault is not None:
-        return Blocker(Cause.UNREADABLE, function.fault)
+        return Reason(Cause.UNREADABLE, function.fault)
     listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
     if device not in listed:
-        return Blocker(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
+        return Reason(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
     if address is None or not is_pci_address(address):
-        return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
+        return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
     # Not the listed reason, which may name a pod: kubelet has allocated it to the pod of this call.
     return not_listed(state, resource, address)
 
@@ -409,23 +410,24 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
             if stale := _stale(state, call, known):
                 if state.kubelet.ledger.done <= call.since:
                     return _Doubted()
-                return _refused(Refusal.FAILED_PRECONDITION, Blocker(Cause.STALE_NODES, stale))
+                return _refused(Refusal.FAILED_PRECONDITION, Reason(Cause.STALE_NODES, stale))
             return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
             if _is_undecided(state, known, call):
                 return None
-            if taken := _taken(state, call):
+            taken, owners = _taken(state, call)
+            if taken:
                 if state.kubelet.ledger.done <= call.since:
                     return _Doubted()
                 if _may_be_back(state, known, call):
                     return None
-                return _refused(Refusal.FAILED_PRECONDITION, *taken)
+                return _refused(Refusal.FAILED_PRECONDITION, *taken, owners=owners)
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
 
 
 def _blocker(
     known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
-) -> Blocker | None:
+) -> Reason | None:
     """What forbids to allocate it by its files, named by its address; None if nothing."""
     now = state.host.functions.get(address)
     found = changed(seen, now)
@@ -435,7 +437,7 @@ def _blocker(
     return _of(address, found) if found is not None else None
 
 
-def _of(address: PciAddress, blocker: Blocker) -> Blocker:
+def _of(address: PciAddress, blocker: Reason) -> Reason:
     return replace(blocker, message=f"{address}: {blocker.message}")
 
 
@@ -519,31 +521,55 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
     return f"{quoted_id(node)} belongs to no GPU any more"
 
 
-def _taken(state: NodeState, call: Call) -> list[Blocker]:
-    """Why Allocate must refuse although the files are in order: the devices' owners and holders."""
+def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Given, ...]]:
+    """Why Allocate must refuse although the files are in order: the devices' owners and holders; and of these the
+    owners."""
     known = devices_by_id(state, call.resource)
     asked = {known[i].function.address: i for request in call.requests for i in request}
-    found = ((a, _taken_by(state, call, known[DeviceId(a)], asked[a])) for a in sorted(call.seen))
-    return [_of(address, blocker) for address, blocker in found if blocker is not None]
+    reasons, owners = list[Reason](), list[Given]()
+    for address in sorted(call.seen):
+        device = known[DeviceId(address)]
+        holding = other_holding(_owned(state, device), address, _is_calls(call, address, asked[address]))
+        if holding is not None:
+            owners += holding.owner.entries
+        reason = _taken_by(state, call, device, holding)
+        if reason is not None:
+            reasons.append(_of(address, reason))
+    return reasons, tuple(owners)
 
 
-def _taken_by(state: NodeState, call: Call, device: Device, asked_as: DeviceId) -> Blocker | None:
-    owned, group = state.index.owners, f"IOMMU group {device.function.iommu_group}"
-    owner = owned.get(device.function.address)
-    if owner is not None and (others := owner.besides(call.resource, asked_as)) is not None:
-        return Blocker(others.cause(call.resource), others.message(), others)
-    members = [m.address for m in device.group if m.address not in call.seen and m.address in owned]
-    if members:
-        owner = owned[members[0]]
-        return Blocker(Cause.GROUP_IN_USE, f"{group} is in use: {members[0]} is {owner.message()}", owner)
+def _owned(state: NodeState, device: Device) -> Owned:
+    return state.index.owned.get(state.index.known.group_of[device.function.address], ())
+
+
+def _is_calls(call: Call, address: PciAddress, asked_as: DeviceId) -> Callable[[PciAddress, Given], bool]:
+    """Whether an owner does not stand in the way of the device at `address`: it is the pod of the call, or has another
+    device of the call, for which it is a reason by itself."""
+
+    def is_own(function: PciAddress, entry: Given) -> bool:
+        if function == address:
+            return (entry.resource, entry.device) == (call.resource, asked_as)
+        return function in call.seen
+
+    return is_own
+
+
+def _taken_by(state: NodeState, call: Call, device: Device, holding: Holding | None) -> Reason | None:
+    if holding is not None:
+        if holding.function != device.function.address:
+            return group_in_use(device, holding)
+        return Reason(holding.owner.cause(call.resource), holding.owner.message())
     use = use_of(state, device)
     if use is None or not use.in_use:
         return None
     # Kubelet allocates what its ledger has free, so the owner of the last read has just left.
-    left = orphans_pod(state, device) is not None or (owner is not None and may_be_a_pods(use))
+    was_owned = device.function.address in state.index.owners
+    left = orphans_pod(state, device) is not None or (was_owned and may_be_a_pods(use))
     if left and state.daemon.settings.pre_start_gate:
         return None
-    return Blocker(_held_by(state, device, left=left), f"{group} is {use.evidence}")
+    return Reason(
+        _held_by(state, device, left=left), f"IOMMU group {device.function.iommu_group} is {use.evidence}"
+    )
 
 
 def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
@@ -554,7 +580,7 @@ def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
     return cause if cause is Cause.HOLDER_UNKNOWN else Cause.HELD_BY_OTHER
 
 
-def _held(state: NodeState, call: Call) -> list[Blocker]:
+def _held(state: NodeState, call: Call) -> list[Reason]:
     """The call's devices whose group is held, each with the holder."""
     known = devices_by_id(state, call.resource)
     held = []
@@ -565,30 +591,33 @@ def _held(state: NodeState, call: Call) -> list[Blocker]:
             pod = orphans_pod(state, device)
             gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""
             message = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
-            held.append(Blocker(_held_by(state, device, left=pod is not None), message))
+            held.append(Reason(_held_by(state, device, left=pod is not None), message))
     return held
 
 
 def _late(state: NodeState, call: Call) -> Refused:
     """Why a call could not be answered in time."""
     if short := [
-        Blocker(Cause.SHORTAGE, f"{a}: {why}") for a in sorted(call.seen) if (why := _shortage(state, a))
+        Reason(Cause.SHORTAGE, f"{a}: {why}") for a in sorted(call.seen) if (why := _shortage(state, a))
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):
         message = f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.INSPECTION_LATE, message))
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.INSPECTION_LATE, message))
     if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
         message = (
             f"the users of {unpolled} could not be determined in time; can its `enable` be read in sysfs?"
         )
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.USE_LATE, message))
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.USE_LATE, message))
     if not state.claims.is_known:
         message = (
             "the checkpoint of the claims, which may have a device of the call, could not be read in time"
         )
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.CHECKPOINT_LATE, message))
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.CHECKPOINT_LATE, message))
     if _is_unread(state, call):
         message = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
-        return _refused(Refusal.UNAVAILABLE, Blocker(Cause.LEDGER_LATE, message))
-    return _refused(Refusal.UNAVAILABLE, *(_held(state, call) or _taken(state, call)))
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
+    if held := _held(state, call):
+        return _refused(Refusal.UNAVAILABLE, *held)
+    taken, owners = _taken(state, call)
+    return _refused(Refusal.UNAVAILABLE, *taken, owners=owners)

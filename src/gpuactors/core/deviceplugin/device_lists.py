@@ -40,7 +40,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.owner import Given, Named
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import same_if_equal
-from gpuactors.core.values.status import Blocker
+from gpuactors.core.values.status import Reason
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
@@ -228,7 +228,7 @@ def _device_list(
         for entry in left:
             other = listed_as.get(entry.address)
             why = (
-                Blocker(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
+                Reason(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
                 if other is not None
                 else not_listed(state, resource, entry.address)
             )
@@ -238,7 +238,7 @@ def _device_list(
     return same_if_equal(listed, made)
 
 
-def _unhealthy(entry: AdvertisedDevice, why: Blocker) -> AdvertisedDevice:
+def _unhealthy(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
     return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)
 
 
@@ -247,10 +247,10 @@ def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
     return is_pci_address(entry.address)
 
 
-def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Blocker:
+def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Reason:
     """Why a device that was listed is not any more: by the function that is at its address now."""
     if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_pci_address(listed.id):
-        return Blocker(Cause.ID_RELEASED, "no pod has it by this ID any more")
+        return Reason(Cause.ID_RELEASED, "no pod has it by this ID any more")
     return not_listed(state, resource, listed.address)
 
 
@@ -410,7 +410,7 @@ def _with_rules_kept(
         reason = (
             f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
         )
-        aside[resource][entry.id] = _unhealthy(entry, Blocker(Cause.SET_ASIDE, reason))
+        aside[resource][entry.id] = _unhealthy(entry, Reason(Cause.SET_ASIDE, reason))
         if aside[resource][entry.id] not in state.published.device_lists.get(resource, ()):
             fields = {"resource": resource, "device": quoted_id(entry.id), "reason": reason}
             effects.append(Log(Level.ERROR, "rule.broken", fields))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import ne
+from operator import itemgetter, ne
 from typing import Any, Final
 
+from gpuactors.core.values.group import GroupKey, Owned
 from gpuactors.core.values.model import (
     AdminAccess,
     ClaimedDevice,
@@ -149,3 +150,19 @@ def _may_mean(names: Set[Named], before: Mapping[Named, bool]) -> dict[Named, bo
 def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> frozenset[Named]:
     """As `Index.unresolved`."""
     return frozenset([n for n, may in may_mean.items() if may or n[0] in resources])
+
+
+def owned(
+    owners: Mapping[PciAddress, Owner], group_of: Mapping[PciAddress, GroupKey]
+) -> Mapping[GroupKey, Owned]:
+    """The owners of each group's functions, without those of functions that are gone. Nearly always one has one."""
+    if not owners.keys() <= group_of.keys():
+        owners = {address: owner for address, owner in owners.items() if address in group_of}
+    keys = [*map(group_of.__getitem__, owners)]
+    found = dict(zip(keys, zip(owners.items(), strict=True), strict=True))
+    if len(found) == len(keys):
+        return found
+    several: dict[GroupKey, list[tuple[PciAddress, Owner]]] = {}
+    for key, pair in zip(keys, owners.items(), strict=True):
+        several.setdefault(key, []).append(pair)
+    return {key: tuple(sorted(of_it, key=itemgetter(0))) for key, of_it in several.items()}

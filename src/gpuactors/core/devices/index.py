@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.devices.holdings import NO_HOLDINGS, Holdings, holdings, unresolved
+from gpuactors.core.devices.holdings import NO_HOLDINGS, Holdings, holdings, owned, unresolved
 from gpuactors.core.devices.inventory import (
     NO_DEVICES,
     NOTHING_KNOWN,
@@ -26,6 +26,7 @@ from gpuactors.core.devices.inventory import (
     meanings,
     polled,
 )
+from gpuactors.core.values.group import GroupKey, Owned
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -75,6 +76,8 @@ class Index:
     polled: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
     """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
     virtual machine can have open: those on a vfio driver, and those that are leaving one."""
+    owned: Mapping[GroupKey, Owned] = field(default_factory=dict)
+    """Who has each group by the word of kubelet, and by ours."""
     in_use: frozenset[int] = frozenset()
     """The groups that were in use when they were last polled."""
 
@@ -212,6 +215,9 @@ def index(
         polled=before.polled
         if same_devices and before.leaving == leaving
         else polled(before.polled, known.groups, of.devices, leaving),
+        owned=before.owned
+        if before.owners is held.owners and before.known.group_of is known.group_of
+        else same_if_equal(before.owned, owned(held.owners, known.group_of)),
         in_use=before.in_use
         if before.observed is observed
         else frozenset([group for group, use in observed.items() if use.in_use]),

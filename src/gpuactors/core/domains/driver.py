@@ -38,7 +38,7 @@ from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.core.values.status import InTheWay, Obstacle
+from gpuactors.core.values.status import InTheWay, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -73,20 +73,20 @@ class ComputeDomains:
             return state
         return replace(state, domains=replace(domains, strangers=found))
 
-    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
+    def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
         settings, config = state.domains.settings, chosen(claim)
         assert settings is not None
         if isinstance(config, ConfigFault):
-            return Obstacle(Cause.INVALID_CONFIGURATION, config.sentence)
+            return Reason(Cause.INVALID_CONFIGURATION, config.sentence)
         if any(result.admin_access for result in claim.results or ()):
-            return Obstacle(
+            return Reason(
                 Cause.INVALID_CONFIGURATION,
                 "admin access to a device of a compute domain is not given: remove adminAccess from the claim",
             )
         if (unfit := _not_offered(claim, settings)) is not None:
             return unfit
         if config.kind is DeviceKind.DAEMON and claim.name.namespace not in settings.namespaces:
-            return Obstacle(
+            return Reason(
                 Cause.INVALID_CONFIGURATION,
                 f"the claim {claim.name} is for a daemon, and these are in the namespace "
                 f"{' or '.join(settings.namespaces)} only (--domains-namespace)",
@@ -110,7 +110,7 @@ class ComputeDomains:
         reason = exclusion.in_the_way(state.domains, entry)
         if reason is None and state.kubelet.ledger.outstanding is not None:
             # It was asked for when the claim came.
-            return InTheWay(Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
+            return InTheWay(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
         return reason
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
@@ -201,16 +201,16 @@ def _directory(state: NodeState, own: ClaimedDomain) -> str:
     return f"{settings.directory}/{own.uid}"
 
 
-def _not_offered(claim: Claim, settings: DomainSettings) -> Obstacle | None:
+def _not_offered(claim: Claim, settings: DomainSettings) -> Reason | None:
     """Which of its devices this node does not have; None if it has all."""
     for result in claim.results or ():
         device = device_of(result.device)
         if device is None:
-            return Obstacle(Cause.UNKNOWN_ID, f"{quoted_id(result.device)} is no device of this driver")
+            return Reason(Cause.UNKNOWN_ID, f"{quoted_id(result.device)} is no device of this driver")
         if device.kind is DeviceKind.CHANNEL and device.id >= settings.channels:
             few = f"{device} is not offered here: the node has {settings.channels} (--imex-channels)"
-            return Obstacle(Cause.NOT_OFFERED, few)
+            return Reason(Cause.NOT_OFFERED, few)
         if device.kind is DeviceKind.DAEMON and (device.id or settings.mode is not DomainMode.ON):
             off = f"{device} is not offered here (--compute-domains {settings.mode})"
-            return Obstacle(Cause.NOT_OFFERED, off)
+            return Reason(Cause.NOT_OFFERED, off)
     return None

@@ -27,7 +27,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.domain_reservation import devices_wanted
 from gpuactors.core.values.quote import quoted
-from gpuactors.core.values.status import InTheWay, Obstacle
+from gpuactors.core.values.status import InTheWay, Reason
 
 
 def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
@@ -46,7 +46,7 @@ def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
     if owner := _by_another_claim(domains, entry, wanted) or _by_strangers(domains, entry, wanted):
         return InTheWay(owner, is_owner=True)
     if domains.strangers is None:
-        return InTheWay(Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
+        return InTheWay(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
     if config.kind is DeviceKind.DAEMON or settings.mode is not DomainMode.ON:
         return None
     if owner := _by_another_domain(domains, entry, config.domain):
@@ -58,26 +58,26 @@ def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
     return None
 
 
-def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> Obstacle | None:
+def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> Reason | None:
     """Facts not read since the claim came: an older view is no fact."""
     view = domains.known.get(config.domain)
     if view is None or view.number <= entry.since:
         why = f": {view.problem}" if view is not None and view.problem else ""
         unread = f"the ComputeDomain {config.domain} has not been read yet{why}"
-        return Obstacle(Cause.API_SERVER_FAILED, unread)
+        return Reason(Cause.API_SERVER_FAILED, unread)
     if domains.imex.number <= entry.since:
         why = f": {domains.imex.problem}" if domains.imex.problem else ""
-        return Obstacle(Cause.IMEX_MISSING, f"the host's driver has not said yet what it has of IMEX{why}")
+        return Reason(Cause.IMEX_MISSING, f"the host's driver has not said yet what it has of IMEX{why}")
     return None
 
 
-def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> Obstacle | None:
+def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> Reason | None:
     """Why waiting is of no use; None if it may be."""
     if (gone := _without_domain(domains, config.domain)) is not None:
         return gone
     domain = domains.known[config.domain].domain
     if config.kind is DeviceKind.CHANNEL and domain is not None and entry.name.namespace != domain.namespace:
-        return Obstacle(
+        return Reason(
             Cause.INVALID_CONFIGURATION,
             f"the ComputeDomain {domain} is in another namespace than the claim {entry.name}: a claim can have a "
             "channel of a domain of its own namespace only",
@@ -85,60 +85,60 @@ def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> Obstacle |
     return _without_imex(domains, config.kind)
 
 
-def _without_domain(domains: Domains, uid: DomainUid) -> Obstacle | None:
+def _without_domain(domains: Domains, uid: DomainUid) -> Reason | None:
     domain = domains.known[uid].domain
     if domain is not None and domain.is_deleted:
         deleted = f"the ComputeDomain {domain} is being deleted: delete the pod"
-        return Obstacle(Cause.DOMAIN_NOT_FOUND, deleted)
+        return Reason(Cause.DOMAIN_NOT_FOUND, deleted)
     if domain is not None:
         return None
     absent = f"there is no ComputeDomain with the UID {uid}: correct domainID in the claim"
-    return Obstacle(Cause.DOMAIN_NOT_FOUND, absent)
+    return Reason(Cause.DOMAIN_NOT_FOUND, absent)
 
 
-def _without_imex(domains: Domains, kind: DeviceKind) -> Obstacle | None:
+def _without_imex(domains: Domains, kind: DeviceKind) -> Reason | None:
     imex = domains.imex.facts
     if imex is None:
-        return Obstacle(Cause.IMEX_MISSING, "the host's driver does not say what it has of IMEX")
+        return Reason(Cause.IMEX_MISSING, "the host's driver does not say what it has of IMEX")
     if imex.absent:
-        return Obstacle(Cause.IMEX_MISSING, imex.absent)
+        return Reason(Cause.IMEX_MISSING, imex.absent)
     if kind is DeviceKind.CHANNEL and imex.clique_id and imex.channel_major is None:
-        return Obstacle(
+        return Reason(
             Cause.IMEX_MISSING,
             "/proc/devices has no nvidia-caps-imex-channels: the host's driver is too old for IMEX, or not loaded",
         )
     return None
 
 
-def _incomplete(domains: Domains, kind: DeviceKind) -> Obstacle | None:
+def _incomplete(domains: Domains, kind: DeviceKind) -> Reason | None:
     """Facts of the host that are missing and may come at any time; None if all are there."""
     imex = domains.imex.facts
     assert imex is not None
     if imex.unknown:
-        return Obstacle(Cause.IMEX_MISSING, imex.unknown)
+        return Reason(Cause.IMEX_MISSING, imex.unknown)
     if kind is DeviceKind.DAEMON and imex.unmanaged:
-        return Obstacle(Cause.IMEX_MISSING, imex.unmanaged)
+        return Reason(Cause.IMEX_MISSING, imex.unmanaged)
     return None
 
 
-def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Obstacle | None:
+def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Reason | None:
     for other in _others(domains, entry):
         if other.domain is None:
             why = f" ({other.problem})" if other.problem else ""
             unknown = f"what the claim {other.name} has is not known yet{why}"
-            return Obstacle(Cause.CLAIMED_ELSEWHERE, unknown)
+            return Reason(Cause.CLAIMED_ELSEWHERE, unknown)
         for device in wanted:
             if device in other.domain.devices:
-                return Obstacle(Cause.CLAIMED_ELSEWHERE, f"{device}: it {belongs(other)}")
+                return Reason(Cause.CLAIMED_ELSEWHERE, f"{device}: it {belongs(other)}")
     return None
 
 
-def _by_strangers(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Obstacle | None:
+def _by_strangers(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Reason | None:
     """A claim that kubelet lists, and that is not here: its pod has the device. Under the claim's own name it is the
     claim itself: kubelet has one of a name."""
     for stranger in domains.strangers or ():
         if stranger.claim != str(entry.name) and device_of(stranger.device) in wanted:
-            return Obstacle(
+            return Reason(
                 Cause.CLAIMED_ELSEWHERE,
                 f"{stranger.device}: kubelet lists it for the claim {quoted(stranger.claim)}, which another program "
                 "has prepared: it is free when the pod of that claim has ended",
@@ -146,12 +146,12 @@ def _by_strangers(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ..
     return None
 
 
-def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> Obstacle | None:
+def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> Reason | None:
     """A node takes part in one domain at a time: its label has one value."""
     for other in _others(domains, entry):
         own = other.domain
         if own is not None and own.uid != domain and own.devices[0].kind is DeviceKind.CHANNEL:
-            return Obstacle(
+            return Reason(
                 Cause.OTHER_DOMAIN,
                 f"the node takes part in another ComputeDomain, {_in_words(own)}: one of its channels "
                 f"{belongs(other)}",
@@ -169,7 +169,7 @@ def _others(domains: Domains, entry: Entry) -> list[Entry]:
     return [other for other in entries if other.name.uid != entry.name.uid and other.state in OWNING]
 
 
-def lacking(domains: Domains, entry: Entry) -> Obstacle | None:
+def lacking(domains: Domains, entry: Entry) -> Reason | None:
     """The reason why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone,
     or is being deleted, does not come (DOMAIN_NOT_FOUND)."""
     own, config = entry.domain, entry.config
@@ -182,7 +182,7 @@ def lacking(domains: Domains, entry: Entry) -> Obstacle | None:
     return None if config.kind is DeviceKind.DAEMON else channels_lack(domains, own.uid)
 
 
-def channels_lack(domains: Domains, uid: DomainUid) -> Obstacle | None:
+def channels_lack(domains: Domains, uid: DomainUid) -> Reason | None:
     """The reason why the channels of a domain are not usable on this node, as far as it has been read; None if they
     are."""
     if (why := daemon_lacks(domains, uid)) is not None:
@@ -192,13 +192,13 @@ def channels_lack(domains: Domains, uid: DomainUid) -> Obstacle | None:
     if settings.mode is not DomainMode.ON or readiness(domains, uid) is Readiness.READY:
         return None
     problem = f": {view.problem}" if view is not None and view.problem else ""
-    return Obstacle(
+    return Reason(
         Cause.API_SERVER_FAILED if problem else Cause.DOMAIN_NOT_READY,
         f"{_named(domains, uid)} does not say yet that the node {settings.node} is Ready{problem}",
     )
 
 
-def daemon_lacks(domains: Domains, uid: DomainUid) -> Obstacle | None:
+def daemon_lacks(domains: Domains, uid: DomainUid) -> Reason | None:
     """The reason why the domain's daemon cannot be Ready here: the domain, IMEX, the label, then its own claim. Of one
     that the host manages: why it is not ready. None if nothing."""
     settings, view = domains.settings, domains.known.get(uid)
@@ -211,12 +211,12 @@ def daemon_lacks(domains: Domains, uid: DomainUid) -> Obstacle | None:
     if settings.mode is not DomainMode.ON:
         assert domains.imex.facts is not None
         problem = domains.imex.facts.host_problem
-        return Obstacle(Cause.DOMAIN_NOT_READY, problem) if problem else None
+        return Reason(Cause.DOMAIN_NOT_READY, problem) if problem else None
     if (why := label.obstacle(domains, uid)) is not None:
         return why
     if not has_daemon(domains, uid):
         unclaimed = f"the daemon of {_named(domains, uid)} has no prepared claim on this node yet"
-        return Obstacle(Cause.DOMAIN_NOT_READY, unclaimed)
+        return Reason(Cause.DOMAIN_NOT_READY, unclaimed)
     return None
 
 

@@ -36,7 +36,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.quote import quoted_id
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 _NEEDS: Final = OWNING - {ClaimState.RESERVED, ClaimState.RELEASING}
 """The states in which a channel's claim needs the label: its intent is on disk, and it is not being released."""
@@ -116,33 +116,33 @@ def is_foreign(label: Label, of: Held) -> bool:
     return label.value is not None and label.value not in label.ours and label.value not in of.kept
 
 
-def obstacle(domains: Domains, domain: DomainUid) -> Obstacle | None:
+def obstacle(domains: Domains, domain: DomainUid) -> Reason | None:
     """Why the label cannot be given to this domain now, or does not name it; None if it names it."""
     label, settings = domains.label, domains.settings
     node = settings.node if settings is not None else ""
     problem = f": {label.problem}" if label.problem else ""
     if not label.known:
         unread = f"the label {LABEL} of the node {node} has not been read yet{problem}"
-        return Obstacle(Cause.API_SERVER_FAILED, unread)
+        return Reason(Cause.API_SERVER_FAILED, unread)
     if label.unsure:
         unread = f"what the label {LABEL} of the node {node} is now has not been read yet{problem}"
-        return Obstacle(Cause.API_SERVER_FAILED, unread)
+        return Reason(Cause.API_SERVER_FAILED, unread)
     if label.value == domain and not label.is_going:
         return None
     if label.value is None:
         absent = f"the label {LABEL} of the node {node} is not there yet{problem}"
-        return Obstacle(Cause.API_SERVER_FAILED if problem else Cause.DOMAIN_NOT_READY, absent)
+        return Reason(Cause.API_SERVER_FAILED if problem else Cause.DOMAIN_NOT_READY, absent)
     if label.value in label.ours or label.is_going:
         going = ", and is being removed" if label.is_going else ""
         other = f"the label {LABEL} of the node {node} still names {label.value}{going}{problem}"
-        return Obstacle(Cause.API_SERVER_FAILED if problem else Cause.OTHER_DOMAIN, other)
+        return Reason(Cause.API_SERVER_FAILED if problem else Cause.OTHER_DOMAIN, other)
     if label.found == label.value:
-        return Obstacle(
+        return Reason(
             Cause.API_SERVER_FAILED,
             f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; whose that is follows when every claim "
             "here has been read",
         )
-    return Obstacle(
+    return Reason(
         Cause.FOREIGN_LABEL,
         f"the label {LABEL} of the node {node} is {quoted_id(label.value)}, which no claim here has set: whoever set "
         "it must remove it",

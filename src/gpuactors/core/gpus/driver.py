@@ -55,7 +55,7 @@ from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.core.values.status import InTheWay, Obstacle
+from gpuactors.core.values.status import InTheWay, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -100,10 +100,10 @@ class Gpus:
         state = self.with_claims(state, with_reserved(_seen_again(state)))
         return self.with_claims(state, fitness.followed(before, state))
 
-    def unfit(self, state: NodeState, claim: Claim) -> Obstacle | None:
+    def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
         found = config.chosen(claim)
         if isinstance(found, ConfigFault):
-            return Obstacle(Cause.INVALID_CONFIGURATION, found.sentence)
+            return Reason(Cause.INVALID_CONFIGURATION, found.sentence)
         return not_given(state, allocated_devices(claim)) if state.host.scanned else None
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:

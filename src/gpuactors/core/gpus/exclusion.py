@@ -20,10 +20,11 @@ from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
+from gpuactors.core.values.group import other_holding
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
 from gpuactors.core.values.owner import Given
 from gpuactors.core.values.quote import first_of, quoted, quoted_id, quoted_name
-from gpuactors.core.values.status import InTheWay, Obstacle
+from gpuactors.core.values.status import InTheWay, Reason
 
 _WAITS: Final = (
     "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
@@ -56,27 +57,27 @@ def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction,
     )
 
 
-def not_given(state: NodeState, names: Iterable[str]) -> Obstacle | None:
+def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
     """Why this node cannot give one of these devices; None if it can give all."""
     index = state.index
     for name in names:
         address = claimed_address(name)
         if address is None:
-            return Obstacle(Cause.UNKNOWN_ID, f"{quoted_id(name)} is no device of this driver")
+            return Reason(Cause.UNKNOWN_ID, f"{quoted_id(name)} is no device of this driver")
         if (function := state.host.functions.get(address)) is None:
-            return Obstacle(Cause.GONE, f"{address} is gone from this node")
+            return Reason(Cause.GONE, f"{address} is gone from this node")
         if address not in index.devices:
             unselected = f"{address} is no device that is offered here: no selector matches it (--select)"
-            return Obstacle(Cause.NOT_SELECTED, unselected)
+            return Reason(Cause.NOT_SELECTED, unselected)
         if function.iommu_group is None or function.without_iommu:
             cause = Cause.NO_IOMMU_MODE if function.without_iommu else Cause.NO_IOMMU_GROUP
-            return Obstacle(cause, f"{address} is in no IOMMU group of the hardware: switch the IOMMU on")
+            return Reason(cause, f"{address} is in no IOMMU group of the hardware: switch the IOMMU on")
         if (part := not_whole(function)) is not None:
-            return Obstacle(part.cause, f"{address}: {part.message}")
+            return Reason(part.cause, f"{address}: {part.message}")
     return None
 
 
-def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Obstacle | None:
+def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Reason | None:
     """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches; None if it may be, is on
     vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It runs one fabric
     across such GPUs; after the bind it cannot name this one any more, and no other program divides the fabric for
@@ -94,7 +95,7 @@ def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Obstacle | N
         return None
     switch = min(switches)
     driver = state.index.functions[switch].driver
-    return Obstacle(
+    return Reason(
         Cause.FABRIC_OF_HOST,
         f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch {switch} is on "
         f"{quoted_id(driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow",
@@ -106,7 +107,7 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     assert entry.claim is not None
     if not state.host.scanned or not state.kubelet.ledger.tried:
         late = Cause.LEDGER_LATE if state.host.scanned else Cause.INSPECTION_LATE
-        return InTheWay(Obstacle(late, "the node has not been read yet"))
+        return InTheWay(Reason(late, "the node has not been read yet"))
     if missing := not_given(state, allocated_devices(entry.claim)):
         return InTheWay(missing, is_final=True)
     names = exclusive_devices(entry.claim)
@@ -131,11 +132,11 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
     return None
 
 
-def _by_unplaced(state: NodeState, entry: Entry) -> Obstacle | None:
+def _by_unplaced(state: NodeState, entry: Entry) -> Reason | None:
     """Somebody has a GPU by a name that says nothing of where it is: it may be each of them."""
     for other in state.claims.entries.values():
         if other.state in OWNING and other.unplaced:
-            return Obstacle(
+            return Reason(
                 Cause.CLAIMED_ELSEWHERE,
                 f"the claim {other.name} has {', '.join(other.unplaced)} by NVIDIA's driver, and nothing says which "
                 "GPU that is: delete its pod",
@@ -143,7 +144,7 @@ def _by_unplaced(state: NodeState, entry: Entry) -> Obstacle | None:
     for stranger in strangers(state.claims, state):
         if stranger.claim == str(entry.name):  # kubelet has one claim of a name
             continue
-        return Obstacle(
+        return Reason(
             Cause.CLAIMED_ELSEWHERE,
             f"kubelet lists {quoted_id(stranger.device)} for the claim {quoted(stranger.claim)}, which gpuactors has "
             "not prepared, and nothing says which GPU that is: delete its pod",
@@ -151,11 +152,11 @@ def _by_unplaced(state: NodeState, entry: Entry) -> Obstacle | None:
     return None
 
 
-def _of(address: PciAddress, why: Obstacle) -> Obstacle:
-    return Obstacle(why.cause, f"{address}: {why.message}")
+def _of(address: PciAddress, why: Reason) -> Reason:
+    return Reason(why.cause, f"{address}: {why.message}")
 
 
-def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Obstacle | None:
+def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
     functions = with_companions(state, address)
     return _by_another_claim(state, entry, address, functions) or _by_ledger(
@@ -163,7 +164,7 @@ def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Ob
     )
 
 
-def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Obstacle | None:
+def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Reason | None:
     """What has not been read since the claim came: an older view is no fact."""
     index, ledger = state.index, state.kubelet.ledger
     for function in functions:
@@ -171,21 +172,21 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
         if function.address in state.host.inspections.functions and (
             seen is None or seen.inspection <= entry.since
         ):
-            return Obstacle(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
+            return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
         group = function.iommu_group
         if group is None or function.address not in index.polled.get(group, ()):
             continue
         last = state.host.polls.seen.get(group)
         if last is None or last.poll <= entry.since:
-            return Obstacle(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
+            return Reason(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
     if ledger.done <= entry.since:
-        return Obstacle(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
+        return Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
     return None
 
 
 def _by_another_claim(
     state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
-) -> Obstacle | None:
+) -> Reason | None:
     wanted, index = {f.address: f.iommu_group for f in functions}, state.index
     groups = set(wanted.values()) - {None}
     for other in state.claims.entries.values():
@@ -199,15 +200,15 @@ def _by_another_claim(
                     message = f"it {belongs(other)}"
                 else:
                     message = f"it {belongs(other, _pods(state, other, gpu.address))}; {_WAITS}"
-                return Obstacle(_taken(address, gpu.address), message)
+                return Reason(_taken(address, gpu.address), message)
     return _by_owed_return(state, wanted, address)
 
 
-def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Obstacle | None:
+def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Reason | None:
     for owed in state.claims.owed.values():
         if owed.act and any(f.address in wanted for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"
-            return Obstacle(_taken(address, owed.gpu.address), returned)
+            return Reason(_taken(address, owed.gpu.address), returned)
     return None
 
 
@@ -227,21 +228,25 @@ def _by_ledger(
     state: NodeState,
     entry: Entry,
     address: PciAddress,
-    functions: Iterable[PciFunction],
+    functions: Collection[PciFunction],
     *,
     ends: bool = False,
-) -> Obstacle | None:
+) -> Reason | None:
     """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
-    owners = state.index.owners
-    for function in functions:
-        owner = owners.get(function.address)
-        for given in owner.entries if owner is not None else ():
-            if not (_is_own(state, entry, given) or (ends and given.is_by_hosts_driver)):
-                of_companion = f"{function.address} is " if function.address != address else ""
-                resource = f" as {quoted_name(given.resource)}" if given.resource is not None else ""
-                message = f"{of_companion}{given.message}{resource}; {_WAITS}"
-                return Obstacle(_taken(address, function.address), message)
-    return None
+    wanted, index = {f.address for f in functions}, state.index
+
+    def is_own(function: PciAddress, given: Given) -> bool:
+        is_hosts = ends and given.is_by_hosts_driver
+        return function not in wanted or is_hosts or _is_own(state, entry, given)
+
+    group = index.known.group_of.get(address, address)
+    holding = other_holding(index.owned.get(group, ()), address, is_own)
+    if holding is None:
+        return None
+    given, function = holding.owner.entries[0], holding.function
+    of_companion = f"{function} is " if function != address else ""
+    resource = f" as {quoted_name(given.resource)}" if given.resource is not None else ""
+    return Reason(_taken(address, function), f"{of_companion}{given.message}{resource}; {_WAITS}")
 
 
 def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
@@ -257,7 +262,7 @@ def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
     )
 
 
-def _by_use(state: NodeState, address: PciAddress) -> Obstacle | None:
+def _by_use(state: NodeState, address: PciAddress) -> Reason | None:
     """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
     still lists a claim that has ended: its process may not have."""
     device = state.index.devices.get(address)
@@ -266,5 +271,5 @@ def _by_use(state: NodeState, address: PciAddress) -> Obstacle | None:
         return None
     ownership = state.assessments[address].ownership
     if ownership.cause in (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN):
-        return Obstacle(ownership.cause, ownership.message)
-    return Obstacle(Cause.HELD_BY_OTHER, f"IOMMU group {device.function.iommu_group} is {use.evidence}")
+        return Reason(ownership.cause, ownership.message)
+    return Reason(Cause.HELD_BY_OTHER, f"IOMMU group {device.function.iommu_group} is {use.evidence}")

@@ -24,7 +24,7 @@ from gpuactors.core.values.claim import ActFault, LookFinding
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.remade import same_if_equal
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 _REASONS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.IN_USE: Cause.IN_USE_ON_HOST,
@@ -86,7 +86,7 @@ def with_findings(claims: Claims, findings: Iterable[LookFinding], at: float) ->
         if not finding.reason:
             found = None
         elif (cause := _REASONS.get(finding.fault)) is not None:
-            found = Obstacle(cause, finding.reason)
+            found = Reason(cause, finding.reason)
         again_s = limits.UNFIT_LOOK_S if found is not None else limits.FIT_LOOK_S
         looks[finding.device] = Look(at + again_s, found)
         lines += _logged(finding.device, before.found, found)
@@ -98,7 +98,7 @@ def _planned(claims: Claims, looks: Mapping[PciAddress, Look], look: LookWanted 
     return replace(claims, looks=looks, look=look, look_at=min(waiting, default=math.inf))
 
 
-def _logged(address: PciAddress, before: Obstacle | None, found: Obstacle | None) -> list[Effect]:
+def _logged(address: PciAddress, before: Reason | None, found: Reason | None) -> list[Effect]:
     if before == found:
         return []
     if found is None:

@@ -24,7 +24,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
 from gpuactors.core.values.remade import changed_keys
 from gpuactors.core.values.slices import Blocked, BlockKind, Offer
-from gpuactors.core.values.status import Assessment, Blocker, Obstacle
+from gpuactors.core.values.status import Assessment, Reason
 
 _HELD: Final = frozenset(
     {
@@ -171,7 +171,7 @@ def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocke
 def _looked_anew(before: Mapping[PciAddress, Look], looks: Mapping[PciAddress, Look]) -> set[PciAddress]:
     """The devices of which the last looks say something else."""
 
-    def found(of: Mapping[PciAddress, Look]) -> dict[PciAddress, Obstacle]:
+    def found(of: Mapping[PciAddress, Look]) -> dict[PciAddress, Reason]:
         return {a: look.found for a, look in of.items() if look.found is not None}
 
     return {address for address, _ in found(before).items() ^ found(looks).items()}
@@ -179,15 +179,14 @@ def _looked_anew(before: Mapping[PciAddress, Look], looks: Mapping[PciAddress, L
 
 def _fault(
     state: NodeState, device: Device, assessment: Assessment, *, is_placed: bool = False
-) -> Blocker | None:
+) -> Reason | None:
     """Why no claim could use it, whoever has it now; None if one could. `is_placed`: a claim has bound it, and does
     not bind it again while its virtual machine runs."""
     blocker = without_group(device.function) or assessment.blocker
     mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS
     if blocker is not None and blocker.cause not in mended:
         return blocker
-    fabric = of_the_hosts_fabric(state, device.function)
-    return Blocker(fabric.cause, fabric.message) if fabric is not None else None
+    return of_the_hosts_fabric(state, device.function)
 
 
 def _health(state: NodeState, pool: str, address: PciAddress, *, is_placed: bool) -> DeviceHealth:

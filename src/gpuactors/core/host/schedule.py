@@ -148,11 +148,7 @@ def _is_wrongly_held(state: NodeState) -> bool:
     """A group is held by an external process, or by that of a pod that is gone."""
     if state.kubelet.orphans:
         return True
-    index = state.index
-    if not index.in_use:
-        return False
-    owned = {f.iommu_group for a in index.owners if (f := index.functions.get(a)) is not None}
-    return not index.in_use <= owned
+    return not state.index.in_use <= state.index.owned.keys()
 
 
 def matters(state: NodeState) -> bool:

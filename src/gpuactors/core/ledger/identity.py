@@ -31,7 +31,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
-from gpuactors.core.values.status import Blocker
+from gpuactors.core.values.status import Reason
 
 _CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 
@@ -201,19 +201,19 @@ def claimed_address(name: str) -> PciAddress | None:
     return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))
 
 
-def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) -> Blocker:
+def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) -> Reason:
     """Why the function at an address, if there is one, is no device of a resource."""
     function = state.host.functions.get(address)
     if function is None:
         return GONE
     if function.vfio_bound and named(function) == resource:
-        return Blocker(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
+        return Reason(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
     if function.vfio_bound and ids_of(function) not in state.published.served.get(resource, ()):
         return another(f"{function.vendor}:{function.device}")
     return not_offered(function)
 
 
-def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Blocker | None:
+def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Reason | None:
     """Why a pod can no longer use the device that was allocated to it by an ID: the device is gone, unbound, or another
     model; None if it can. `meant` is the device of the ID.
 
@@ -222,7 +222,7 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Bl
     selector matches it, so that it is in no scan.
     """
     if meant is None:
-        return Blocker(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
+        return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
     function = state.host.functions.get(meant.address)
     if function is None and meant.ids is None:
         return None

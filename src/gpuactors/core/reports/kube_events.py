@@ -23,7 +23,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import CallKind, Role
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 CONTESTED: Final = "ResourceContested"
 """The reason of a resource that another plugin has taken."""
@@ -98,7 +98,7 @@ def _of_resources(state: NodeState) -> Iterator[KubeEvent]:
 def _of_claims(state: NodeState) -> Iterator[KubeEvent]:
     for driver in DRIVERS.values():
         for entry in driver.claims(state).entries.values():
-            why = Obstacle(Cause.SET_ASIDE, entry.broken) if entry.broken else entry.why
+            why = Reason(Cause.SET_ASIDE, entry.broken) if entry.broken else entry.why
             if entry.state in OF_A_CLAIM and why is not None:
                 message = f"claim {entry.name}: {why.message}"
                 yield KubeEvent(PodsOf(entry.name), str(why.cause), message)

@@ -16,7 +16,7 @@ from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, Role, Token
 from gpuactors.core.values.prebound import KernelId, OperatorsList
 from gpuactors.core.values.slices import Publication
-from gpuactors.core.values.status import Obstacle
+from gpuactors.core.values.status import Reason
 
 NOBODY: Final = OperatorsList()
 """The operator names no address."""
@@ -75,7 +75,7 @@ class Entry:
     """What NVIDIA's driver has answered to the prepare of a claim that was taken over from it."""
     unplaced: tuple[str, ...] = ()
     """The names of the devices that such a claim has, and of which nobody says where they are."""
-    why: Obstacle | None = None
+    why: Reason | None = None
     """Why it is not further: the last act or read that failed, or whom it waits for."""
     broken: str = ""
     """Why it goes on by itself no further, as a sentence: the table lacks a transition, which is a bug; empty
@@ -133,7 +133,7 @@ class Look:
 
     due_at: float = 0.0
     """When it is looked at next. Past while the look is outstanding."""
-    found: Obstacle | None = None
+    found: Reason | None = None
     """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
 
 

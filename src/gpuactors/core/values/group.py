@@ -3,17 +3,38 @@ knows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Health, Observed, PciAddress, Pod
-from gpuactors.core.values.owner import Owner
+from gpuactors.core.values.owner import Given, Owner
 
 GroupKey = int | PciAddress
 """An IOMMU group by its number; a function that is in none is a group of its own, by its address."""
 
 Owned = tuple[tuple[PciAddress, Owner], ...]
 """The functions of a group that have an owner, sorted by address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Who has a function of a group, and so the group: it opens once."""
+
+    function: PciAddress
+    owner: Owner
+
+
+def other_holding(
+    owned: Owned, address: PciAddress, is_own: Callable[[PciAddress, Given], bool] = lambda *_: False
+) -> Holding | None:
+    """Who has the group of the function at `address`, apart from whoever asks: an owner of that function first, then of
+    the others. `is_own`: whether an entry, of a function, is of whoever asks."""
+    for function, owner in sorted(owned, key=lambda pair: pair[0] != address):
+        if others := tuple(e for e in owner.entries if not is_own(function, e)):
+            return Holding(function, owner if len(others) == len(owner.entries) else Owner(others))
+    return None
+
 
 Short = tuple[tuple[PciAddress, str], ...]
 """The devices of a group that cannot be inspected now because of a shortage of ours, and why; sorted by address."""

@@ -76,11 +76,6 @@ class Owner:
             return Cause.CLAIMED_ELSEWHERE
         return Cause.ALLOCATED if Cause.ALLOCATED in causes else Cause.JUST_ALLOCATED
 
-    def besides(self, resource: ResourceName, device: DeviceId) -> Owner | None:
-        """The owners other than the pod, if any, that has that ID of that resource."""
-        others = tuple(e for e in self.entries if (e.resource, e.device) != (resource, device))
-        return Owner(others) if others else None
-
     def message(self, resource: ResourceName | None = None) -> str:
         """The sentence for a list of `resource`: its own entries first, then the others with their resource."""
         own = [e for e in self.entries if e.resource == resource]

@@ -11,19 +11,8 @@ from gpuactors.core.values.owner import Owner
 
 
 @dataclass(frozen=True, slots=True)
-class Blocker:
-    """A reason not to offer or allocate a device."""
-
-    cause: Cause
-    message: str
-    """A sentence with the place and the remedy."""
-    owner: Owner | None = None
-    """The owner of the device that is in the way; None if that is not the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why a claim is not prepared, or not prepared yet."""
+class Reason:
+    """Why a device is not offered, or a call or claim cannot have it, or not yet."""
 
     cause: Cause
     message: str
@@ -34,7 +23,7 @@ class Obstacle:
 class InTheWay:
     """Why a claim cannot have its devices now."""
 
-    why: Obstacle
+    why: Reason
     is_final: bool = False
     """It will not pass by waiting: the claim asks for what this node cannot give."""
     is_owner: bool = False
@@ -75,11 +64,11 @@ class Assessment:
     """All that is decided of a device."""
 
     ownership: Ownership
-    blocker: Blocker | None
+    blocker: Reason | None
     """The reason not to allocate it, whatever its owner; None if there is none."""
     status: DeviceStatus
 
 
-def causes_of(blockers: Iterable[Blocker]) -> tuple[Cause, ...]:
+def causes_of(blockers: Iterable[Reason]) -> tuple[Cause, ...]:
     """Their causes, each once, sorted."""
     return tuple(sorted({blocker.cause for blocker in blockers}))

@@ -26,7 +26,7 @@ from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
-from gpuactors.config.options import Configured
+from gpuactors.config.options import Configured, ConfiguredDaemon
 from gpuactors.observe import log, stdout
 from gpuactors.ports.node import ControlError, HostError
 from gpuactors.process import malloc
@@ -58,7 +58,7 @@ def cli() -> None:
     """
 
 
-@cli.command(cls=Configured, epilog=epilog("run"))
+@cli.command(cls=ConfiguredDaemon, epilog=epilog("run"))
 def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     resolved = _resolved(flags)
@@ -90,7 +90,9 @@ def run(**flags: object) -> None:
     "-w", "--watch", is_flag=True, help="Show the running daemon's view as it changes, until Ctrl-C."
 )
 def inspect(output: str, watch: bool, **flags: object) -> None:
-    """Show the GPUs of this node with driver, IOMMU group, health and reason; claims and compute domains.
+    """Show the GPUs of this node, its claims and its compute domains.
+
+    Of each GPU it shows driver, IOMMU group, health and reason.
 
     The view is the running daemon's. Without a daemon this command reads the node itself, and shows what a daemon with
     these settings would list.
@@ -132,7 +134,9 @@ def _watch(config: Config, output: Format) -> None:
 @click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN", shell_complete=completion.explainable)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU (owner, holders, health and reason, history), one claim, or one compute domain.
+    """Explain one GPU, one claim or one compute domain.
+
+    Of a GPU it shows owner, holders, health with the reason, and history.
 
     ADDRESS is the GPU's PCI address; you can omit the PCI domain (23:00.0). CLAIM is NAMESPACE/NAME or the UID of a
     ResourceClaim; DOMAIN is that of a ComputeDomain. The view is the running daemon's. Without a daemon this command
@@ -284,7 +288,7 @@ def config_group() -> None:
 def show(output: str, **flags: object) -> None:
     """Show each setting: key, value, and where the value came from.
 
-    The settings are the running daemon's. If no daemon runs with this --state-dir, or if you give any other flag, they
+    The settings are the running daemon's. Without a daemon in this state directory, or with any other flag, they
     are those of a daemon that is started now with the same flags and environment.
     """
     from gpuactors.cli.inspect import view

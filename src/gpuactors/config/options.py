@@ -29,28 +29,73 @@ SEVERAL: Final = f"The flag may be repeated. In the variable, {LIST_SEPARATOR} s
 
 
 class Configured(click.Command):
-    """A command that takes every setting as a flag."""
+    """A command that takes every setting as a flag. Its help names the settings of the daemon by `--help-settings`."""
+
+    settings_in_help = False
 
     def __init__(self, name: str | None, *, params: list[click.Parameter], **kwargs: Any) -> None:
         settings = map(_option, DECLARATIONS.values())
-        super().__init__(name, params=[*params, _config_file(), *settings], **kwargs)
+        super().__init__(name, params=[*params, _config_file(), *settings, _help_settings()], **kwargs)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The command's own options as click has them, then each setting with its variable and default."""
-        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        shown = {option.name: record for option in options if (record := option.get_help_record(ctx))}
+        """Write the command's own options as click does, then its settings, or how to list them."""
+        records = self._records(ctx)
         with formatter.section("Options"):
-            formatter.write_dl([record for name, record in shown.items() if name not in DECLARATIONS])
+            formatter.write_dl([record for name, record in records.items() if name not in DECLARATIONS])
+        if self.settings_in_help:
+            self.format_settings(ctx, formatter)
+        else:
+            with formatter.section("Settings"):
+                formatter.write_text(
+                    f"Those of the running daemon. {ctx.command_path} --help-settings lists them."
+                )
+
+    def format_settings(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each setting with its variable and default."""
+        records = self._records(ctx)
         with formatter.section("Settings"):
             formatter.write_text(PRECEDENCE)
             for key, setting in DECLARATIONS.items():
                 formatter.write_paragraph()
-                formatter.write_text(shown[key][0])
+                formatter.write_text(records[key][0])
                 with formatter.indentation(), formatter.indentation():
                     formatter.write_text(setting.described.description)
                     if setting.is_list:
                         formatter.write_text(SEVERAL)
                     formatter.write_text(f"[env var: {setting.variable}; default: {setting.default_text()}]")
+
+    def _records(self, ctx: click.Context) -> dict[str, tuple[str, str]]:
+        """The flags and the help of each option, by the option's name."""
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        return {str(option.name): record for option in options if (record := option.get_help_record(ctx))}
+
+
+class ConfiguredDaemon(Configured):
+    """A command whose settings are its own: its help has them all."""
+
+    settings_in_help = True
+
+
+def _help_settings() -> click.Option:
+    """The option that prints the settings and exits."""
+
+    def show(ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) -> None:
+        if not is_wanted or ctx.resilient_parsing:
+            return
+        assert isinstance(ctx.command, Configured)
+        formatter = ctx.make_formatter()
+        ctx.command.format_settings(ctx, formatter)
+        click.echo(formatter.getvalue().rstrip("\n"))
+        ctx.exit()
+
+    return click.Option(
+        ["--help-settings"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the settings, each with its variable and default, and exit.",
+    )
 
 
 def _config_file() -> click.Option:

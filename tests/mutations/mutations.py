@@ -528,22 +528,22 @@ MUTATIONS: Final = (
     Mutation(
         "a list has what a device was before it was assessed otherwise",
         "core/deviceplugin/entries.py",
-        "        | changed_keys(carried.assessments, assessments)\n",
-        "",
+        "    of_devices = remade(before.of_devices, before.rows, rows, _entry, ne)\n",
+        "    of_devices = remade(before.of_devices, before.rows, rows, _entry, lambda was, now: was[0] != now[0])\n",
         tests=("tests/core/test_device_lists.py", INDEX),
     ),
     Mutation(
         "a list keeps a device under the name that it had",
         "core/deviceplugin/entries.py",
-        "    old = {a: _taken_out(carried, of, a) for a in touched}\n",
-        "    old = dict.fromkeys(touched)\n",
+        "        map(ids.get, devices),\n",
+        "        map(before.ids.get, devices),\n",
         tests=("tests/core/test_device_lists.py", INDEX),
     ),
     Mutation(
         "whether an unbind waits is not asked again after a poll",
         "core/deviceplugin/entries.py",
-        "        | index.unbinding\n",
-        "",
+        "for address in state.index.unbinding}\n",
+        "for address in state.index.unbinding - before.rows.keys()}\n",
         tests=("tests/core/test_polls.py", "tests/core/test_ledger_and_usage.py"),
     ),
     # --- actors and their tools -----------------------------------------------------------------------------

@@ -7,53 +7,53 @@ Must not decide what else is listed (a device that is gone while a pod has it, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from operator import ne
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.entries import Entries
+from gpuactors.core.state.entries import Entries, EntryRow
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
-from gpuactors.core.values.remade import changed_keys
+from gpuactors.core.values.remade import remade
 from gpuactors.core.values.status import DeviceStatus
 
 
 def entries(state: NodeState) -> Entries:
-    """The entries of exactly this state. Whether an unbind waits does not follow from the assessments only, so devices
-    that may be being unbound are derived each time."""
-    carried, index, ids = state.entries, state.index, alias_ids(state)
-    assessments = state.assessments
-    if (
-        carried.devices is index.devices
-        and carried.assessments is assessments
-        and carried.ids == ids
-        and not index.unbinding
-    ):
-        return carried
-    touched = (
-        changed_keys(carried.devices, index.devices)
-        | changed_keys(carried.assessments, assessments)
-        | changed_keys(carried.ids, ids)
-        | index.unbinding
+    """The entries of exactly this state; `state.entries` are those of the last publication."""
+    before, devices, ids = state.entries, state.index.devices, alias_ids(state)
+    # Whether a device is offered is in question only while it may be being unbound.
+    offered = {address: is_offered(state, devices[address]) for address in state.index.unbinding}
+    of_each = zip(
+        devices.values(),
+        map(state.assessments.__getitem__, devices),
+        map(ids.get, devices),
+        map(offered.get, devices),
+        strict=True,
     )
-    of = {resource: dict(listed) for resource, listed in carried.of.items()}
-    old = {a: _taken_out(carried, of, a) for a in touched}
-    for address in touched & index.devices.keys():
-        device, found = index.devices[address], assessments[address]
-        if not (is_offered(state, device) or found.ownership.is_allocated):
-            continue
-        device_id = ids.get(address, DeviceId(address))
-        made, was = _advertised(device_id, device, found.status), old[address]
-        of.setdefault(device.resource, {})[device_id] = made if was is None or made != was else was
-    return replace(
-        carried,
-        devices=index.devices,
-        assessments=assessments,
-        ids=ids,
-        of={resource: listed for resource, listed in of.items() if listed},
+    rows = dict(zip(devices, of_each, strict=True))
+    of_devices = remade(before.of_devices, before.rows, rows, _entry, ne)
+    if of_devices is before.of_devices and ids == before.ids:
+        return replace(before, rows=rows)
+    of: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+    for resource, entry in filter(None, of_devices.values()):
+        of.setdefault(resource, {})[entry.id] = entry
+    return Entries(rows, ids, of_devices, of)
+
+
+def _entry(address: PciAddress, row: EntryRow) -> tuple[ResourceName, AdvertisedDevice] | None:
+    device, assessment, device_id, offered = row
+    if not (device.function.vfio_bound or offered or assessment.ownership.is_allocated):
+        return None
+    return device.resource, _advertised(device_id or DeviceId(address), device, assessment.status)
+
+
+def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
+    function = device.function
+    return AdvertisedDevice(
+        device_id, function.address, status.health, function.numa_node, status.message, status.cause
     )
 
 
@@ -80,20 +80,4 @@ def _is_polled(state: NodeState, device: Device) -> bool:
         last is not None
         and last.poll >= state.host.polls.done
         and not state.host.polls.is_to_see(device.function.iommu_group)
-    )
-
-
-def _taken_out(
-    carried: Entries, of: Mapping[ResourceName, dict[DeviceId, AdvertisedDevice]], address: PciAddress
-) -> AdvertisedDevice | None:
-    device = carried.devices.get(address)
-    if device is None:
-        return None
-    return of.get(device.resource, {}).pop(carried.ids.get(address, DeviceId(address)), None)
-
-
-def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
-    function = device.function
-    return AdvertisedDevice(
-        device_id, function.address, status.health, function.numa_node, status.message, status.cause
     )

@@ -14,21 +14,26 @@ from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
 from gpuactors.core.values.status import Assessment
 
+EntryRow = tuple[Device, Assessment, DeviceId | None, bool | None]
+"""What the entry of a device is made of: the device, its assessment, the ID that it is listed by if that is not its PCI
+address, and whether it is offered although it is on no driver; None if that is no question."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entries:
     """The entries, preceded by the values that they are derived from."""
 
-    devices: Mapping[PciAddress, Device]
-    assessments: Mapping[PciAddress, Assessment]
+    rows: Mapping[PciAddress, EntryRow]
     ids: Mapping[PciAddress, DeviceId]
     """As `identity.alias_ids`."""
 
+    of_devices: Mapping[PciAddress, tuple[ResourceName, AdvertisedDevice] | None]
+    """The entry of each device, and the resource that it is of; None: it is not advertised."""
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by; no resource without any."""
 
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
-NO_ENTRIES: Final = Entries(devices=_NOTHING, assessments=_NOTHING, ids=_NOTHING, of=_NOTHING)
+NO_ENTRIES: Final = Entries(rows=_NOTHING, ids=_NOTHING, of_devices=_NOTHING, of=_NOTHING)
 """Of a state in which nothing is known."""

@@ -101,7 +101,27 @@ def _first_domains(settings: DomainSettings) -> Domains:
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
-    """The state after `event`, which happened at `at`, and its effects."""
+    """The state after `event`, which happened at `at`, and its effects.
+
+    A list of phases. What each reads that follows from the facts is derived of the state that it is given.
+    """
+    after, effects = _applied(state, event, at)
+    after = resolved(state, after)
+    after, claimed = _claims_advanced(state, after, at)
+    after = schedule.poll_brought_forward(state, after, at)
+    waiting = after.calls.waiting
+    after, answered = calls.completed(after, at)
+    after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
+    after = resolved(state, _hold_lists(state, after, answered, at))
+    after, published = publish(state, after, at)
+    answered = calls.after_lists(answered, waiting, state, after)
+    after = listing.kept(state, after, at)
+    after = offered(after)
+    return after, [*effects, *claimed, *answered, *published]
+
+
+def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
+    """The event is applied to the part of the state that it is about."""
     match event:
         case (
             events.HostChanged()
@@ -113,11 +133,11 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.FunctionInspected()
             | events.InspectionFailed()
         ):
-            after, effects = _host(state, event, at)
+            return _host(state, event, at)
         case events.KubeletAppeared() | events.KubeletGone():
-            after, effects = _kubelet(state, event, at)
+            return _kubelet(state, event, at)
         case events.NeighboursSeen():
-            after, effects = listing.neighbours_seen(state, event, at), []
+            return listing.neighbours_seen(state, event, at), []
         case (
             events.SocketBound()
             | events.SocketFailed()
@@ -126,14 +146,14 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.StreamOpened()
             | events.StreamEnded()
         ):
-            after, effects = _plugin(state, event, at)
+            return _plugin(state, event, at)
         case (
             events.AllocateAsked()
             | events.PreStartAsked()
             | events.PreferenceAsked()
             | events.CallAbandoned()
         ):
-            after, effects = _call(state, event, at)
+            return _call(state, event, at)
         case (
             events.PrepareAsked()
             | events.UnprepareAsked()
@@ -149,10 +169,10 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.FilesTouched()
             | events.SlicesPublished()
         ):
-            after, effects = _claim(state, event, at)
+            return _claim(state, event, at)
         case events.GpusLooked():
             looked, effects = fitness.looked(state.claims, event, at)
-            after = replace(state, claims=looked)
+            return replace(state, claims=looked), effects
         case (
             events.LabelRead()
             | events.LabelUnreadable()
@@ -166,30 +186,22 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
             | events.ImexRead()
             | events.ImexUnreadable()
         ):
-            after, effects = domains.applied(state, event, at)
+            return domains.applied(state, event, at)
         case events.Ticked():
-            after, effects = _ticked(state, at)
+            return _ticked(state, at)
         case events.GroupsObserved() | events.SomeGroupsObserved():
-            after, effects = usage.observed(state, event, at), []
+            return usage.observed(state, event, at), []
         case events.LedgerRead() | events.LedgerUnreadable():
-            after, effects = _ledger(state, event, at)
+            return _ledger(state, event, at)
         case (
             events.PredecessorGone()
             | events.HandOverRequested()
             | events.SuccessorLost()
             | events.ShutdownRequested()
         ):
-            after, effects = _daemon(state, event, at)
+            return _daemon(state, event, at)
         case _:
             assert_never(event)
-    after, claimed = _claims_advanced(state, resolved(state, after), at)
-    waiting = after.calls.waiting
-    after, answered = calls.completed(schedule.poll_brought_forward(state, after, at), at)
-    after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
-    after = resolved(state, _hold_lists(state, after, answered, at))
-    after, published = publish(state, after, at)
-    answered = calls.after_lists(answered, waiting, state, after)
-    return offered(listing.kept(state, after, at)), [*effects, *claimed, *answered, *published]
 
 
 def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:

@@ -90,7 +90,7 @@ def run(**flags: object) -> None:
     "-w", "--watch", is_flag=True, help="Show the running daemon's view as it changes, until Ctrl-C."
 )
 def inspect(output: str, watch: bool, **flags: object) -> None:
-    """Show the GPUs of this node, its claims and its compute domains.
+    """Show the GPUs, claims and compute domains of this node.
 
     Of each GPU it shows driver, IOMMU group, health and reason.
 

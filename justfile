@@ -66,6 +66,10 @@ histories *ARGS:
 fuzz *ARGS:
     python -m tests.histories "$@"
 
+# Each call to the outside raises each of eleven errors once, of the adaptors on real files and of whole nodes in memory; and a daemon is killed at each operation of a prepare and of an unprepare.
+failures *ARGS:
+    EVERY_ERROR=1 python -m pytest -n 2 --dist worksteal tests/test_adaptors_raise_only.py tests/test_claims_crash.py tests/test_domains_crash.py tests/simulation/test_every_call_fails.py tests/simulation/test_every_call_of_a_hand_over_fails.py "$@"
+
 # Plants bugs in a copy of the program, one after the other, and expects that the two above find them. Half an hour.
 mutations *ARGS:
     python -m tests.mutations "$@"

@@ -7,7 +7,9 @@ or to sysfs, is counted in one row (`FakeDisk.operations`), and it can be killed
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +206,12 @@ def plugin_dir(driver: str) -> str:
 
 def device_of(address: str) -> str:
     return f"gpu-{address.replace(':', '-').replace('.', '-')}"
+
+
+def crash_points(nth: int) -> Iterator[int]:
+    """The operations at which the daemon is killed: each with `EVERY_ERROR=1` (`just failures`), else one in four, for
+    the `nth` of four plays those that the others leave out."""
+    return itertools.count() if os.environ.get("EVERY_ERROR") else itertools.count(nth % 4, 4)
 
 
 async def prepared(caller: ClaimCaller, claim: ClaimName) -> Prepared:

@@ -8,7 +8,6 @@ label: each before the API server has it, and before the daemon knows that.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ import trio.testing
 from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports.node import ClaimCaller
-from tests.claims_world import prepared, unprepared
+from tests.claims_world import crash_points, prepared, unprepared
 from tests.domains_world import DomainsWorld
 from tests.memory.disk import StoppedError
 
@@ -98,12 +97,10 @@ async def _crashed(
 def test_a_crash_at_every_operation_and_every_patch(
     of: str, crashing: Call, then: Call, *, cut: bool, tmp_path: Path
 ) -> None:
-    points = 0
-    for number in count():
+    for number in crash_points(2 * cut + (then is prepared)):
         directory = tmp_path / str(number)
         directory.mkdir()
         if not play(directory, of, crashing, then, number, cut=cut):
             break
-        points += 1
-    print(f"{points} crash points")
-    assert points > 5
+    print(f"{number} crash points")
+    assert number > 5

@@ -33,6 +33,9 @@ from tests.histories.world import World
 TWO_CHANNELS = 256
 """The bit of a seed by which the node offers two."""
 
+QUICK = 16
+"""That by which a history is neither watched for long nor replayed from its journal, if it has no higher ones."""
+
 COMES = "a pod with a channel comes"
 STORY = f"{COMES}+11; a pod with a claim ends+11"
 BOTH_CHANNELS = f"{COMES}+11; {COMES}+11; a pod with a claim ends+11"
@@ -53,13 +56,13 @@ def passes(played: Played) -> None:
     assert played.failure is None, played.failure
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drawn_history_of_a_node_with_compute_domains(seed: int) -> None:
     passes(play_chosen(drawn(random.Random(seed)), seed | DOMAINS))
 
 
 def test_a_history_of_a_node_with_compute_domains_is_the_same_each_time() -> None:
-    first, again = (play_chosen(drawn(random.Random(3)), 3 | DOMAINS) for _ in range(2))
+    first, again = (play_chosen(drawn(random.Random(3)), 19 | DOMAINS) for _ in range(2))
     assert (first.digest, first.script) == (again.digest, again.script)
 
 
@@ -73,7 +76,7 @@ def test_a_channel_brings_the_label_and_the_domains_daemon_and_both_go_with_it()
         is_ours = node.label == node.domains["left"]
         seen.append((pod.phase if pod else None, is_ours, sorted(pods.keys() & node.controller.pods)))
 
-    passes(play(parse_script(STORY), DOMAINS, on_step=look))
+    passes(play(parse_script(STORY), DOMAINS | QUICK, on_step=look))
     assert seen[1] == (Phase.RUNNING, True, ["left-daemon-1"])
     assert [*seen[:1], *seen[2:]] == [(None, False, [])] * 3
 
@@ -86,7 +89,7 @@ def test_a_successor_of_another_domain_waits_until_the_label_names_it() -> None:
         names = {uid: name for name, uid in world.domains.domains.items()}
         labels.append(names.get(world.domains.label or ""))
 
-    passes(play(parse_script(ANOTHER), DOMAINS, on_step=look))
+    passes(play(parse_script(ANOTHER), DOMAINS | QUICK, on_step=look))
     assert labels == [None, "left", "right", None]
 
 
@@ -227,8 +230,7 @@ def test_a_daemon_that_spins_after_its_hand_over_is_found(monkeypatch: pytest.Mo
     [STORY, BOTH_CHANNELS, SUCCESSION, ANOTHER, DAEMON_ANEW, IN_PROGRESS, NOT_READY, STOPPED, STRANGER, RACE],
 )
 def test_what_finds_planted_bugs_passes_without_them(script: str) -> None:
-    for seed in (24, 25, 24 | TWO_CHANNELS):  # neither watched for long nor replayed
-        passes(play(parse_script(script), seed | DOMAINS))
+    passes(play(parse_script(script), QUICK | TWO_CHANNELS | DOMAINS))
 
 
 # --- the tables -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Every call of the daemon to the outside raises once: the daemon lives, and everything is served in the end.
 
-Nothing is drawn: in a life each kind of call that is made raises the first time that it is made, a life for each errno.
+Nothing is drawn: in a life each kind of call that is made raises the first time that it is made, a life for each errno
+(`just test`: for four of them, `just failures`: for all).
 So each act and each read is begun anew until it has failed at each of its calls. `python -m
 tests.simulation.test_every_call_fails [EIO …]` plays each pair of a call and an errno in a life of its own, which takes
 an hour and more. One life has claims of GPUs, one compute domains.
@@ -30,9 +31,9 @@ from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.play import _memory_directory, _pinned
 from tests.histories.trace import Trace
 from tests.histories.world import MODEL, MODELS, World, open_world
-from tests.support.strikes import OF_ACTORS, OF_ADAPTORS, PORTS, Call, Methods, Strikes, striking
+from tests.support.strikes import OF_ACTORS, OF_ADAPTORS, PORTS, Call, Methods, Strikes, every_error, striking
 
-NUMBERS: Final = (
+NUMBERS: Final = every_error(
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.ENODEV,
     errno.ENOENT, errno.EROFS, errno.ESTALE,
 )  # fmt: skip

@@ -13,9 +13,9 @@ from typing import Any, Final, final
 
 import pytest
 
-from tests.support.strikes import _struck, _System
+from tests.support.strikes import _struck, _System, every_error
 
-NUMBERS: Final = (
+NUMBERS: Final = every_error(
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.ENODEV,
     errno.ENOENT, errno.EROFS, errno.ESTALE, errno.EINTR, errno.ENOLCK, errno.ENOTDIR,
 )  # fmt: skip

@@ -7,6 +7,7 @@ the simulation itself are none.
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import pkgutil
 import sys
@@ -36,6 +37,15 @@ from gpuactors.simulation.memory import acts
 from tests.memory import kube, kubelet, served
 from tests.memory.disk import FakeDisk
 from tests.memory.host import FaultyReader, FaultyUse
+
+_FEW: Final = (errno.EIO, errno.EMFILE, errno.ENOENT, errno.EBUSY)
+"""What no adaptor knows, and what most of them answer in a way of its own."""
+
+
+def every_error(*numbers: int) -> tuple[int, ...]:
+    """These errors with `EVERY_ERROR=1` (`just failures`), else a few of them."""
+    return tuple(n for n in numbers if os.environ.get("EVERY_ERROR") or n in _FEW)
+
 
 Call = tuple[str, ...]
 """What is called, and the functions from which: `("open", "sysfs._read", "sysfs._attribute", …)`."""

@@ -21,7 +21,7 @@ from gpuactors.config import DECLARATIONS, Declaration, schema
 from gpuactors.core.reports.kube_events import CONTESTED, OF_A_DEVICE
 from gpuactors.core.reports.node_features import LABELS
 from gpuactors.core.values.cause import MEANINGS
-from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, On
+from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, ClaimTrigger
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -90,8 +90,10 @@ def _ways_out(state: ClaimState) -> str:
 
 def claim_events() -> list[str]:
     """What the events in the table of states mean."""
-    told = _documented(On)
-    return markdown.table(["Event", "Meaning"], ([f"{event}", told[event]] for event in On if event in told))
+    told = _documented(ClaimTrigger)
+    return markdown.table(
+        ["Event", "Meaning"], ([f"{event}", told[event]] for event in ClaimTrigger if event in told)
+    )
 
 
 def _documented(enum: type[StrEnum]) -> Mapping[str, str]:

@@ -32,7 +32,7 @@ from gpuactors.core.values.claim import (
     ClaimUid,
     OpaqueConfig,
 )
-from gpuactors.core.values.claim_states import ClaimState, On
+from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, gpu
 from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
@@ -212,7 +212,7 @@ def without_row() -> Cause:
     core = ClaimCore(ON_HOST, settings=replace(SETTINGS, strict=False))
     core.api[str(ONE)] = allocated(ONE, A)
     with pytest.MonkeyPatch.context() as planted:
-        missing = {k: v for k, v in table.TRANSITIONS.items() if k != (ClaimState.BINDING, On.DONE)}
+        missing = {k: v for k, v in table.TRANSITIONS.items() if k != (ClaimState.BINDING, ClaimTrigger.DONE)}
         planted.setattr(table, "TRANSITIONS", missing)
         return cause_of(core)
 

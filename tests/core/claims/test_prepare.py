@@ -36,7 +36,14 @@ from gpuactors.core.values.claim import (
     Target,
     Unprepared,
 )
-from gpuactors.core.values.claim_states import TRANSITIONS, ClaimState, NoTransitionError, On, Request, follow
+from gpuactors.core.values.claim_states import (
+    TRANSITIONS,
+    ClaimState,
+    ClaimTrigger,
+    NoTransitionError,
+    Request,
+    follow,
+)
 from gpuactors.core.values.effects import Log
 from gpuactors.core.values.model import Holder, PciFunction
 from tests.core.builders import SETTINGS, audio, gpu
@@ -697,7 +704,7 @@ def test_a_restart_during_the_second_bind_goes_on_with_it() -> None:
 
 def test_a_pair_without_a_row_is_a_bug() -> None:
     with pytest.raises(NoTransitionError, match="has no transition on fetched"):
-        follow(ClaimState.PREPARED, On.FETCHED)
+        follow(ClaimState.PREPARED, ClaimTrigger.FETCHED)
 
 
 def test_a_pair_without_a_row_is_logged_in_production_and_the_rest_served(
@@ -706,7 +713,11 @@ def test_a_pair_without_a_row_is_logged_in_production_and_the_rest_served(
     core = ClaimCore(ON_HOST, gpu(B, 2), settings=replace(SETTINGS, strict=False))
     core.api = {"default/one": allocated(ONE, A), "default/two": allocated(name("two"), B)}
     core.prepare(ONE)
-    rows = {pair: row for pair, row in TRANSITIONS.items() if pair != (ClaimState.PREPARED, On.UNPREPARE)}
+    rows = {
+        pair: row
+        for pair, row in TRANSITIONS.items()
+        if pair != (ClaimState.PREPARED, ClaimTrigger.UNPREPARE)
+    }
     monkeypatch.setattr(table, "TRANSITIONS", rows)
     core.unprepare(ONE)
     (line,) = (e for e in core.effects if isinstance(e, Log) and e.name == "claim.broken")
@@ -715,7 +726,7 @@ def test_a_pair_without_a_row_is_logged_in_production_and_the_rest_served(
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
 
 
-def without(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[ClaimState, On]) -> None:
+def without(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[ClaimState, ClaimTrigger]) -> None:
     rows = {pair: row for pair, row in TRANSITIONS.items() if pair not in pairs}
     monkeypatch.setattr(table, "TRANSITIONS", rows)
 
@@ -733,14 +744,14 @@ def broken_lines(core: ClaimCore) -> list[Log]:
 @pytest.mark.parametrize(
     "pair",
     [
-        (ClaimState.WAITING, On.FREE),
-        (ClaimState.RESERVED, On.DURABLE),
-        (ClaimState.BINDING, On.DONE),
-        (ClaimState.COMMITTING, On.DURABLE),
+        (ClaimState.WAITING, ClaimTrigger.FREE),
+        (ClaimState.RESERVED, ClaimTrigger.DURABLE),
+        (ClaimState.BINDING, ClaimTrigger.DONE),
+        (ClaimState.COMMITTING, ClaimTrigger.DURABLE),
     ],
 )
 def test_a_claim_whose_own_next_step_has_no_row_is_set_aside_and_the_rest_served(
-    pair: tuple[ClaimState, On], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[ClaimState, ClaimTrigger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = in_production()
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
@@ -758,7 +769,11 @@ def test_a_claim_whose_own_next_step_has_no_row_is_set_aside_and_the_rest_served
 def test_a_call_about_a_claim_that_has_no_row_for_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     core = in_production()
     core.prepare(ONE)
-    without(monkeypatch, (ClaimState.PREPARED, On.UNPREPARE), (ClaimState.PREPARED, On.PREPARE))
+    without(
+        monkeypatch,
+        (ClaimState.PREPARED, ClaimTrigger.UNPREPARE),
+        (ClaimState.PREPARED, ClaimTrigger.PREPARE),
+    )
     assert "has no transition on unprepare" in core.refusal(core.unprepare(ONE))
     assert "has no transition on prepare" in core.refusal(core.prepare(ONE))
 
@@ -767,7 +782,7 @@ def test_what_is_due_and_has_no_row_is_set_aside_and_the_rest_served(monkeypatch
     core = in_production()
     core.prepare(ONE)
     core.unprepare(ONE)
-    without(monkeypatch, (ClaimState.TOMBSTONE, On.FORGOTTEN))
+    without(monkeypatch, (ClaimState.TOMBSTONE, ClaimTrigger.FORGOTTEN))
     core.pass_time(limits.CLAIM_TOMBSTONE_S + limits.LEDGER_QUIET_S)
     assert len(broken_lines(core)) == 1
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
@@ -780,7 +795,7 @@ def test_an_entry_on_disk_that_has_no_row_is_set_aside_and_the_others_are_restor
     core.prepare(ONE)
     core.held_back = {"device"}
     core.prepare(name("two"))
-    without(monkeypatch, (ClaimState.RESERVED, On.RESTORED))
+    without(monkeypatch, (ClaimState.RESERVED, ClaimTrigger.RESTORED))
     core = core.restarted()
     assert core.claim_state(ONE) is ClaimState.PREPARED
     assert core.claim_state(name("two")) is ClaimState.RESERVED, "its GPU is its own"
@@ -790,9 +805,9 @@ def test_an_entry_on_disk_that_has_no_row_is_set_aside_and_the_others_are_restor
 def test_each_state_has_a_row_for_what_may_come_in_it() -> None:
     """Calls come at any time; an act ends where one is requested; what is on disk is restored."""
     for state in ClaimState:
-        assert {(state, On.PREPARE), (state, On.UNPREPARE)} <= TRANSITIONS.keys()
+        assert {(state, ClaimTrigger.PREPARE), (state, ClaimTrigger.UNPREPARE)} <= TRANSITIONS.keys()
     for state, request in TRANSITIONS.values():
         if request in (Request.BIND, Request.WRITE, Request.UNDO):
-            assert {(state, On.DONE), (state, On.FAILED)} <= TRANSITIONS.keys()
+            assert {(state, ClaimTrigger.DONE), (state, ClaimTrigger.FAILED)} <= TRANSITIONS.keys()
     for state in (ClaimState.RESERVED, ClaimState.PREPARED, ClaimState.RELEASING):
-        assert (state, On.RESTORED) in TRANSITIONS
+        assert (state, ClaimTrigger.RESTORED) in TRANSITIONS

@@ -14,7 +14,7 @@ from gpuactors.core.gpus import driver as gpus
 from gpuactors.core.gpus import exclusion, placement, reservation
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim_states import ClaimState, On
+from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
 from tests.core.builders import audio, gpu
 from tests.core.gpus.small_world import GPU, World, every_order
 from tests.core.orders import WrongError
@@ -105,7 +105,7 @@ def _a_stopped_claim_is_forgotten_without_a_release(monkeypatch: pytest.MonkeyPa
     """Upstream's: a half-done claim is dropped."""
     rows = {
         **table.TRANSITIONS,
-        (ClaimState.STOPPED, On.UNPREPARE): (ClaimState.TOMBSTONE, table.Request.FORGET),
+        (ClaimState.STOPPED, ClaimTrigger.UNPREPARE): (ClaimState.TOMBSTONE, table.Request.FORGET),
     }
     monkeypatch.setattr(table, "TRANSITIONS", rows)
 

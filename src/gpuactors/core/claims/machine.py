@@ -35,7 +35,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimCall, Claims, Entry, load_of, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, Claim, ClaimName
-from gpuactors.core.values.claim_states import OWNING, ClaimState, On
+from gpuactors.core.values.claim_states import OWNING, ClaimState, ClaimTrigger
 from gpuactors.core.values.effects import Effect, Elsewhere, Field, Level, Log, Refused
 from gpuactors.core.values.model import LedgerSource, Role, Token
 from gpuactors.core.values.names import is_subdomain, is_uid
@@ -109,7 +109,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             )
             state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
         else:
-            state, broken = attempted(driver, driver.with_claims(state, claims), entry, On.RESTORED)
+            state, broken = attempted(driver, driver.with_claims(state, claims), entry, ClaimTrigger.RESTORED)
             lines += broken
     level = Level.WARNING if event.warning else Level.INFO
     fields: dict[str, Field] = {"claims": len(event.entries)}
@@ -150,7 +150,7 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
         ), []
     if entry.state is ClaimState.PREPARED:
         state, entry = driver.looked_at(state, entry, at)
-    return driver.with_claims(state, moved(driver, claims, entry, On.PREPARE)), []
+    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.PREPARE)), []
 
 
 def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
@@ -162,7 +162,7 @@ def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked
     waiting = {t: c for t, c in claims.calls.items() if c.uid == event.claim.uid and c.prepares}
     claims = replace(claims, calls={t: c for t, c in claims.calls.items() if t not in waiting})
     claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
-    claims = moved(driver, claims, _entry_of(claims, event.claim), On.UNPREPARE)
+    claims = moved(driver, claims, _entry_of(claims, event.claim), ClaimTrigger.UNPREPARE)
     return driver.with_claims(state, claims), [
         line for token in waiting for line in declined(token, event.claim.uid, str(event.claim), over)
     ]
@@ -237,7 +237,7 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
     if (unfit := _refused_by_content(driver, state, event.claim)) is not None:
         return not_prepared(driver, driver.with_claims(state, claims), entry, unfit)
     state, entry = driver.looked_at(state, driver.with_claim(replace(entry, why=None), event.claim), at)
-    return driver.with_claims(state, moved(driver, claims, entry, On.FETCHED)), []
+    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.FETCHED)), []
 
 
 def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
@@ -245,7 +245,7 @@ def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Cla
     claims = read_over(driver.claims(state), entry.name.uid)
     if (unfit := _refused_by_content(driver, state, claim)) is not None:
         return with_entry(claims, replace(entry, why=unfit))
-    return moved(driver, claims, driver.found_again(entry, claim), On.FETCHED)
+    return moved(driver, claims, driver.found_again(entry, claim), ClaimTrigger.FETCHED)
 
 
 def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Reason | None:
@@ -280,7 +280,7 @@ def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: floa
             "reason": f"{event.reason}, twice, and kubelet lists it for no pod; its unprepare never came",
         },
     )
-    return driver.with_claims(state, moved(driver, claims, entry, On.UNPREPARE)), [line]
+    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.UNPREPARE)), [line]
 
 
 def unreadable(driver: ClaimDriver, state: NodeState, event: ClaimUnreadable, at: float) -> NodeState:
@@ -351,7 +351,7 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     stopped = replace(entry, acts={}, why=why, retry_at=again_at)
     if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
         stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})
-    on = On.DELAYED if delayed else On.FAILED
+    on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
     return driver.with_claims(state, moved(driver, driver.claims(state), stopped, on)), [*lines, line]
 
 
@@ -362,7 +362,7 @@ def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
     effects: list[Effect] = []
     for entry in driver.claims(state).entries.values():
         if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
-            state, lines = attempted(driver, state, entry, On.RETRY)
+            state, lines = attempted(driver, state, entry, ClaimTrigger.RETRY)
             effects += lines
     return state, effects
 

@@ -26,7 +26,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, Claims, Entry, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction
-from gpuactors.core.values.claim_states import ClaimState, NoTransitionError, On
+from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.status import Reason
 
@@ -90,15 +90,15 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
         entry, lines = replace(waiting, retry_at=math.inf), list[Effect]()
         match entry.state:
             case ClaimState.TOMBSTONE:
-                state, lines = attempted(driver, state, entry, On.FORGOTTEN)
+                state, lines = attempted(driver, state, entry, ClaimTrigger.FORGOTTEN)
             case ClaimState.FETCHING | ClaimState.STOPPED:
                 state = driver.with_claims(
                     state, with_read(with_entry(driver.claims(state), entry), entry.name.uid)
                 )
             case ClaimState.BINDING | ClaimState.CLEARING:
-                state, lines = attempted(driver, state, entry, On.RETRY)
+                state, lines = attempted(driver, state, entry, ClaimTrigger.RETRY)
             case ClaimState.PREPARED if entry.why is not None:
-                state, lines = attempted(driver, state, replace(entry, why=None), On.RETRY)
+                state, lines = attempted(driver, state, replace(entry, why=None), ClaimTrigger.RETRY)
             case _:
                 state = driver.with_claims(state, with_entry(driver.claims(state), entry))
         effects += lines
@@ -137,25 +137,27 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
     calls = [c for c in claims.calls.values() if c.uid == uid]
     match entry.state:
         case ClaimState.FETCHING if not calls:
-            return driver.with_claims(state, moved(driver, read_over(claims, uid), entry, On.ABANDONED)), []
+            return driver.with_claims(
+                state, moved(driver, read_over(claims, uid), entry, ClaimTrigger.ABANDONED)
+            ), []
         case ClaimState.WAITING if not calls:
-            return driver.with_claims(state, moved(driver, claims, entry, On.ABANDONED)), []
+            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.WAITING:
             return _waited(driver, state, entry)
         case ClaimState.VERIFYING if not calls:
-            return driver.with_claims(state, moved(driver, claims, entry, On.ABANDONED)), []
+            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.VERIFYING:
             return _verified(driver, state, entry)
         case ClaimState.RESERVED if claims.durable >= entry.intent:
-            return driver.with_claims(state, moved(driver, claims, entry, On.DURABLE)), []
+            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.DURABLE)), []
         case ClaimState.BINDING if AWAITED in entry.acts:
             return _awaited(driver, state, entry)
         case ClaimState.COMMITTING if claims.durable >= entry.intent:
-            return driver.with_claims(state, moved(driver, claims, entry, On.DURABLE)), _logged(
+            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.DURABLE)), _logged(
                 "claim.prepared", entry
             )
         case ClaimState.RELEASING if _is_to_be_undone(driver, state, entry):
-            claims = moved(driver, claims, entry, On.DURABLE)
+            claims = moved(driver, claims, entry, ClaimTrigger.DURABLE)
             acts = driver.undoing(state, claims.entries[uid])
             return driver.with_claims(state, with_acts(claims, claims.entries[uid], acts)), []
         case ClaimState.TOMBSTONE if entry.retry_at == math.inf:
@@ -163,7 +165,7 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
             after = driver.with_claims(state, with_entry(claims, remembered))
             return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)
         case ClaimState.TOMBSTONE if any(call.prepares for call in calls):
-            return driver.with_claims(state, moved(driver, claims, blank(entry), On.PREPARE)), []
+            return driver.with_claims(state, moved(driver, claims, blank(entry), ClaimTrigger.PREPARE)), []
     return None
 
 
@@ -177,7 +179,9 @@ def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | N
     why = lacking.why
     if lacking.is_final:
         stopped = replace(entry, acts={}, why=why)
-        return driver.with_claims(state, moved(driver, driver.claims(state), stopped, On.FAILED)), []
+        return driver.with_claims(
+            state, moved(driver, driver.claims(state), stopped, ClaimTrigger.FAILED)
+        ), []
     if why == entry.why:
         return None
     after = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
@@ -202,7 +206,9 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | 
         return None
     if not reason:
         entry = replace(entry, why=None)  # it may have waited until its devices were back
-        return driver.with_claims(state, moved(driver, driver.claims(state), entry, On.IN_PLACE)), []
+        return driver.with_claims(
+            state, moved(driver, driver.claims(state), entry, ClaimTrigger.IN_PLACE)
+        ), []
     if (further := _waited(driver, state, entry)) is None:
         return None
     if driver.claims(further[0]).entries[entry.name.uid].state is not ClaimState.RESERVED:
@@ -216,7 +222,7 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | No
     obstacle = driver.in_the_way(state, entry)
     if obstacle is None:
         state, owner = driver.reserved(state, replace(entry, why=None))
-        claims = moved(driver, driver.claims(state), owner, On.FREE)
+        claims = moved(driver, driver.claims(state), owner, ClaimTrigger.FREE)
         return driver.with_claims(state, claims), _logged("claim.reserved", entry)
     if obstacle.is_final:
         return not_prepared(driver, state, entry, obstacle.why)
@@ -250,7 +256,7 @@ def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Reaso
     claims, uid = driver.claims(state), entry.name.uid
     answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
     claims, effects = answered(claims, answers)  # first: the entry may go, and with it the claim's name
-    return driver.with_claims(state, moved(driver, claims, entry, On.REFUSED)), effects
+    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.REFUSED)), effects
 
 
 def act_over(
@@ -265,5 +271,5 @@ def act_over(
     entry = replace(entry, acts=left, bound=known)
     claims = driver.claims(state)
     return driver.with_claims(
-        state, with_entry(claims, entry) if left else moved(driver, claims, entry, On.DONE)
+        state, with_entry(claims, entry) if left else moved(driver, claims, entry, ClaimTrigger.DONE)
     )

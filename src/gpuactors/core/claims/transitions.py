@@ -16,13 +16,13 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, Claims, Entry, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
-from gpuactors.core.values.claim_states import ENDED, NoTransitionError, On, Request, follow
+from gpuactors.core.values.claim_states import ENDED, ClaimTrigger, NoTransitionError, Request, follow
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Refusal, Refused
 
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: On) -> Claims:
+def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigger) -> Claims:
     """`claims` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
     try:
         after, request = follow(entry.state, on)
@@ -47,7 +47,7 @@ def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: On) -> Claims:
             acts = driver.binding(entry)
             # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
             entry = replace(entry, retry_at=math.inf)
-            return with_acts(claims, entry, acts) if acts else moved(driver, claims, entry, On.DONE)
+            return with_acts(claims, entry, acts) if acts else moved(driver, claims, entry, ClaimTrigger.DONE)
         case Request.WRITE:
             return with_acts(claims, replace(entry, why=None, retry_at=math.inf), [FILES])
         case Request.CLEAR:
@@ -72,7 +72,7 @@ def set_aside(driver: ClaimDriver, state: NodeState, error: NoTransitionError) -
     return driver.with_claims(state, claims), [Log(Level.ERROR, "claim.broken", fields)]
 
 
-def attempted(driver: ClaimDriver, state: NodeState, entry: Entry, on: On) -> Stepped:
+def attempted(driver: ClaimDriver, state: NodeState, entry: Entry, on: ClaimTrigger) -> Stepped:
     """`state` after a transition of one entry, or with that set aside. Raises as `set_aside`."""
     try:
         return driver.with_claims(state, moved(driver, driver.claims(state), entry, on)), []

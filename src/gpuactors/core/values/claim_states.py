@@ -48,7 +48,7 @@ class ClaimState(StrEnum):
     ledger."""
 
 
-class On(StrEnum):
+class ClaimTrigger(StrEnum):
     """The events of a claim."""
 
     PREPARE = "prepare"
@@ -102,9 +102,9 @@ class Request(StrEnum):
 
 Transition = tuple[ClaimState, Request]
 
-_S, _E, _R = ClaimState, On, Request
+_S, _E, _R = ClaimState, ClaimTrigger, Request
 
-TRANSITIONS: Final[Mapping[tuple[ClaimState, On], Transition]] = {
+TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.ABSENT, _E.PREPARE): (_S.FETCHING, _R.FETCH),
     # It was never seen, or is of another boot, or our state is lost: no device is touched.
     (_S.ABSENT, _E.UNPREPARE): (_S.CLEARING, _R.CLEAR),
@@ -210,7 +210,7 @@ class NoTransitionError(AssertionError):
     """The claim's; empty where it is not known."""
 
 
-def follow(state: ClaimState, event: On) -> Transition:
+def follow(state: ClaimState, event: ClaimTrigger) -> Transition:
     """The next state, and what is requested with it. Raises `NoTransitionError`."""
     if (transition := TRANSITIONS.get((state, event))) is None:
         raise NoTransitionError(f"a claim that is {state} has no transition on {event!s}")

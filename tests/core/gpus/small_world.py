@@ -411,9 +411,9 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
         raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
     if entry is None or entry.state is not ClaimState.PREPARED:
         return
-    astray = [f for f in o.functions if not (f.vfio_bound or o.disturbed)]
-    if astray:
-        raise WrongError(f"{astray[0].address} of the prepared claim {uid} is on {astray[0].driver}")
+    drift = [f for f in o.functions if not (f.vfio_bound or o.disturbed)]
+    if drift:
+        raise WrongError(f"{drift[0].address} of the prepared claim {uid} is on {drift[0].driver}")
 
 
 def _check_prepared(node: Node, uid: ClaimUid) -> None:

@@ -103,7 +103,7 @@ class ClaimDriver(Protocol):
     def deadline(self, state: NodeState) -> float:
         """When that is; infinite if never."""
 
-    def astray(self, state: NodeState, entry: Entry) -> str | None:
+    def drift(self, state: NodeState, entry: Entry) -> str | None:
         """Which device of a prepared claim is not where its files say, as a sentence; empty if all are. None: that has
         not been seen since it was asked."""
 

@@ -202,7 +202,7 @@ def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> boo
 def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
     """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
     nobody else has them. None if it waits on."""
-    if entry.acts or (reason := driver.astray(state, entry)) is None:
+    if entry.acts or (reason := driver.drift(state, entry)) is None:
         return None
     if not reason:
         entry = replace(entry, why=None)  # it may have waited until its devices were back

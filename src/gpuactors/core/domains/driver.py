@@ -152,7 +152,7 @@ class ComputeDomains:
     def deadline(self, state: NodeState) -> float:
         return math.inf
 
-    def astray(self, state: NodeState, entry: Entry) -> str | None:
+    def drift(self, state: NodeState, entry: Entry) -> str | None:
         config, own, facts = entry.config, entry.domain, state.domains.imex.facts
         if config is None or own is None or exclusion.unseen(state.domains, entry, config) is not None:
             return None

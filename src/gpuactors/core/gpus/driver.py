@@ -206,8 +206,8 @@ class Gpus:
         returned_at = min((owed.retry_at for owed in state.claims.owed.values()), default=math.inf)
         return min(returned_at, state.claims.look_at)
 
-    def astray(self, state: NodeState, entry: Entry) -> str | None:
-        return placement.astray(state, entry) if placement.is_seen(state, entry) else None
+    def drift(self, state: NodeState, entry: Entry) -> str | None:
+        return placement.drift(state, entry) if placement.is_seen(state, entry) else None
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """Its files name devices with admin access as well."""

@@ -27,12 +27,12 @@ def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
     return seen.inspection > since
 
 
-def astray(state: NodeState, entry: Entry) -> str:
+def drift(state: NodeState, entry: Entry) -> str:
     """Which device is not where the claim's files say, as a sentence; empty if all are."""
-    return next((found for gpu in entry.gpus if (found := _astray(state, entry, gpu))), "")
+    return next((found for gpu in entry.gpus if (found := _drift(state, entry, gpu))), "")
 
 
-def _astray(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> str:
+def _drift(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> str:
     functions = {f.address: f for f in with_companions(state, gpu.address)}
     if gpu.address not in functions:
         return f"{gpu.address} is gone from this node"

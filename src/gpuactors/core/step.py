@@ -23,7 +23,7 @@ from gpuactors.core import events
 from gpuactors.core.claims import machine as claims
 from gpuactors.core.claims import progress
 from gpuactors.core.claims.answers import declined
-from gpuactors.core.claims.transitions import refusal, set_aside
+from gpuactors.core.claims.transitions import quarantine, refusal
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
 from gpuactors.core.domains import looks
@@ -478,7 +478,7 @@ def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
-        state, lines = set_aside(DRIVERS[event.of], state, error)
+        state, lines = quarantine(DRIVERS[event.of], state, error)
         if isinstance(event, events.PrepareAsked | events.UnprepareAsked):
             answer = refusal(Cause.SET_ASIDE, str(error))
             lines += declined(event.token, event.claim.uid, str(event.claim), answer)

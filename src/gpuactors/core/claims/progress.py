@@ -15,9 +15,9 @@ from gpuactors.core.claims.transitions import (
     attempted,
     blank,
     moved,
+    quarantine,
     read_over,
     refusal,
-    set_aside,
     with_acts,
     with_read,
 )
@@ -129,7 +129,7 @@ def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | 
     try:
         return next((step for step in steps if step is not None), None)
     except NoTransitionError as error:
-        return set_aside(driver, state, error)
+        return quarantine(driver, state, error)
 
 
 def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:

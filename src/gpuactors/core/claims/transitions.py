@@ -56,7 +56,7 @@ def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigger) -
             return with_entry(claims, entry)
 
 
-def set_aside(driver: ClaimDriver, state: NodeState, error: NoTransitionError) -> Stepped:
+def quarantine(driver: ClaimDriver, state: NodeState, error: NoTransitionError) -> Stepped:
     """`state` with the claim set aside for which the table lacks a row: what it has stays its own, no act of it stands,
     it goes on by itself no further, and a call about it is another try. The other claims are served. Under tests and
     simulation raises `error`."""
@@ -73,11 +73,11 @@ def set_aside(driver: ClaimDriver, state: NodeState, error: NoTransitionError) -
 
 
 def attempted(driver: ClaimDriver, state: NodeState, entry: Entry, on: ClaimTrigger) -> Stepped:
-    """`state` after a transition of one entry, or with that set aside. Raises as `set_aside`."""
+    """`state` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
     try:
         return driver.with_claims(state, moved(driver, driver.claims(state), entry, on)), []
     except NoTransitionError as error:
-        return set_aside(driver, driver.with_claims(state, with_entry(driver.claims(state), entry)), error)
+        return quarantine(driver, driver.with_claims(state, with_entry(driver.claims(state), entry)), error)
 
 
 def blank(entry: Entry) -> Entry:

@@ -129,7 +129,7 @@ class SomeGroupsObserved:
 @dataclass(frozen=True, slots=True)
 class LedgerRead:
     """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file. Which of them
-    count is decided in `ledger/young_kubelet.py`."""
+    count is decided in `ledger/kubelet_startup.py`."""
 
     read: int
     kubelet: RunningKubelet | None

@@ -5,8 +5,8 @@ every container that it makes, and it names the pods while no kubelet runs (no s
 has just started. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to
 take owners from the file; Allocate's answers are passed on all the same.
 
-Must not decide which entries count (`core/ledger/young_kubelet.py`), nor what one means for a device, and keeps nothing
-from one read to the next.
+Must not decide which entries count (`core/ledger/kubelet_startup.py`), nor what one means for a device, and keeps
+nothing from one read to the next.
 """
 
 from __future__ import annotations

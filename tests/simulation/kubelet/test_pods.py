@@ -14,15 +14,15 @@ from trio.testing import MockClock
 
 from gpuactors.actors import pod_resources
 from gpuactors.core.events import LedgerRead
-from gpuactors.core.ledger.young_kubelet import counted
+from gpuactors.core.ledger.kubelet_startup import counted
 from gpuactors.core.values.model import (
     DeviceId,
+    KubeletStartup,
     LedgerEntry,
     LedgerFile,
     LedgerSource,
     Pod,
     ResourceName,
-    YoungKubelet,
 )
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
@@ -443,7 +443,7 @@ class Counting:
 
     def __init__(self, ledger: LedgerReader) -> None:
         self._ledger = ledger
-        self._young = YoungKubelet()
+        self._young = KubeletStartup()
 
     async def read(self) -> tuple[LedgerSource, tuple[LedgerEntry, ...]]:
         """The source of the entries, and the entries."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core.events import LedgerRead, LedgerUnreadable
 from gpuactors.core.host import schedule
-from gpuactors.core.ledger import young_kubelet
+from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
@@ -55,7 +55,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if event.read != before.outstanding:
         return state
     # The known objects, if they are equal: so derived values need only a comparison by identity.
-    counted = young_kubelet.counted(before.young, before.entries, event, at)
+    counted = kubelet_startup.counted(before.young, before.entries, event, at)
     entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
     is_settling = counted.source.is_settling
     ledger = replace(
@@ -137,7 +137,7 @@ def orphans_pod(state: NodeState, device: Device) -> Pod | None:
 
 def called(state: NodeState, at: float) -> NodeState:
     """Kubelet asks for a claim: it knows its pods."""
-    young = young_kubelet.called(state.kubelet.ledger.young, at)
+    young = kubelet_startup.called(state.kubelet.ledger.young, at)
     if young is state.kubelet.ledger.young:
         return state
     return with_ledger(state, replace(state.kubelet.ledger, young=young))

@@ -392,9 +392,9 @@ class LedgerSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class YoungKubelet:
+class KubeletStartup:
     """The state of the kubelet that answered List last, while it may not know its pods; see
-    `ledger/young_kubelet.py`."""
+    `ledger/kubelet_startup.py`."""
 
     socket: str | None = None
     """See `RunningKubelet.socket`; None before the first answer."""
@@ -448,7 +448,7 @@ class Ledger(Refreshed):
     """See `LedgerFile.damaged`."""
     source: LedgerSource = LedgerSource.LIST
     """Of `entries`; without meaning before the first read."""
-    young: YoungKubelet = YoungKubelet()
+    young: KubeletStartup = KubeletStartup()
     claimed: frozenset[tuple[str, str]] = frozenset()
     """Every claim that kubelet lists for a pod, by the DRA driver whose devices it has: `(driver, namespace/name)`."""
     unplaced: frozenset[ClaimedDevice] = frozenset()

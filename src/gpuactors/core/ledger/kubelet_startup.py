@@ -30,12 +30,12 @@ from gpuactors import limits
 from gpuactors.core.events import LedgerRead
 from gpuactors.core.values.model import (
     DeviceId,
+    KubeletStartup,
     LedgerEntry,
     LedgerSource,
     Pod,
     ResourceName,
     RunningKubelet,
-    YoungKubelet,
 )
 
 
@@ -45,12 +45,12 @@ class Counted:
 
     entries: tuple[LedgerEntry, ...]
     source: LedgerSource
-    young: YoungKubelet
+    young: KubeletStartup
     """To be given with the next read."""
 
 
 def counted(
-    young: YoungKubelet,
+    young: KubeletStartup,
     known: Mapping[tuple[ResourceName, DeviceId], Pod],
     event: LedgerRead,
     at: float,
@@ -67,7 +67,7 @@ def counted(
     return Counted(event.listed + more, _source(event, more), young)
 
 
-def called(young: YoungKubelet, at: float) -> YoungKubelet:
+def called(young: KubeletStartup, at: float) -> KubeletStartup:
     """After a kubelet asked for a claim; the same object if that says nothing new."""
     is_news = young.socket is not None and young.settled_at == young.called_at == math.inf
     return replace(young, called_at=at) if is_news else young
@@ -85,11 +85,13 @@ def _source(event: LedgerRead, more: tuple[LedgerEntry, ...]) -> LedgerSource:
     return LedgerSource.LIST_AND_FILE if more else LedgerSource.LIST
 
 
-def _after_answer(young: YoungKubelet, kubelet: RunningKubelet, event: LedgerRead, at: float) -> YoungKubelet:
+def _after_answer(
+    young: KubeletStartup, kubelet: RunningKubelet, event: LedgerRead, at: float
+) -> KubeletStartup:
     """The state of `kubelet` after its list came."""
     is_new = kubelet.socket != young.socket
     if is_new:
-        young = YoungKubelet(kubelet.socket)
+        young = KubeletStartup(kubelet.socket)
     elif at >= young.settled_at:
         # It is not needed any more, and would grow with every ID that was ever listed.
         return replace(young, listed=frozenset()) if young.listed else young
@@ -101,7 +103,7 @@ def _after_answer(young: YoungKubelet, kubelet: RunningKubelet, event: LedgerRea
         return replace(young, settled_at=young.called_at + limits.LEDGER_CALLED_S)
     if is_new and kubelet.age_s >= limits.LEDGER_SETTLE_S:
         # One that is older than this daemon has known them for as long.
-        return YoungKubelet(kubelet.socket, settled_at=-math.inf)
+        return KubeletStartup(kubelet.socket, settled_at=-math.inf)
     return replace(young, settled_at=at + limits.LEDGER_SETTLE_S)
 
 

@@ -10,17 +10,17 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import HostScanned, LedgerRead
-from gpuactors.core.ledger.young_kubelet import called, counted
+from gpuactors.core.ledger.kubelet_startup import called, counted
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
+    KubeletStartup,
     LedgerEntry,
     LedgerFile,
     LedgerSource,
     Pod,
     ResourceName,
     RunningKubelet,
-    YoungKubelet,
 )
 from tests.core.builders import H100, NO_FILE, Core, gpu, ledger_read, read_of_young
 
@@ -47,7 +47,7 @@ class Reads:
     def __init__(self) -> None:
         self.at = 1000.0
         self.kubelet = RunningKubelet("first", 0.0)
-        self.young = YoungKubelet()
+        self.young = KubeletStartup()
         self.known: dict[tuple[ResourceName, DeviceId], Pod] = {}
         self.source = LedgerSource.LIST
 
@@ -195,7 +195,7 @@ def test_what_one_kubelet_asked_for_says_nothing_of_the_next(reads: Reads) -> No
     reads.young = called(reads.young, reads.at)
     reads.restarts("second", OLD_S)
     assert reads.lists(file=["a"], after_s=limits.LEDGER_CALLED_S) == filed("a")
-    assert called(YoungKubelet(), reads.at) == YoungKubelet(), "none has answered yet"
+    assert called(KubeletStartup(), reads.at) == KubeletStartup(), "none has answered yet"
 
 
 def test_a_kubelet_that_lists_a_claim_for_a_pod_knows_its_pods(reads: Reads) -> None:
@@ -260,7 +260,7 @@ class Name(str):
 
 def test_of_a_kubelet_that_knows_its_pods_nothing_is_kept() -> None:
     """A pod's device of some plugins is named anew each time: that would grow for ever."""
-    young = YoungKubelet()
+    young = KubeletStartup()
     for age_s, at in ((OLD_S, 0.0), (0.0, SETTLE_S), (0.0, SETTLE_S * 2)):
         name = Name("an ID that comes once")
         kept = weakref.ref(name)
@@ -277,7 +277,7 @@ def test_reads_of_a_kubelet_that_knows_its_pods_leave_what_is_remembered_as_it_i
     reads.restarts(age_s=OLD_S)
     reads.lists("a", names_end=API)
     before = reads.young
-    assert before == YoungKubelet("second", frozenset(), -math.inf)
+    assert before == KubeletStartup("second", frozenset(), -math.inf)
     reads.lists("a", "b", names_end=API, after_s=5.0)
     assert reads.young is before
 

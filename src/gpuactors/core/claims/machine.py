@@ -17,7 +17,7 @@ from gpuactors.core.claims import takeover
 from gpuactors.core.claims.answers import answered, declined
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.progress import act_over, not_prepared
-from gpuactors.core.claims.transitions import attempted, moved, read_over, refusal, with_read
+from gpuactors.core.claims.transitions import moved, read_over, refusal, try_transition, with_read
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -109,7 +109,9 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             )
             state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
         else:
-            state, broken = attempted(driver, driver.with_claims(state, claims), entry, ClaimTrigger.RESTORED)
+            state, broken = try_transition(
+                driver, driver.with_claims(state, claims), entry, ClaimTrigger.RESTORED
+            )
             lines += broken
     level = Level.WARNING if event.warning else Level.INFO
     fields: dict[str, Field] = {"claims": len(event.entries)}
@@ -362,7 +364,7 @@ def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
     effects: list[Effect] = []
     for entry in driver.claims(state).entries.values():
         if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
-            state, lines = attempted(driver, state, entry, ClaimTrigger.RETRY)
+            state, lines = try_transition(driver, state, entry, ClaimTrigger.RETRY)
             effects += lines
     return state, effects
 

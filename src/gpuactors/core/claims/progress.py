@@ -12,12 +12,12 @@ from gpuactors.core.claims import takeover
 from gpuactors.core.claims.answers import answer_of, answered
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.transitions import (
-    attempted,
     blank,
     moved,
     quarantine,
     read_over,
     refusal,
+    try_transition,
     with_acts,
     with_read,
 )
@@ -90,15 +90,15 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
         entry, lines = replace(waiting, retry_at=math.inf), list[Effect]()
         match entry.state:
             case ClaimState.TOMBSTONE:
-                state, lines = attempted(driver, state, entry, ClaimTrigger.FORGOTTEN)
+                state, lines = try_transition(driver, state, entry, ClaimTrigger.FORGOTTEN)
             case ClaimState.FETCHING | ClaimState.STOPPED:
                 state = driver.with_claims(
                     state, with_read(with_entry(driver.claims(state), entry), entry.name.uid)
                 )
             case ClaimState.BINDING | ClaimState.CLEARING:
-                state, lines = attempted(driver, state, entry, ClaimTrigger.RETRY)
+                state, lines = try_transition(driver, state, entry, ClaimTrigger.RETRY)
             case ClaimState.PREPARED if entry.why is not None:
-                state, lines = attempted(driver, state, replace(entry, why=None), ClaimTrigger.RETRY)
+                state, lines = try_transition(driver, state, replace(entry, why=None), ClaimTrigger.RETRY)
             case _:
                 state = driver.with_claims(state, with_entry(driver.claims(state), entry))
         effects += lines

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.strangers import strangers
-from gpuactors.core.claims.transitions import attempted
+from gpuactors.core.claims.transitions import try_transition
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, with_entry
 from gpuactors.core.values.claim import ClaimName
@@ -46,7 +46,7 @@ def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
     if entry.missing == 0:
         again = replace(entry, missing=1, collect_at=at + limits.CLAIM_COLLECT_S)
         return driver.with_claims(state, with_entry(claims, again)), []
-    state, lines = attempted(driver, state, replace(entry, collect_at=math.inf), ClaimTrigger.UNPREPARE)
+    state, lines = try_transition(driver, state, replace(entry, collect_at=math.inf), ClaimTrigger.UNPREPARE)
     reason = "NVIDIA's driver has prepared it, and kubelet lists its devices for no pod, twice; its name is not known"
     fields = {"claim": str(entry.name), "uid": entry.name.uid, "reason": reason}
     return state, [Log(Level.WARNING, "claim.collected", {**fields}), *lines]

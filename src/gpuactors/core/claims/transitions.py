@@ -72,7 +72,7 @@ def quarantine(driver: ClaimDriver, state: NodeState, error: NoTransitionError) 
     return driver.with_claims(state, claims), [Log(Level.ERROR, "claim.broken", fields)]
 
 
-def attempted(driver: ClaimDriver, state: NodeState, entry: Entry, on: ClaimTrigger) -> Stepped:
+def try_transition(driver: ClaimDriver, state: NodeState, entry: Entry, on: ClaimTrigger) -> Stepped:
     """`state` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
     try:
         return driver.with_claims(state, moved(driver, driver.claims(state), entry, on)), []

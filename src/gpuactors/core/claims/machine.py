@@ -17,7 +17,7 @@ from gpuactors.core.claims import takeover
 from gpuactors.core.claims.answers import answered, declined
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.progress import act_over, not_prepared
-from gpuactors.core.claims.transitions import moved, read_over, refusal, try_transition, with_read
+from gpuactors.core.claims.transitions import read_over, refusal, transition, try_transition, with_read
 from gpuactors.core.events import (
     ActDone,
     ActFailed,
@@ -152,7 +152,7 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
         ), []
     if entry.state is ClaimState.PREPARED:
         state, entry = driver.looked_at(state, entry, at)
-    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.PREPARE)), []
+    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.PREPARE)), []
 
 
 def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
@@ -164,7 +164,7 @@ def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked
     waiting = {t: c for t, c in claims.calls.items() if c.uid == event.claim.uid and c.prepares}
     claims = replace(claims, calls={t: c for t, c in claims.calls.items() if t not in waiting})
     claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
-    claims = moved(driver, claims, _entry_of(claims, event.claim), ClaimTrigger.UNPREPARE)
+    claims = transition(driver, claims, _entry_of(claims, event.claim), ClaimTrigger.UNPREPARE)
     return driver.with_claims(state, claims), [
         line for token in waiting for line in declined(token, event.claim.uid, str(event.claim), over)
     ]
@@ -239,7 +239,7 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
     if (unfit := _refused_by_content(driver, state, event.claim)) is not None:
         return not_prepared(driver, driver.with_claims(state, claims), entry, unfit)
     state, entry = driver.looked_at(state, driver.with_claim(replace(entry, why=None), event.claim), at)
-    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.FETCHED)), []
+    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.FETCHED)), []
 
 
 def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
@@ -247,7 +247,7 @@ def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Cla
     claims = read_over(driver.claims(state), entry.name.uid)
     if (unfit := _refused_by_content(driver, state, claim)) is not None:
         return with_entry(claims, replace(entry, why=unfit))
-    return moved(driver, claims, driver.found_again(entry, claim), ClaimTrigger.FETCHED)
+    return transition(driver, claims, driver.found_again(entry, claim), ClaimTrigger.FETCHED)
 
 
 def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Reason | None:
@@ -282,7 +282,7 @@ def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: floa
             "reason": f"{event.reason}, twice, and kubelet lists it for no pod; its unprepare never came",
         },
     )
-    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.UNPREPARE)), [line]
+    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.UNPREPARE)), [line]
 
 
 def unreadable(driver: ClaimDriver, state: NodeState, event: ClaimUnreadable, at: float) -> NodeState:
@@ -354,7 +354,7 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
         stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
-    return driver.with_claims(state, moved(driver, driver.claims(state), stopped, on)), [*lines, line]
+    return driver.with_claims(state, transition(driver, driver.claims(state), stopped, on)), [*lines, line]
 
 
 def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:

@@ -13,10 +13,10 @@ from gpuactors.core.claims.answers import answer_of, answered
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.transitions import (
     blank,
-    moved,
     quarantine,
     read_over,
     refusal,
+    transition,
     try_transition,
     with_acts,
     with_read,
@@ -138,26 +138,26 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
     match entry.state:
         case ClaimState.FETCHING if not calls:
             return driver.with_claims(
-                state, moved(driver, read_over(claims, uid), entry, ClaimTrigger.ABANDONED)
+                state, transition(driver, read_over(claims, uid), entry, ClaimTrigger.ABANDONED)
             ), []
         case ClaimState.WAITING if not calls:
-            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.ABANDONED)), []
+            return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.WAITING:
             return _waited(driver, state, entry)
         case ClaimState.VERIFYING if not calls:
-            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.ABANDONED)), []
+            return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.VERIFYING:
             return _verified(driver, state, entry)
         case ClaimState.RESERVED if claims.durable >= entry.intent:
-            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.DURABLE)), []
+            return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.DURABLE)), []
         case ClaimState.BINDING if AWAITED in entry.acts:
             return _awaited(driver, state, entry)
         case ClaimState.COMMITTING if claims.durable >= entry.intent:
-            return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.DURABLE)), _logged(
-                "claim.prepared", entry
-            )
+            return driver.with_claims(
+                state, transition(driver, claims, entry, ClaimTrigger.DURABLE)
+            ), _logged("claim.prepared", entry)
         case ClaimState.RELEASING if _is_to_be_undone(driver, state, entry):
-            claims = moved(driver, claims, entry, ClaimTrigger.DURABLE)
+            claims = transition(driver, claims, entry, ClaimTrigger.DURABLE)
             acts = driver.undoing(state, claims.entries[uid])
             return driver.with_claims(state, with_acts(claims, claims.entries[uid], acts)), []
         case ClaimState.TOMBSTONE if entry.retry_at == math.inf:
@@ -165,7 +165,9 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
             after = driver.with_claims(state, with_entry(claims, remembered))
             return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)
         case ClaimState.TOMBSTONE if any(call.prepares for call in calls):
-            return driver.with_claims(state, moved(driver, claims, blank(entry), ClaimTrigger.PREPARE)), []
+            return driver.with_claims(
+                state, transition(driver, claims, blank(entry), ClaimTrigger.PREPARE)
+            ), []
     return None
 
 
@@ -180,7 +182,7 @@ def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | N
     if lacking.is_final:
         stopped = replace(entry, acts={}, why=why)
         return driver.with_claims(
-            state, moved(driver, driver.claims(state), stopped, ClaimTrigger.FAILED)
+            state, transition(driver, driver.claims(state), stopped, ClaimTrigger.FAILED)
         ), []
     if why == entry.why:
         return None
@@ -207,7 +209,7 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | 
     if not reason:
         entry = replace(entry, why=None)  # it may have waited until its devices were back
         return driver.with_claims(
-            state, moved(driver, driver.claims(state), entry, ClaimTrigger.IN_PLACE)
+            state, transition(driver, driver.claims(state), entry, ClaimTrigger.IN_PLACE)
         ), []
     if (further := _waited(driver, state, entry)) is None:
         return None
@@ -222,7 +224,7 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | No
     obstacle = driver.in_the_way(state, entry)
     if obstacle is None:
         state, owner = driver.reserved(state, replace(entry, why=None))
-        claims = moved(driver, driver.claims(state), owner, ClaimTrigger.FREE)
+        claims = transition(driver, driver.claims(state), owner, ClaimTrigger.FREE)
         return driver.with_claims(state, claims), _logged("claim.reserved", entry)
     if obstacle.is_final:
         return not_prepared(driver, state, entry, obstacle.why)
@@ -256,7 +258,7 @@ def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Reaso
     claims, uid = driver.claims(state), entry.name.uid
     answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
     claims, effects = answered(claims, answers)  # first: the entry may go, and with it the claim's name
-    return driver.with_claims(state, moved(driver, claims, entry, ClaimTrigger.REFUSED)), effects
+    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.REFUSED)), effects
 
 
 def act_over(
@@ -271,5 +273,5 @@ def act_over(
     entry = replace(entry, acts=left, bound=known)
     claims = driver.claims(state)
     return driver.with_claims(
-        state, with_entry(claims, entry) if left else moved(driver, claims, entry, ClaimTrigger.DONE)
+        state, with_entry(claims, entry) if left else transition(driver, claims, entry, ClaimTrigger.DONE)
     )

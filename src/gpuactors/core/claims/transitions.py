@@ -1,6 +1,6 @@
 """The requests of a transition of a claim: the number of a read, of a checkpoint, or of acts.
 
-Every change of an entry's state goes through `moved`, and so through the table. An act gets its number only in a
+Every change of an entry's state goes through `transition`, and so through the table. An act gets its number only in a
 transition that follows the checkpoint with its intent (ADR 0009).
 """
 
@@ -22,7 +22,7 @@ from gpuactors.core.values.effects import Effect, Field, Level, Log, Refusal, Re
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigger) -> Claims:
+def transition(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigger) -> Claims:
     """`claims` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
     try:
         after, request = follow(entry.state, on)
@@ -47,7 +47,11 @@ def moved(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigger) -
             acts = driver.binding(entry)
             # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
             entry = replace(entry, retry_at=math.inf)
-            return with_acts(claims, entry, acts) if acts else moved(driver, claims, entry, ClaimTrigger.DONE)
+            return (
+                with_acts(claims, entry, acts)
+                if acts
+                else transition(driver, claims, entry, ClaimTrigger.DONE)
+            )
         case Request.WRITE:
             return with_acts(claims, replace(entry, why=None, retry_at=math.inf), [FILES])
         case Request.CLEAR:
@@ -75,7 +79,7 @@ def quarantine(driver: ClaimDriver, state: NodeState, error: NoTransitionError) 
 def try_transition(driver: ClaimDriver, state: NodeState, entry: Entry, on: ClaimTrigger) -> Stepped:
     """`state` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
     try:
-        return driver.with_claims(state, moved(driver, driver.claims(state), entry, on)), []
+        return driver.with_claims(state, transition(driver, driver.claims(state), entry, on)), []
     except NoTransitionError as error:
         return quarantine(driver, driver.with_claims(state, with_entry(driver.claims(state), entry)), error)
 

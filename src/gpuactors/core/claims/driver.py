@@ -64,7 +64,7 @@ class ClaimDriver(Protocol):
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:
         """The entry with its claim as it was read, and with what this driver needs of it at every event."""
 
-    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+    def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
         """`state` with fresh looks requested at what the claim is to get, or has: nothing that was seen before counts
         for it; and the entry, which remembers since when."""
 

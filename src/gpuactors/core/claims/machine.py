@@ -151,7 +151,7 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
             state, claims if entry.name.uid in claims.reads else with_read(claims, entry.name.uid)
         ), []
     if entry.state is ClaimState.PREPARED:
-        state, entry = driver.looked_at(state, entry, at)
+        state, entry = driver.request_reads(state, entry, at)
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.PREPARE)), []
 
 
@@ -238,7 +238,7 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
         return driver.with_claims(state, with_entry(claims, again)), []
     if (unfit := _refused_by_content(driver, state, event.claim)) is not None:
         return not_prepared(driver, driver.with_claims(state, claims), entry, unfit)
-    state, entry = driver.looked_at(state, driver.with_claim(replace(entry, why=None), event.claim), at)
+    state, entry = driver.request_reads(state, driver.with_claim(replace(entry, why=None), event.claim), at)
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.FETCHED)), []
 
 

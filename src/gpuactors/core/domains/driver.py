@@ -99,7 +99,7 @@ class ComputeDomains:
             return replace(entry, claim=claim, config=DomainConfig(own.devices[0].kind, own.uid))
         return replace(entry, claim=claim, config=None if isinstance(config, ConfigFault) else config)
 
-    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+    def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
         config = entry.config
         assert config is not None
         entry = replace(entry, since=state.domains.last)

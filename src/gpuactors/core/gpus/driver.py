@@ -109,7 +109,7 @@ class Gpus:
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:
         return replace(entry, claim=claim)
 
-    def looked_at(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+    def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for
             functions = frozenset(f.address for gpu in entry.gpus for f in gpu.functions)

@@ -209,7 +209,7 @@ def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
     for driver in DRIVERS.values():
         state, lines = progress.advanced(driver, before, state, at)
         effects += lines
-    state, lines = domains.followed(before, state, at)
+    state, lines = domains.on_state_changed(before, state, at)
     return state, [*effects, *lines]
 
 

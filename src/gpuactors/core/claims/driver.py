@@ -54,7 +54,7 @@ class ClaimDriver(Protocol):
         """Restore a driver's part of the state from its checkpoint: `claims`, which have no entries yet, with what it
         has beside them; and its entries as they count now, in their order."""
 
-    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+    def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
         state before the event."""
 

@@ -117,7 +117,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
     fields: dict[str, Field] = {"claims": len(event.entries)}
     if event.warning:
         fields["reason"] = event.warning
-    return driver.followed(before, state), [Log(level, "checkpoint.read", fields), *lines]
+    return driver.on_state_changed(before, state), [Log(level, "checkpoint.read", fields), *lines]
 
 
 def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointRefused) -> Stepped:
@@ -131,7 +131,7 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
     }
     # What was read from the checkpoint before is more than the files say.
     claims = replace(claims, loaded=True, unserved=event.reason, entries={**found, **claims.entries})
-    after = driver.followed(state, driver.with_claims(state, claims))
+    after = driver.on_state_changed(state, driver.with_claims(state, claims))
     return after, [Log(level, "claims.unserved", {"reason": event.reason})]
 
 

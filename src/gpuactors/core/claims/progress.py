@@ -37,11 +37,11 @@ def advanced(driver: ClaimDriver, before: NodeState, state: NodeState, at: float
     """After each event: every transition that nothing stands in the way of any more, and the answers."""
     if driver.claims(state).settings is None:
         return state, []
-    state = driver.followed(before, state)
+    state = driver.on_state_changed(before, state)
     effects: list[Effect] = []
     while (further := _one_further(driver, state, at) or _all_answered(driver, state, at)) is not None:
         state, lines = further
-        state = driver.followed(before, state)
+        state = driver.on_state_changed(before, state)
         effects += lines
     return driver.with_claims(state, _dated(driver.claims(before), driver.claims(state), at)), effects
 

@@ -65,7 +65,7 @@ class ComputeDomains:
     def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
         return claims, event.entries
 
-    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+    def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """Apply kubelet's list to channels and the label, as GPUs do."""
         ledger, domains = state.kubelet.ledger, state.domains
         found = strangers(domains.claims, state) if ledger.tried else None

@@ -118,7 +118,7 @@ def imex_unreadable(domains: Domains, number: int, reason: str) -> tuple[Domains
     return imex_asked(after) if imex.refresh.again else after, [line]
 
 
-def followed(domains: Domains, at: float) -> Domains:
+def on_state_changed(domains: Domains, at: float) -> Domains:
     """After each event: domains without a claim are forgotten, and what claims wait for is read now or soon."""
     entries = domains.claims.entries.values()
     uids = {entry.config.domain for entry in entries if entry.config is not None}

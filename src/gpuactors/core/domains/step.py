@@ -56,14 +56,14 @@ def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Do
             assert_never(event)
 
 
-def followed(before: NodeState, state: NodeState, at: float) -> Stepped:
+def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
     """`state` after each event, which met `before`, when the claims have gone on as far as they can."""
     domains = state.domains
     if domains.settings is None:
         return state, []
     if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
         return _with(state, replace(domains, label=Label())), []
-    domains, effects = label.decided(looks.followed(domains, at), at)
+    domains, effects = label.decided(looks.on_state_changed(domains, at), at)
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
         state = replace(state, domains=after)

@@ -93,12 +93,12 @@ class Gpus:
             for stored in event.entries
         ]
 
-    def followed(self, before: NodeState, state: NodeState) -> NodeState:
+    def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         if returns.UNSEEN in state.claims.settled.values():
             state = _looked_at_once(state)
-        state = self.with_claims(state, returns.followed(before, state))
+        state = self.with_claims(state, returns.on_state_changed(before, state))
         state = self.with_claims(state, with_reserved(_seen_again(state)))
-        return self.with_claims(state, fitness.followed(before, state))
+        return self.with_claims(state, fitness.on_state_changed(before, state))
 
     def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
         found = config.chosen(claim)

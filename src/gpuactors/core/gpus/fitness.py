@@ -36,7 +36,7 @@ _REASONS: Final[Mapping[ActFault | None, Cause]] = {
 _NEW: Final = Look()
 
 
-def followed(before: NodeState, state: NodeState) -> Claims:
+def on_state_changed(before: NodeState, state: NodeState) -> Claims:
     """The claims of `state` with the looks at what is there now; the same object if they are the same."""
     claims, devices, was = state.claims, state.index.devices, before.index.devices
     is_new = not before.claims.loaded  # a look of before may never come back

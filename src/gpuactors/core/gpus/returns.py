@@ -37,7 +37,7 @@ _UNDER_WAY: Final = frozenset(
 # --- whose decision a function's driver is ----------------------------------------------------------------------------
 
 
-def followed(before: NodeState, state: NodeState) -> Claims:
+def on_state_changed(before: NodeState, state: NodeState) -> Claims:
     """The claims of `state` with what its functions are found on; the same object if nothing follows."""
     claims, functions, seen = state.claims, state.index.functions, state.host.seen
     was = before.index.functions

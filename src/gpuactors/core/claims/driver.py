@@ -58,7 +58,7 @@ class ClaimDriver(Protocol):
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
         state before the event."""
 
-    def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
+    def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         """Why an allocated claim cannot be prepared here whatever else happens; None if it can."""
 
     def with_claim(self, entry: Entry, claim: Claim) -> Entry:

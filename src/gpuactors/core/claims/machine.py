@@ -256,7 +256,7 @@ def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> 
         return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
     if not claim.results:
         return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim has no device of this driver on this node")
-    return driver.unfit(state, claim)
+    return driver.validate(state, claim)
 
 
 def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: float) -> Stepped:

@@ -73,7 +73,7 @@ class ComputeDomains:
             return state
         return replace(state, domains=replace(domains, strangers=found))
 
-    def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
+    def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         settings, config = state.domains.settings, chosen(claim)
         assert settings is not None
         if isinstance(config, ConfigFault):

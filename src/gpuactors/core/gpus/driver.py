@@ -100,7 +100,7 @@ class Gpus:
         state = self.with_claims(state, with_reserved(_seen_again(state)))
         return self.with_claims(state, fitness.on_state_changed(before, state))
 
-    def unfit(self, state: NodeState, claim: Claim) -> Reason | None:
+    def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         found = config.chosen(claim)
         if isinstance(found, ConfigFault):
             return Reason(Cause.INVALID_CONFIGURATION, found.sentence)

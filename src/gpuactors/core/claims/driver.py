@@ -77,7 +77,7 @@ class ClaimDriver(Protocol):
     def binding(self, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
-    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
+    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> InTheWay | None:
         """The unmet prerequisite of the act AWAITED, or the reason why it will never be met; None if nothing is
         missing."""
 

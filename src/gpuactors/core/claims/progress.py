@@ -174,7 +174,7 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
 def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
     """The act that others carry out is done when nothing lacks any more; None if it waits on. What lacks is the error
     if the wait lasts too long, and at once where waiting is of no use."""
-    lacking = driver.lacking(state, entry)
+    lacking = driver.unmet_prerequisite(state, entry)
     if lacking is None:
         state, entry = driver.reserved(state, entry)
         return act_over(driver, state, entry, entry.acts[AWAITED], ()), []

@@ -127,8 +127,8 @@ class ComputeDomains:
     def binding(self, entry: Entry) -> Sequence[str]:  # nothing of it is a worker's
         return (AWAITED,)
 
-    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:
-        why = exclusion.lacking(state.domains, entry)
+    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        why = exclusion.unmet_prerequisite(state.domains, entry)
         return InTheWay(why, is_final=why.cause is Cause.DOMAIN_NOT_FOUND) if why is not None else None
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:  # the label is not an act
@@ -158,11 +158,11 @@ class ComputeDomains:
             return None
         if facts is not None and imex_of_claim(facts, config.kind) != own.imex:
             return "the host's driver says something else of IMEX than the claim's files"
-        why = exclusion.lacking(state.domains, entry)
+        why = exclusion.unmet_prerequisite(state.domains, entry)
         return why.message if why is not None else ""
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
-        """Its domain's name and the host's facts are read before its files are written again (`lacking`)."""
+        """Its domain's name and the host's facts are read before its files are written again (`unmet_prerequisite`)."""
         entry = self.with_claim(entry, claim)
         assert entry.config is not None
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)

@@ -169,7 +169,7 @@ def _others(domains: Domains, entry: Entry) -> list[Entry]:
     return [other for other in entries if other.name.uid != entry.name.uid and other.state in OWNING]
 
 
-def lacking(domains: Domains, entry: Entry) -> Reason | None:
+def unmet_prerequisite(domains: Domains, entry: Entry) -> Reason | None:
     """The reason why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone,
     or is being deleted, does not come (DOMAIN_NOT_FOUND)."""
     own, config = entry.domain, entry.config

@@ -132,7 +132,7 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
         return DomainStatus.UNUSED, ""
     waits = next((entry for entry in channels if entry.state is ClaimState.BINDING), None)
     if waits is not None:
-        missing = exclusion.lacking(domains, waits)
+        missing = exclusion.unmet_prerequisite(domains, waits)
     elif any(entry.state in OWNING for entry in channels):
         missing = exclusion.channels_lack(domains, uid)
         if (

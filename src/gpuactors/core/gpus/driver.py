@@ -130,7 +130,8 @@ class Gpus:
     def binding(self, entry: Entry) -> Sequence[str]:
         return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
 
-    def lacking(self, state: NodeState, entry: Entry) -> InTheWay | None:  # their acts are all a worker's
+    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> InTheWay | None:
+        # Their acts are all a worker's.
         return None
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:

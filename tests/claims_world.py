@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles

@@ -20,7 +20,7 @@ from inotify_simple import INotify
 
 from gpuactors import limits
 from gpuactors.acts import cdi_watch, disk, modprobe, state_lock
-from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.modprobe import Modprobe, ModprobeError

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.acts.apart import inline
+from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.values.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
 from gpuactors.core.values.model import PciAddress

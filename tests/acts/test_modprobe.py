@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.acts.apart import in_a_thread, inline
+from gpuactors.acts.blocking_runner import in_a_thread, inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.core.values.claim import ActFault, FirstDriver, Target

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles
+from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from gpuactors.acts.apart import inline
+from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name

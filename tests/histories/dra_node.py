@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final, final
 
-from gpuactors.acts.apart import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims

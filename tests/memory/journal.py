@@ -30,7 +30,7 @@ class MemoryJournal:
             directory,
             Origin(version="simulation", run=name, boot="", pid=1),
             write=self._write,
-            apart=self._apart,
+            run_blocking=self._run_blocking,
         )
 
     def record(self, step: Step) -> None:
@@ -50,7 +50,7 @@ class MemoryJournal:
         for path in files_of(self._directory)[-1:]:
             os.truncate(path, max(0, os.stat(path).st_size - lost_bytes))
 
-    async def _apart(self, function: Callable[[], None]) -> None:
+    async def _run_blocking(self, function: Callable[[], None]) -> None:
         await trio.lowlevel.checkpoint()
         if not self._killed:
             function()

@@ -20,7 +20,7 @@ from typing import Any, Final, final
 import pytest
 
 from gpuactors import host
-from gpuactors.acts.apart import StoredCheckpoint, StoredFiles
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles
 from gpuactors.acts.disk import Disk
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.writes import Writes

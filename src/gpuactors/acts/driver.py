@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from gpuactors import limits
-from gpuactors.acts.apart import Apart
+from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
@@ -80,7 +80,7 @@ class SysfsBinder:
         root: HostRoot,
         open_writes: OpenWrites,
         persistence: Persistence,
-        apart: Apart,
+        run_blocking: BlockingRunner,
         modprobe: Modprobe | None = None,
         *,
         deadline_s: float = limits.ACT_DEADLINE_S,
@@ -89,7 +89,7 @@ class SysfsBinder:
         self._root = root
         self._open_writes = open_writes
         self._persistence = persistence
-        self._apart = apart
+        self._run_blocking = run_blocking
         self._modprobe = modprobe
         self._deadline_s = deadline_s
         self._groups = GroupReader(root)
@@ -130,12 +130,12 @@ class SysfsBinder:
         async def is_bindable(device: PciAddress) -> None:
             group = await self._refuse_bind(device)
             if group is not None:
-                nodes.update(await self._apart(partial(self._groups.nodes, group)))
+                nodes.update(await self._run_blocking(partial(self._groups.nodes, group)))
                 groups[device] = group
 
         async def find_users(_: PciAddress) -> None:
             nonlocal users
-            users = await self._apart(partial(ProcReader(self._root).users, nodes))
+            users = await self._run_blocking(partial(ProcReader(self._root).users, nodes))
 
         async def is_unused(device: PciAddress) -> None:
             await self._refuse_used(groups[device], users)
@@ -180,7 +180,7 @@ class SysfsBinder:
         group = await self._look(device)
         functions = _not_on_vfio(group)
         for function in functions:
-            await self._apart(partial(self._vfio_driver, function))
+            await self._run_blocking(partial(self._vfio_driver, function))
             if function.has_virtual_functions:
                 path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
                 raise _virtual_functions(function.address, path)
@@ -235,7 +235,7 @@ class SysfsBinder:
 
     async def _look(self, device: PciAddress) -> Group:
         try:
-            group = await self._apart(lambda: self._groups.read(device))
+            group = await self._run_blocking(lambda: self._groups.read(device))
         except OSError as error:  # it may well be there
             raise ActError(
                 ActFault.REFUSED,
@@ -255,9 +255,9 @@ class SysfsBinder:
         functions = [function for function in group.functions if not function.is_bridge]
         match target:
             case Target.VFIO:
-                return await self._apart(lambda: self._to_vfio(functions, noted))
+                return await self._run_blocking(lambda: self._to_vfio(functions, noted))
             case Target.FIRST_DRIVER:
-                return await self._apart(lambda: self._to_first(functions[::-1], noted))
+                return await self._run_blocking(lambda: self._to_first(functions[::-1], noted))
 
     def _to_vfio(self, functions: list[GroupFunction], noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
         moves: list[_Move] = []
@@ -320,7 +320,7 @@ class SysfsBinder:
         driver, modprobe = move.driver, self._modprobe
         if not move.by_override or driver is None or modprobe is None:
             return move
-        if await self._apart(lambda: modules.loaded(self._root, driver)) is not None:
+        if await self._run_blocking(lambda: modules.loaded(self._root, driver)) is not None:
             return move
         try:
             found = await modprobe.load(driver)
@@ -343,7 +343,7 @@ class SysfsBinder:
     async def _refuse_users(self, group: Group, *, but_persistenced: bool) -> frozenset[PciAddress]:
         """The functions that nvidia-persistenced has open. Raises `ActError` if another process has a device of the
         group open, or any where it is not excepted."""
-        users = await self._apart(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
+        users = await self._run_blocking(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
         return _refuse_held(self._root, group, users, but_persistenced=but_persistenced)
 
     async def _refuse_started(
@@ -464,7 +464,7 @@ class SysfsBinder:
             await self._change(writes, address, self._root.real(DRIVERS_PROBE), lambda now: True)
         elif move.driver is not None:
             path = self._real(PCI_DRIVERS, move.driver, "bind")
-            if not await self._apart(
+            if not await self._run_blocking(
                 lambda: os.path.exists(path)
             ):  # a driver may have none (suppress_bind_attrs)
                 path = self._root.real(DRIVERS_PROBE)

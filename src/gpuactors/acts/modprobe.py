@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from gpuactors import limits
-from gpuactors.acts.apart import Apart
+from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.host import modules
 from gpuactors.host.asked import AskedProgram, Late
@@ -38,14 +38,14 @@ class Modprobe:
     def __init__(
         self,
         root: HostRoot,
-        apart: Apart,
+        run_blocking: BlockingRunner,
         *,
         deadline_s: float = limits.MODPROBE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`now`: seconds; called from threads."""
         self._root = root
-        self._apart = apart
+        self._run_blocking = run_blocking
         self._deadline_s = deadline_s
         self._now = now
         self._programs: dict[str, AskedProgram] = {}
@@ -65,11 +65,11 @@ class Modprobe:
 
     async def load(self, driver: str) -> str:
         """The name on the PCI bus of the driver, which is loaded now. Raises `ModprobeError`, `HostShortError`."""
-        if why := await self._apart(lambda: self.why_not(driver)):
+        if why := await self._run_blocking(lambda: self.why_not(driver)):
             raise ModprobeError(why)
         why = await self._tried(driver)
         # What it says is not believed but looked at.
-        found = await self._apart(lambda: modules.loaded(self._root, driver))
+        found = await self._run_blocking(lambda: modules.loaded(self._root, driver))
         if found is not None:
             return found
         why = why or f"modprobe {driver} ended well, and the driver is not there: see the kernel's log"
@@ -78,7 +78,7 @@ class Modprobe:
 
     async def _tried(self, driver: str) -> str:
         """Why it failed, as a sentence; empty if it ended well."""
-        path = await self._apart(self._path)
+        path = await self._run_blocking(self._path)
         if not path:
             return _OFF
         program = self._programs.setdefault(

@@ -32,7 +32,7 @@ from gpuactors.actors import (
     slice_publisher,
 )
 from gpuactors.actors.registry import ClaimCells
-from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles, in_a_thread
+from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, in_a_thread
 from gpuactors.acts.cdi_watch import MountedDirectory
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk

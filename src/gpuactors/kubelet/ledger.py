@@ -78,7 +78,7 @@ class LedgerIo:
     read_file: Callable[[str, int], bytes | None]
     """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
     `OSError`."""
-    apart: Callable[[Callable[[], LedgerFile]], Awaitable[LedgerFile]]
+    run_blocking: Callable[[Callable[[], LedgerFile]], Awaitable[LedgerFile]]
     """Runs blocking code apart from the event loop. A cancelled call is no longer awaited."""
 
 
@@ -161,7 +161,7 @@ class KubeletLedger:
     # --- the file -----------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> LedgerFile:
-        return await self._io.apart(self._read_checkpoint)
+        return await self._io.run_blocking(self._read_checkpoint)
 
     def _read_checkpoint(self) -> LedgerFile:
         content = self._read_file()

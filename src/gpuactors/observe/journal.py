@@ -39,7 +39,7 @@ log = get_logger()
 WriteBytes = Callable[[int, bytearray], int]
 """As os.write: file descriptor and bytes to the number written. Raises `OSError`."""
 
-Apart = Callable[[Callable[[], None]], Awaitable[None]]
+BlockingRunner = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a function that may block, where it delays no other task."""
 
 
@@ -210,13 +210,13 @@ class FileJournal:
         bounds: Bounds | None = None,
         *,
         write: WriteBytes = os.write,
-        apart: Apart | None = None,
+        run_blocking: BlockingRunner | None = None,
     ) -> None:
-        """`apart` runs what may block apart from the event loop: in a thread except in the simulation."""
+        """`run_blocking` runs what may block outside the event loop: in a thread except in the simulation."""
         self._directory = directory
         self._bounds = bounds or Bounds()
         self._files = JournalFiles(directory, origin, self._bounds, write)
-        self._apart = apart or _in_thread
+        self._run_blocking = run_blocking or _in_thread
         self._lock = (
             threading.Lock()
         )  # an abandoned thread may still hang in a write when the next one begins
@@ -270,7 +270,7 @@ class FileJournal:
         """Writes the waiting steps, and closes the file behind the `last`; returns whether that succeeded."""
         try:
             now = Anchor(trio.current_time(), time.time())
-            await self._apart(lambda: self._write_all(now, last=last))
+            await self._run_blocking(lambda: self._write_all(now, last=last))
         except Exception as exc:
             self._fails(exc)
             return False

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from gpuactors.acts.apart import inline
+from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import PciAddress

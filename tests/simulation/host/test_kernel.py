@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.acts.apart import in_a_thread
+from gpuactors.acts.blocking_runner import in_a_thread
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.writes import ProcessWrites

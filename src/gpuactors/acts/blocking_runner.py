@@ -25,7 +25,7 @@ from gpuactors.ports.node import HostShortError, StateFileError
 T = TypeVar("T")
 
 
-class Apart(Protocol):
+class BlockingRunner(Protocol):
     """Runs a blocking call somewhere."""
 
     async def __call__(self, call: Callable[[], T]) -> T:
@@ -44,8 +44,8 @@ class OneThread:
         self._thread = OneByOne(what)
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """Implement `Apart`. Raises `StateFileError` after the deadline; a call that has begun goes on then, one that
-        has not is not made."""
+        """Implement `BlockingRunner`. Raises `StateFileError` after the deadline; a call that has begun goes on then,
+        one that has not is not made."""
         with trio.move_on_after(self.deadline_s):
             try:
                 return await self._thread(call)
@@ -57,12 +57,12 @@ class OneThread:
 
 
 async def in_a_thread(call: Callable[[], T]) -> T:
-    """Run calls that may block, each in a thread of its own (`Apart`)."""
+    """Run calls that may block, each in a thread of its own (`BlockingRunner`)."""
     return await in_thread(call, name="act", ended=lambda: None)
 
 
 async def inline(call: Callable[[], T]) -> T:
-    """Call directly (`Apart`), for a disk that never blocks."""
+    """Call directly (`BlockingRunner`), for a disk that never blocks."""
     await trio.lowlevel.checkpoint()
     return call()
 
@@ -100,30 +100,30 @@ def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callabl
 class StoredCheckpoint:
     """Implements `ports.node.CheckpointStore`."""
 
-    def __init__(self, file: CheckpointFile, apart: Apart, lock: Lock | None = None) -> None:
+    def __init__(self, file: CheckpointFile, run_blocking: BlockingRunner, lock: Lock | None = None) -> None:
         """`lock`: None where there is one daemon only."""
         self._file = file
-        self._apart = apart
+        self._run_blocking = run_blocking
         self._lock = lock or NoLock()
 
     async def read(self, *, owns: bool = True) -> Restored:
         """Implement `ports.node.CheckpointStore.read`."""
         read = partial(self._file.read, touches=owns)
-        return await self._apart(_under(self._lock.reading(owns=owns), read))
+        return await self._run_blocking(_under(self._lock.reading(owns=owns), read))
 
     async def write(self, checkpoint: Checkpoint) -> None:
         """Implement `ports.node.CheckpointStore.write`."""
-        await self._apart(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
+        await self._run_blocking(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
 
 
 @final
 class StoredFiles:
     """Implements `ports.node.ClaimFileStore`."""
 
-    def __init__(self, files: ClaimFiles, apart: Apart, lock: Lock | None = None) -> None:
+    def __init__(self, files: ClaimFiles, run_blocking: BlockingRunner, lock: Lock | None = None) -> None:
         """`lock`: None where there is one daemon only."""
         self._files = files
-        self._apart = apart
+        self._run_blocking = run_blocking
         self._lock = lock or NoLock()
 
     async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
@@ -134,16 +134,16 @@ class StoredFiles:
                 self._files.sweep()
             return self._files.found()
 
-        return await self._apart(_under(self._lock.reading(owns=owns), found))
+        return await self._run_blocking(_under(self._lock.reading(owns=owns), found))
 
     async def write(self, contents: ClaimContents) -> None:
         """Implement `ports.node.ClaimFileStore.write`."""
-        await self._apart(_under(self._lock.writing(), partial(self._files.write, contents)))
+        await self._run_blocking(_under(self._lock.writing(), partial(self._files.write, contents)))
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """Implement `ports.node.ClaimFileStore.remove`."""
-        await self._apart(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
+        await self._run_blocking(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
     async def clear_mounted(self) -> None:
         """Implement `ports.node.ClaimFileStore.clear_mounted`."""
-        await self._apart(_under(self._lock.writing(), self._files.clear_mounted))
+        await self._run_blocking(_under(self._lock.writing(), self._files.clear_mounted))

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.acts.apart import OneThread, StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims

@@ -1,4 +1,4 @@
-"""Every order of up to five events in worlds of two GPUs (`just small-worlds`; up to three in `just test`).
+"""Every order of up to five events in worlds of two GPUs (`just small-worlds`; up to two in `just test`).
 
 What such orders have found stays as tests of the core by name (`test_ledger_and_usage.py`): a ledger that was read
 before the first scan, a lost device without a plugin, an external process on what a pod had just given back.
@@ -16,7 +16,7 @@ from tests.core.orders import WrongError
 from tests.core.small_world import EXTERNAL, Outside, every_order
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
-LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
+LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "2"))
 
 VM = "vm-1"
 # The one with the most orders first: so two processes end at about the same time.

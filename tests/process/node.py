@@ -22,6 +22,7 @@ from gpuactors.simulation.host.uevents import Uevent
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually
 from tests.support.kubelet_grpcio import KubeletStandIn
 from tests.support.kubelet_seen import Allocated, DeviceNode, Frame, ListedDevice, Registration
+from tests.support.tiny_plugin import TinyPlugin
 
 PCI_IDS: Final = """\
 # The names that this node's daemons are given; the shapes are those of the real file.
@@ -211,6 +212,20 @@ def refusal(error: grpc.RpcError) -> tuple[str, str]:
     """Name of the status, and the text."""
     status: Any = error
     return status.code().name, status.details()
+
+
+@contextmanager
+def other_plugin(node: Node) -> Iterator[TinyPlugin]:
+    """Another plugin for our resource, made with grpcio: it has registered, and kubelet has its list."""
+    other = TinyPlugin(node.kubelet.socket_dir, "kubevirt-gpu.sock")
+    theirs = {"51": HEALTHY, "52": HEALTHY}
+    try:
+        other.register(resource=H100)
+        other.lists.put([*theirs.items()])
+        node.kubelet.wait_for(lambda device_lists: device_lists.get(H100) == theirs, WAIT_S, "their list")
+        yield other
+    finally:
+        other.server.stop(grace=None).wait()
 
 
 def remove_sockets(directory: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from gpuactors.core.values.cause import Cause
 from tests.process.daemon import eventually
-from tests.process.node import H100, HEALTHY, Node, address, open_node
-from tests.process.test_two_plugins import other_plugin
+from tests.process.node import H100, HEALTHY, Node, address, open_node, other_plugin
 from tests.support.http_get import Page, get
 
 GPU: Final = address(0x23)

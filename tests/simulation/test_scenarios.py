@@ -54,10 +54,10 @@ class Terminal(io.StringIO):
 
 
 @cache  # a story takes seconds, and its output is only read
-def played(scenario: str, seed: int = 0) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+def played(scenario: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
     """Exit code, steps and result of a story in JSON lines."""
     out = io.StringIO()
-    code = run.simulate(scenario=scenario, seed=seed, speed=1.0, json_lines=True, out=out)
+    code = run.simulate(scenario=scenario, seed=0, speed=1.0, json_lines=True, out=out)
     *steps, result = [json.loads(line) for line in out.getvalue().splitlines()]
     return code, steps, result
 
@@ -81,12 +81,11 @@ def test_the_scenarios_that_must_be_there() -> None:
     assert all(len(line) < 100 for _, line in run.list_scenarios())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_step_is_as_expected(name: str, seed: int) -> None:
-    code, steps, result = played(name, seed)
+def test_every_step_is_as_expected(name: str) -> None:
+    code, steps, result = played(name)
     assert result["unmet"] == []
-    assert (code, result["result"], result["seed"]) == (run.EXIT_OK, "ok", seed)
+    assert (code, result["result"], result["seed"]) == (run.EXIT_OK, "ok", 0)
     assert [step["step"] for step in steps] == list(range(1, result["of"] + 1))
     for step in steps:
         assert step["ok"]
@@ -95,7 +94,7 @@ def test_every_step_is_as_expected(name: str, seed: int) -> None:
 
 
 def test_the_incident_shows_the_counts_that_the_field_did_not() -> None:
-    _, steps, _ = played("incident", 0)
+    _, steps, _ = played("incident")
     counts = [tuple(step["resources"][H100].values()) for step in steps]
     assert counts == [
         (6, 6, 0, 6),
@@ -123,7 +122,7 @@ def test_the_incident_shows_the_counts_that_the_field_did_not() -> None:
 
 
 def test_the_incident_names_who_holds_a_gpu() -> None:
-    _, steps, _ = played("incident", 0)
+    _, steps, _ = played("incident")
     reasons = [[d["reason"] for d in step["devices"] if d["health"] == "Unhealthy"] for step in steps]
     (left,), (external,) = reasons[7], reasons[14]
     assert re.fullmatch(

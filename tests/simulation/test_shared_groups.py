@@ -23,7 +23,7 @@ from tests.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_
 from tests.support.patience import patient
 
 GPU = MODELS[MODEL]
-ROUNDS = 100
+ROUNDS = 20
 WITHIN_S = patient(30.0)
 
 
@@ -94,7 +94,7 @@ async def test_the_next_pod_gets_half_of_a_group_whose_pod_has_just_ended(
     """At once, and some time later: whatever our last read of the ledger had."""
     rng = random.Random(7)
     async with groups_of_two(tmp_path, 1) as world:
-        for n in range(60):
+        for n in range(ROUNDS):
             with trio.fail_after(WITHIN_S):
                 assert (await world.kubelet.admit(f"two-{n}", {GPU: 2})).phase is Phase.RUNNING
                 await trio.sleep(rng.uniform(0.0, 8.0))

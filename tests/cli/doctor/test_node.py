@@ -33,8 +33,7 @@ from gpuactors.ports.node import LedgerContents
 from gpuactors.simulation.kube.status import CLASSES
 from tests.cli.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_patient, wrong
 from tests.process.daemon import DaemonProcess, eventually
-from tests.process.node import H100, HEALTHY
-from tests.process.test_two_plugins import other_plugin
+from tests.process.node import H100, HEALTHY, other_plugin
 from tests.support.claims import NODE, Api, plugin_of, write_kubeconfig
 from tests.support.domains import with_imex
 

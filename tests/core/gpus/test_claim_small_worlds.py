@@ -1,4 +1,4 @@
-"""Every order of up to five events in worlds of two claims and one GPU (`just small-worlds`; up to three in `just
+"""Every order of up to five events in worlds of two claims and one GPU (`just small-worlds`; up to two in `just
 test`)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.core.builders import audio, gpu
 from tests.core.gpus.small_world import GPU, World, every_order
 from tests.core.orders import WrongError
 
-LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "3"))
+LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "2"))
 
 ON_HOST = gpu(GPU, 1, driver="nvidia")
 PRE_BOUND = gpu(GPU, 1)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import repeat
+from operator import attrgetter, is_, ne
 from typing import Final
 
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
 from gpuactors.core.gpus.exclusion import of_the_hosts_fabric
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Look
-from gpuactors.core.state.offered import Offered
+from gpuactors.core.state.offered import Offered, OfferRow
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
-from gpuactors.core.values.remade import changed_keys
+from gpuactors.core.values.remade import remade, same_if_equal
 from gpuactors.core.values.slices import Blocked, BlockKind, Offer
 from gpuactors.core.values.status import Assessment, Reason
 
@@ -58,54 +59,54 @@ def offered(state: NodeState) -> NodeState:
         or not state.kubelet.ledger.tried
     ):
         return state
-    carried, index, assessments = state.offered, state.index, state.assessments
-    reserved, placed = state.claims.reserved, _placed(state)
-    if (
-        carried.devices is index.devices
-        and carried.assessments is assessments
-        and carried.names is index.names
-        and carried.reserved is reserved
-        and carried.switches is index.switches
-        and carried.iommufd is index.iommufd
-        and carried.placed == placed
-        and carried.looks is state.claims.looks
-        and carried.offer is not None
-    ):
-        return state
-    touched = changed_keys(carried.devices, index.devices) | changed_keys(carried.assessments, assessments)
-    touched |= changed_keys(carried.names, index.names) | changed_keys(carried.reserved, reserved)
-    touched |= (carried.placed ^ placed) | _looked_anew(carried.looks, state.claims.looks)
-    if (carried.switches, carried.iommufd) != (index.switches, index.iommufd):
-        touched |= index.devices.keys()
-    known = {d.address: d for d in carried.offer.devices} if carried.offer is not None else {}
-    health = {h.device: h for h in carried.health}
-    for address in touched:
-        was = known.pop(address, None)
-        health.pop(device_name(address), None)
-        if address in index.names and address in index.devices:
-            known[address] = _offered(state, index.devices[address], assessments[address])
-        elif address in reserved and was is not None:
-            # A pool never has less than what is held: it stays until its claim ends.
-            known[address] = replace(was, claimed=True, blocked=_GONE)
-        if address in known or address in reserved:
-            of_device = _health(state, settings.pool, address, is_placed=address in placed)
-            health[of_device.device] = of_device
-    offer = Offer(settings.driver, settings.pool, tuple(known[a] for a in sorted(known)))
-    if carried.offer is not None and offer == carried.offer:
-        offer = carried.offer
-    after = Offered(
-        index.devices,
-        assessments,
-        index.names,
-        reserved,
-        index.switches,
-        index.iommufd,
-        placed,
-        state.claims.looks,
-        offer,
-        tuple(health[n] for n in sorted(health)),
+    before, index, claims = state.offered, state.index, state.claims
+    placed = same_if_equal(before.placed, _placed(state))
+    made_of = (
+        *(index.functions, index.devices, index.names),
+        *(state.assessments, claims.reserved, claims.looks, placed),
     )
-    return replace(state, offered=after)
+    if before.offer is not None and all(map(is_, before.made_of, made_of)):
+        return state
+    rows = _rows(state, placed)
+
+    def offered_device(address: PciAddress, row: OfferRow) -> tuple[OfferedGpu | None, DeviceHealth]:
+        device, assessment, is_named, *_, is_placed, _, _ = row
+        gpu, _ = before.of_devices.get(address, (None, None))
+        if is_named and device is not None and assessment is not None:
+            gpu = _offered(state, device, assessment)
+        elif gpu is not None:
+            # A pool never has less than what is held: it stays until its claim ends.
+            gpu = replace(gpu, claimed=True, blocked=_GONE)
+        return gpu, _health(state, settings.pool, address, is_placed=is_placed)
+
+    of_devices = remade(before.of_devices, before.rows, rows, offered_device, ne)
+    if of_devices is before.of_devices and before.offer is not None:
+        return replace(state, offered=replace(before, made_of=made_of, placed=placed, rows=rows))
+    gpus = [of_devices[a][0] for a in sorted(of_devices)]
+    offer = Offer(settings.driver, settings.pool, tuple(gpu for gpu in gpus if gpu is not None))
+    health = tuple(sorted([health for _, health in of_devices.values()], key=attrgetter("device")))
+    offer = same_if_equal(before.offer, offer)
+    return replace(state, offered=Offered(made_of, placed, rows, of_devices, offer, health))
+
+
+def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress, OfferRow]:
+    """What the offer of each device is made of that is selected, or that a claim has."""
+    index, reserved = state.index, state.claims.reserved
+    switches = tuple([index.functions[address] for address in sorted(index.switches)])
+    addresses = {**index.names, **reserved} if reserved.keys() - index.names.keys() else index.names
+    found = {a: look.found for a, look in state.claims.looks.items() if look.found is not None}
+    of_each = zip(
+        map(index.devices.get, addresses),
+        map(state.assessments.get, addresses),
+        map(index.names.__contains__, addresses),
+        map(reserved.get, addresses),
+        map(found.get, addresses),
+        map(placed.__contains__, addresses),
+        map(index.functions.__contains__, addresses),
+        repeat((switches, index.iommufd)),
+        strict=False,  # the last is endless
+    )
+    return dict(zip(addresses, of_each, strict=True))
 
 
 def _placed(state: NodeState) -> frozenset[PciAddress]:
@@ -166,15 +167,6 @@ def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocke
         return None
     held = look.found.cause is Cause.IN_USE_ON_HOST
     return Blocked(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(look.found.cause))
-
-
-def _looked_anew(before: Mapping[PciAddress, Look], looks: Mapping[PciAddress, Look]) -> set[PciAddress]:
-    """The devices of which the last looks say something else."""
-
-    def found(of: Mapping[PciAddress, Look]) -> dict[PciAddress, Reason]:
-        return {a: look.found for a, look in of.items() if look.found is not None}
-
-    return {address for address, _ in found(before).items() ^ found(looks).items()}
 
 
 def _fault(

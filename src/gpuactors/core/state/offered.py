@@ -9,30 +9,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.state.claims import Look
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, ResourceName
+from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.slices import Offer
-from gpuactors.core.values.status import Assessment
+from gpuactors.core.values.status import Assessment, Reason
+
+OfferRow = tuple[
+    Device | None,
+    Assessment | None,
+    bool,
+    ClaimedDevice | None,
+    Reason | None,
+    bool,
+    bool,
+    tuple[tuple[PciFunction, ...], bool],
+]
+"""What the offer of a device, and the health of a claim's device, are made of: the device, its assessment, whether a
+selector chooses it, the claim that has it, what the last look found, whether it is in `Offered.placed`, whether its
+function is there; and of the whole node, the NVSwitches on a driver of the host, and whether it has `/dev/iommu`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
     """What is offered, preceded by the values that it is derived from."""
 
-    devices: Mapping[PciAddress, Device] = field(default_factory=dict)
-    assessments: Mapping[PciAddress, Assessment] = field(default_factory=dict)
-    names: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
-    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
-    switches: frozenset[PciAddress] = frozenset()
-    iommufd: bool = False
-    """As `Index.iommufd`."""
+    made_of: tuple[object, ...] = ()
+    """Compared by identity."""
     placed: frozenset[PciAddress] = frozenset()
     """The devices of prepared claims, once an inspection has seen them since they were bound."""
 
-    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
+    rows: Mapping[PciAddress, OfferRow] = field(default_factory=dict)
+    of_devices: Mapping[PciAddress, tuple[OfferedGpu | None, DeviceHealth]] = field(default_factory=dict)
+    """None: a claim has it, and it was never offered."""
 
     offer: Offer[OfferedGpu] | None = None
     """None while DRA is off, or the node has not been read."""

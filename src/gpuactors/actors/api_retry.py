@@ -1,4 +1,4 @@
-"""What an actor does after a request to the API server that failed: it waits, longer each time, and tries again.
+"""The retries after a failed request to the API server: an actor waits, longer each time, and tries again.
 
 A file of its own: five actors retry by it.
 """
@@ -18,8 +18,8 @@ from gpuactors.ports.kube import ApiError, ApiRefused
 async def for_ever(
     actor: str, follow: Callable[[], Awaitable[None]], failed: Callable[[ApiError], Awaitable[None]]
 ) -> None:
-    """Follows something at the API server for ever: `follow` again after each failure, of which `failed` is told before
-    the wait."""
+    """Follows something at the API server for ever: `follow` again after each failure, which `failed` gets before the
+    wait."""
     failures = 0
     while True:
         began = trio.current_time()

@@ -20,7 +20,7 @@ from gpuactors.core.values.effects import Answer, Elsewhere, Refused
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 OnAnswer: TypeAlias = Callable[[str, float, Answer | None], None]
-"""As `ports.http.Meter.called`."""
+"""See `ports.http.Meter.called`."""
 
 
 def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:

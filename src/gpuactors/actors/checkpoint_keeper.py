@@ -1,8 +1,8 @@
 """The checkpoint keeper: reads the claims' checkpoint when it is wanted, and writes the newest contents.
 
-A number that is written stands for all before it. The keeper tries a write or read that failed again by itself, with
-what is wanted then, and so has a loop of its own instead of `each_once`. What of the checkpoint and of the claims'
-files counts is decided in `core/claims/restoration.py`. Where the checkpoint may not be used, nothing is removed.
+A number that is written includes all before it. The keeper tries a write or read that failed again by itself, with what
+is wanted then, and so has a loop of its own instead of `each_once`. What of the checkpoint and of the claims' files
+counts is decided in `core/claims/restoration.py`. Where the checkpoint may not be used, nothing is removed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gpuactors.ports.node import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, Kub
 
 @dataclass(frozen=True, slots=True)
 class ClaimsPorts:
-    """What the plugin needs."""
+    """The ports of the plugin."""
 
     kubelet: ClaimsKubelet
     caller: ClaimCaller

@@ -22,11 +22,11 @@ from gpuactors.ports.kube import ApiError, DeviceClassApi
 
 @dataclass(frozen=True, slots=True)
 class ClassPorts:
-    """What a reader needs."""
+    """The ports of a reader."""
 
     classes: DeviceClassApi
     on_contested: Callable[[DeviceClass], None]
-    """Told each class that takes a resource of ours; must not raise, as the other one."""
+    """Called with each class that takes a resource of gpuactors; must not raise, as the other one."""
     on_problem: Callable[[str], None]
     """Told why the classes are not known, once."""
 

@@ -35,7 +35,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     unwatched: Callable[[str], None],
 ) -> None:
-    """Runs for ever. `unwatched` is told each time why ComputeDomains cannot be watched; it must not raise."""
+    """Runs for ever. `unwatched` gets the reason each time ComputeDomains cannot be watched; it must not raise."""
 
     async def read(_: int, order: DomainReadWanted) -> Event:
         return await _read(order, api)

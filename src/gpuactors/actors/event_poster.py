@@ -1,4 +1,4 @@
-"""The event poster: tells as Kubernetes Events what the state has to be told, when `event_series.py` says so.
+"""The event poster: posts the conditions of the state as Kubernetes Events, when `event_series.py` says so.
 
 It looks at the newest state only, once in EVENT_LOOK_S at most, so nothing queues and nobody waits for it. Must not
 decide what is told, or when. A failure costs nobody anything: it is logged once while it lasts.
@@ -25,11 +25,11 @@ from gpuactors.ports.kube import ApiError, ApiRefused, ClaimApi, EventApi, Event
 
 @dataclass(frozen=True, slots=True)
 class PosterPorts:
-    """What a poster needs."""
+    """The ports of a poster."""
 
     events: EventApi
     claims: ClaimApi
-    """Whose pods are told of their claims."""
+    """Sources of the pods that claims are reserved for."""
     on_problem: Callable[[str], None]
     """Told why events cannot be posted, once while that lasts; must not raise."""
     now: Callable[[], float]
@@ -78,7 +78,7 @@ class _Poster:
             self._told = posted(self._told, event, count, trio.current_time())
 
     async def _tell(self, event: KubeEvent) -> int:
-        """Tells every object that it is about; how often it was told then. Raises `ApiError`."""
+        """Post the fact on every object that it is about; return how often it was posted. Raises `ApiError`."""
         known, at, now = self._told.series[event], trio.current_time(), self._ports.now()
         first_at = now if math.isinf(known.first_at) else now - (at - known.first_at)
         count = known.count + 1
@@ -104,8 +104,8 @@ class _Poster:
         return trio.current_time() + wait_s
 
     def _is_lasting(self, event: KubeEvent, error: ApiError) -> bool:
-        """What the server refuses (no right, a namespace that ends) it refuses a second later as well; but not 429, nor
-        the first times 403: an API server that has just started answers so until it has read RBAC."""
+        """Whether the server will refuse it again a second later: a missing right, a namespace that ends; but not 429,
+        nor the first times 403: an API server that has just started answers so until it has read RBAC."""
         if not isinstance(error, ApiRefused) or error.code >= 500 or error.code == 429:
             return False
         if error.code != 403:

@@ -22,7 +22,7 @@ from gpuactors.ports.node import FeatureFile, StateFileError
 
 @dataclass(frozen=True, slots=True)
 class FeaturePorts:
-    """What the keeper needs."""
+    """The ports of the keeper."""
 
     file: FeatureFile
     on_problem: Callable[[str], None]

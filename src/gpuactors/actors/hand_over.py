@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HandOverPorts:
-    """What the hand-over needs."""
+    """The ports of the hand-over."""
 
     control: Control
     state: LatestReader[NodeState]
@@ -38,8 +38,8 @@ class HandOverPorts:
     """The plugins whose streams and sockets may still be there."""
     inbox: trio.MemorySendChannel[Event]
     served: Callable[[], Awaitable[Mapping[ResourceName, frozenset[str]]]]
-    """What this node's daemons have served until now. The last one may have used other resource names, and pods have
-    devices under those names."""
+    """The resources that this node's daemons have served until now. The last one may have used other resource names,
+    and pods have devices under those names."""
     on_problem: Callable[[str], None]
     """Called with the reason why there is no control socket, each time the reason changes."""
 

@@ -34,7 +34,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     unwatched: Callable[[str], None],
 ) -> None:
-    """Runs for ever. `unwatched` is told each time why the Node cannot be watched; it must not raise."""
+    """Runs for ever. `unwatched` gets the reason each time the Node cannot be watched; it must not raise."""
 
     async def once(_: None, order: LabelPatchWanted | int) -> Event:
         return await (_read(order, node) if isinstance(order, int) else _patch(order, node))

@@ -26,8 +26,7 @@ _log = structlog.get_logger(__name__)
 
 @contextmanager
 def raises_only(error: type[E], actor: str, make: Callable[[str], E] | None = None) -> Iterator[None]:
-    """Whatever else than `error` is raised inside is raised as `error`, and logged with its traceback if it is a bug
-    and no shortage.
+    """Raise any other exception as `error`, and log it with its traceback if it is a bug and no shortage.
 
     `make` makes the error of a sentence; None: its class does. Cancellation passes, as what else is no `Exception`.
     """

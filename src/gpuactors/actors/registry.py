@@ -49,7 +49,7 @@ class ClaimCells:
 
     wanted: Latest[ClaimsWanted]
     offer: Latest[AnyOffer | None]
-    """What the ResourceSlices are to say; None while nothing is to be written."""
+    """The devices that the ResourceSlices are to list; None while nothing is to be written."""
     health: Latest[tuple[DeviceHealth, ...]]
 
     @classmethod

@@ -40,11 +40,11 @@ class RelayingCaller:
         self._successor = successor
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        """As `ports.node.ClaimCaller.prepare`."""
+        """Implement `ports.node.ClaimCaller.prepare`."""
         return await _answer("prepare", claim, self._core.prepare, self._successor.prepare)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        """As `ports.node.ClaimCaller.unprepare`."""
+        """Implement `ports.node.ClaimCaller.unprepare`."""
         return await _answer("unprepare", claim, self._core.unprepare, self._successor.unprepare)
 
 

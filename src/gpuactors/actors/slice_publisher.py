@@ -41,7 +41,7 @@ from gpuactors.ports.kube import (
 
 @dataclass(frozen=True, slots=True)
 class PublisherPorts:
-    """What a publisher needs."""
+    """The ports of a publisher."""
 
     slices: SliceApi
     node: NodeApi
@@ -76,13 +76,13 @@ class _View:
         self.generation_seen = 0
         """The highest generation that any of them had."""
         self._awaited: dict[str, str | None] = {}
-        """By name, the version that a write of ours has made of a slice; None: that it was deleted."""
+        """By name, the version that a write of gpuactors has made of a slice; None: it has deleted the slice."""
         self._awaited_since = 0.0
         self._shown: set[tuple[str, str | None]] | None = None
-        """What was shown since a write began that is not answered; None if there is none."""
+        """Slices shown since an unanswered write began; None if there is no such write."""
 
     def take(self, event: SliceEvent) -> None:
-        """What the server says."""
+        """Take an event of the server."""
         match event:
             case SlicesListed(slices):
                 self.slices = {s.name: s for s in slices}

@@ -116,8 +116,8 @@ class GroupsObserved:
 
 @dataclass(frozen=True, slots=True)
 class SomeGroupsObserved:
-    """As `GroupsObserved`, of a poll of some groups only, without evidence of the others. A kind of its own, as the
-    journal writes only the differences from the last event of a kind."""
+    """A `GroupsObserved` of some groups only, without evidence of the others. A kind of its own, as the journal writes
+    only the differences from the last event of a kind."""
 
     poll: int
     uses: tuple[GroupUse, ...]
@@ -155,10 +155,10 @@ class LedgerUnreadable:
     read: int
     reason: str
     cached: tuple[CachedAnswer, ...] | None = None
-    """As `LedgerFile.cached`, None if the file could not be read: the answers to Allocate are there, whether
+    """See `LedgerFile.cached`; None if the file could not be read: the answers to Allocate are there, whether
     PodResources answers or not."""
     damaged: str = ""
-    """As `LedgerFile.damaged`; without meaning if `cached` is None."""
+    """See `LedgerFile.damaged`; without meaning if `cached` is None."""
 
 
 # --- kubelet ----------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class CheckpointRead:
     first_drivers: tuple[FirstDriver, ...] = ()
     """Of the functions whose present driver may be of our making."""
     warning: str = ""
-    """What is missing of it, as a sentence: it was damaged, and has been set aside."""
+    """A sentence that names what is missing of it: it was damaged, and has been set aside."""
     load: int = 2
     """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
     after that."""
@@ -414,7 +414,7 @@ class ActDone:
 
     number: int
     bound: tuple[BoundFunction, ...] = ()
-    """What the functions of a device are bound to now; of an act on files none."""
+    """The drivers of a device's functions now; of an act on files none."""
     of: ClaimsOf = field(kw_only=True)
 
 

@@ -18,7 +18,7 @@ from gpuactors.core.values.status import Assessment, DeviceStatus, Ownership, Re
 def assess(inputs: GroupInputs) -> Mapping[PciAddress, Assessment]:
     """The assessment of each device of the group.
 
-    A shortage of ours changes only the message: it is no device's fault, and Allocate waits for an inspection.
+    A shortage of this process changes only the message: it is no device's fault, and Allocate waits for an inspection.
     """
     short, found = dict(inputs.short), dict[PciAddress, Assessment]()
     for device in inputs.devices:

@@ -61,7 +61,7 @@ def unbinding(function: PciFunction, ownership: Ownership) -> Reason:
 
 
 def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Reason | None:
-    """What would stop a VM from opening it; None if nothing. `use` is its group's, as last polled."""
+    """The reason why a VM could not open it; None if it could. `use` is its group's, as last polled."""
     function = device.function
     if function.fault is not None:
         return Reason(Cause.UNREADABLE, function.fault)

@@ -56,8 +56,8 @@ def unowned(
     problem: str | None,
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Mapping[GroupKey, UnownedUse]:
-    """As `GroupInputs.unowned`, of the groups that are `used` and nobody's: few, on most nodes none. `read`: the number
-    of the read that kubelet's ledger is from; `problem`: why it cannot be read now."""
+    """`GroupInputs.unowned` of the groups that are `used` and nobody's: few, on most nodes none. `read`: the number of
+    the read that kubelet's ledger is from; `problem`: why it cannot be read now."""
     found: dict[GroupKey, UnownedUse] = {}
     listed: dict[tuple[ResourceName, PciAddress], Health] = {}
     for group in sorted(used & groups.keys()):

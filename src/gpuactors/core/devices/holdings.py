@@ -1,4 +1,4 @@
-"""Who has each device by kubelet's word or ours: pods, grants and claims.
+"""The owners of each device by kubelet's word or ours: pods, grants and claims.
 
 Plain loops over what its arguments name, as in `inventory.py`. Must not judge what that means for a device: that is
 decided in `assessment/`.
@@ -30,19 +30,19 @@ _EMPTY: Final[frozenset[Any]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Who has each device by the word of kubelet, and by ours."""
+    """The owners of each device by the word of kubelet, and by ours."""
 
     names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)
-    """As `Meanings.names`."""
+    """See `Meanings.names`."""
     entries: Mapping[Named, Pod] = field(default_factory=dict)
     claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]] = field(default_factory=dict)
     """As kubelet lists them."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
-    """As `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
+    """See `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
     admin: frozenset[AdminAccess] = _EMPTY
-    """As `Claims.admin`: those of the claims that own nothing."""
+    """See `Claims.admin`: those of the claims that own nothing."""
     ended: frozenset[tuple[str, str]] = _EMPTY
-    """As `Claims.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
+    """See `Claims.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
 
     pods: Mapping[Named, Pod | None] = field(default_factory=dict)
     """The pod of each name that means a device, by kubelet's ledger."""
@@ -75,8 +75,8 @@ def holdings(
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
 ) -> Holdings:
-    """Who has each device by the entries of kubelet's ledger, by its claims, and by our own; see `Holdings` for what
-    each is. `names` are those that mean a device."""
+    """The owners of each device by the entries of kubelet's ledger, by its claims, and by our own; see `Holdings` for
+    what each is. `names` are those that mean a device."""
     same_claims = (
         before.claims is claims
         and before.reserved is reserved
@@ -121,7 +121,7 @@ def _by_claim(
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
 ) -> dict[PciAddress, list[Given]]:
-    """By kubelet's list without those of ours that own nothing, and by our own claims that it does not list."""
+    """Kubelet's list without our claims that own nothing, and with our claims that it does not list."""
     owning = {
         a: [c for c in listed if (c.name, a) not in admin and c.name not in ended]
         for a, listed in claims.items()
@@ -133,7 +133,7 @@ def _by_claim(
 
 
 def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceId]]:
-    """As `Holdings.given`."""
+    """Derive `Holdings.given`."""
     given: dict[ResourceName, set[DeviceId]] = {}
     for resource, device_id in entries:
         given.setdefault(resource, set()).add(device_id)
@@ -141,14 +141,14 @@ def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceI
 
 
 def _may_mean(names: Set[Named], before: Mapping[Named, bool]) -> dict[Named, bool]:
-    """As `Holdings.may_mean`; each ID is read once, as another plugin may have thousands."""
+    """Derive `Holdings.may_mean`; each ID is read once, as another plugin may have thousands."""
     return {
         n: before[n] if n in before else is_pci_address(n[1]) or gpu_uuid(n[1]) is not None for n in names
     }
 
 
 def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> frozenset[Named]:
-    """As `Index.unresolved`."""
+    """Derive `Index.unresolved`."""
     return frozenset([n for n, may in may_mean.items() if may or n[0] in resources])
 
 

@@ -24,10 +24,10 @@ _EMPTY: Final[frozenset[Any]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What is there, of the functions and the operator's selectors."""
+    """The inventory, by the functions and the operator's selectors."""
 
     functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
-    """As `Host.functions`."""
+    """See `Host.functions`."""
 
     kinds: Mapping[PciAddress, tuple[ResourceName, str] | None] = field(default_factory=dict)
     """Each function's resource and model (`10de:2330`); None: no selector chooses it."""
@@ -58,7 +58,7 @@ class Meanings:
     """The devices that the names in kubelet's ledger and our grants mean."""
 
     resolved: Mapping[Named, Resolved] = field(default_factory=dict)
-    """As `Kubelet.resolved`."""
+    """See `Kubelet.resolved`."""
 
     names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)
     """The names of each device, in order."""
@@ -79,7 +79,7 @@ class Devices:
     meanings: Meanings = NOTHING_MEANT
     resources: frozenset[ResourceName] = _EMPTY
     """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
-    served, as long as a pod has a device of them by an ID of ours."""
+    served, as long as a pod has a device of them by one of our IDs."""
 
     kept: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
     """The devices that belong to another resource than that of their name, or have no name, because a pod has them."""
@@ -156,7 +156,7 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
 
 
 def _names(resolved: Mapping[Named, Resolved]) -> Mapping[PciAddress, tuple[Named, ...]]:
-    """As `Meanings.names`. Nearly always a device has one."""
+    """Derive `Meanings.names`. Nearly always a device has one."""
     names = {meant.address: (name,) for name, meant in resolved.items()}
     if len(names) == len(resolved):
         return names
@@ -195,7 +195,7 @@ def devices(
 
 
 def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> dict[PciAddress, ResourceName]:
-    """As `Devices.kept`."""
+    """Derive `Devices.kept`."""
     kept: dict[PciAddress, ResourceName] = {}
     names, functions = known.names, known.functions
     for address in {m.address for n, m in meant.resolved.items() if names.get(m.address) != n[0]}:
@@ -218,7 +218,7 @@ def polled(
     of: Mapping[PciAddress, Device],
     leaving: Set[PciAddress],
 ) -> Mapping[int, tuple[PciAddress, ...]]:
-    """As `Index.polled`."""
+    """Derive `Index.polled`."""
     wanted = {
         group
         for d in of.values()

@@ -112,8 +112,8 @@ def _is_left(was: PciFunction, now: PciFunction) -> bool:
 
 
 def _may_be_left(state: NodeState, function: PciFunction) -> bool:
-    """It is on no driver when it is first seen, and was offered before: it is selected, or allocated to a pod under a
-    name of ours."""
+    """It is on no driver when it is first seen, and was offered before: it is selected, or allocated to a pod under one
+    of our names."""
     bridge = function.class_code.startswith(BRIDGE_CLASSES)
     ours = is_selected(state.daemon.settings.selectors, function) or any(
         meant.address == function.address and resource in state.published.served

@@ -76,7 +76,7 @@ def _named(state: NodeState) -> NodeState:
 def _resolved_older(
     state: NodeState, names: Iterable[Named], known: Mapping[Named, Resolved]
 ) -> dict[Named, Resolved]:
-    """Of `names`, which are no PCI addresses, those that are listed, or the group's number of a device of ours.
+    """Of `names`, which are no PCI addresses, those that are listed, or the group's number of one of our devices.
 
     NVIDIA's plugin lists a group of several GPUs once: the number means one of them that no other ID means.
     """
@@ -104,7 +104,7 @@ def _resolved_older(
 
 
 def _with_models(state: NodeState, models: Mapping[ResourceName, frozenset[str]]) -> NodeState:
-    """`state` with the model of every allocated device of ours, as first seen since it was allocated. A device that no
+    """`state` with the model of each of our allocated devices, as first seen since it was allocated. A device that no
     selector chooses is in no scan: an inspection of it is requested. `models` are those of the functions."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
     # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.

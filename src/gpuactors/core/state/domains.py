@@ -39,7 +39,7 @@ class Label:
     """Its values that may be removed, the last LABELS_KEPT: those of our claims' domains, and what was found at the
     start while no claim had a channel. Any other one is foreign."""
     found: str | None = None
-    """What was found at the start, as long as claims that may have a channel have not been read."""
+    """The files found at the start, as long as claims that may have a channel have not been read."""
     foreign: str | None = None
     """Its value, if that is foreign: it has been named in the log."""
     read: int = 0
@@ -109,7 +109,7 @@ class DomainView:
 
 @dataclass(frozen=True, slots=True)
 class ImexView:
-    """What the host said last of IMEX."""
+    """The host's last answer about IMEX."""
 
     number: int = 0
     facts: ImexFacts | None = None
@@ -131,12 +131,12 @@ class Domains:
     """The domains of the claims that are here."""
     imex: ImexView = ImexView()
     strangers: tuple[ClaimedDevice, ...] | None = ()
-    """What kubelet lists of our driver for claims that are not here: another program has prepared them. None: kubelet
+    """Claims of this driver that kubelet lists and that are not here: another program has prepared them. None: kubelet
     has not been asked yet."""
     since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
     """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
     offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)
-    """What is offered to claims, derived from the rest; see `domains/offer.py`."""
+    """The devices offered to claims, derived from the rest; see `domains/offer.py`."""
 
 
 NO_DOMAINS: Final = Domains()

@@ -15,7 +15,7 @@ from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, 
 from gpuactors.core.values.status import Assessment
 
 EntryRow = tuple[Device, Assessment, DeviceId | None, bool | None]
-"""What the entry of a device is made of: the device, its assessment, the ID that it is listed by if that is not its PCI
+"""The inputs of a device's entry: the device, its assessment, the ID that it is listed by if that is not its PCI
 address, and whether it is offered although it is on no driver; None if that is no question."""
 
 
@@ -25,7 +25,7 @@ class Entries:
 
     rows: Mapping[PciAddress, EntryRow]
     ids: Mapping[PciAddress, DeviceId]
-    """As `identity.alias_ids`."""
+    """See `identity.alias_ids`."""
 
     of_devices: Mapping[PciAddress, tuple[ResourceName, AdvertisedDevice] | None]
     """The entry of each device, and the resource that it is of; None: it is not advertised."""

@@ -1,5 +1,4 @@
-"""What the assessment of an IOMMU group follows from: one value per group, which is all that `assessment/assess.py`
-knows."""
+"""The inputs of an IOMMU group's assessment: one value per group, which is all that `assessment/assess.py` knows."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Owned = tuple[tuple[PciAddress, Owner], ...]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Who has a function of a group, and so the group: it opens once."""
+    """The owner of a function of a group, and so of the group: it opens once."""
 
     function: PciAddress
     owner: Owner
@@ -28,8 +27,8 @@ class Holding:
 def other_holding(
     owned: Owned, address: PciAddress, is_own: Callable[[PciAddress, Given], bool] = lambda *_: False
 ) -> Holding | None:
-    """Who has the group of the function at `address`, apart from whoever asks: an owner of that function first, then of
-    the others. `is_own`: whether an entry, of a function, is of whoever asks."""
+    """The owner of the group of the function at `address`, apart from the asking one: an owner of that function first,
+    then of the others. `is_own`: whether an entry, of a function, is of whoever asks."""
     for function, owner in sorted(owned, key=lambda pair: pair[0] != address):
         if others := tuple(e for e in owner.entries if not is_own(function, e)):
             return Holding(function, owner if len(others) == len(owner.entries) else Owner(others))
@@ -37,12 +36,13 @@ def other_holding(
 
 
 Short = tuple[tuple[PciAddress, str], ...]
-"""The devices of a group that cannot be inspected now because of a shortage of ours, and why; sorted by address."""
+"""The devices of a group that cannot be inspected now because of a shortage of this process, and why; sorted by
+address."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnownedUse:
-    """What else decides about a group that is in use, and of which kubelet has given no function to anybody."""
+    """The other inputs for a group that is in use, and of which kubelet has given no function to anybody."""
 
     left: Pod | None
     """The pod that had a function of it and has left kubelet's ledger; it may still hold it."""

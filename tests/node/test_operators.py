@@ -195,6 +195,33 @@ def test_doctor_on_the_node_and_in_the_pod(node: Node, tmp_path: Path) -> None:
     assert {check: levels.get(check) for check in IN_ORDER} == dict.fromkeys(IN_ORDER, "PASS"), inside
 
 
+def test_doctor_before_anything_is_installed(node: Node) -> None:
+    """From the debug pod of docs/install.md. Its /host is the root of the node, whose /sys has no GPU here."""
+    before = set(debug_pods())
+    kubectl("debug", f"node/{node.name}", f"--image={daemonset.IMAGE}", "--profile=sysadmin", "--quiet", "--",
+            "gpuactors", "doctor", "--pre", "-o", "json", "--host-root=/host",
+            f"--kubelet-dir=/host{kubelet_dir()}")  # fmt: skip
+    (pod,) = set(debug_pods()) - before
+    try:
+        eventually(lambda: phase_of(pod) in ("Succeeded", "Failed"), "the end of the debug pod")
+        found = json.loads(kubectl("logs", pod))
+        levels = {one["check"]: one["level"] for one in found["findings"]}
+        assert levels["GpusSelected"] == "FAIL", found
+        assert levels["KubeletDirectory"] == levels["KubeletRuns"] == levels["PodResources"] == "PASS", found
+        assert "DaemonRuns" not in levels
+    finally:
+        kubectl("delete", pod, "--wait=false")
+
+
+def debug_pods() -> list[str]:
+    """The names of the pods that `kubectl debug node/…` has made."""
+    return [name for name in kubectl("get", "pods", "-o", "name").split() if "/node-debugger-" in name]
+
+
+def phase_of(pod: str) -> str:
+    return kubectl("get", pod, "-o", "jsonpath={.status.phase}")
+
+
 def test_inspect_and_explain_in_the_pod(node: Node) -> None:
     free, given = node.host.plug(0x21), node.host.plug(0x31, A100)
     node.settled({H: 1, A100_RESOURCE: 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -65,3 +66,24 @@ def test_such_a_phrase_is_found_across_lines() -> None:
         "'is told': say who reports what, and where",
         "'of ours': say whose: of gpuactors, of this daemon",
     ]
+
+
+OPENINGS: Final = re.compile(r"As `|(?:Who|What|Whoever|Whatever|Whose)\b")
+"""Openings of a docstring that do not say what a thing is or does."""
+
+
+def test_a_docstring_opens_with_what_a_thing_is_or_does() -> None:
+    """Outside of the core, of which some files still have such openings."""
+    package = ROOT / "src" / "gpuactors"
+    opened: list[str] = []
+    for path in package.rglob("*.py"):
+        at = path.relative_to(package)
+        if at.parts[0] == "core" or "pb" in at.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))) if OPENINGS.match(text):
+                    opened.append(f"{at}:{node.lineno}: {text[:40]}")
+                case _:
+                    pass
+    assert opened == []

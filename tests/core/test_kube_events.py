@@ -16,6 +16,7 @@ from gpuactors.core.events import (
     ShutdownRequested,
     Ticked,
 )
+from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.kube_events import CONTESTED, KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state.claims import Entry, with_entry
@@ -108,7 +109,7 @@ def test_a_claim_that_waits_is_told_to_its_pods() -> None:
     core.enabled[GPU] = 1
     core.api["default/one"] = allocated(name(), GPU)
     core.feed(PrepareAsked(Token(1), name(), ClaimsOf.GPUS))
-    entry = core.state.claims.entries[name().uid]
+    entry = core.state.gpus.claims.entries[name().uid]
     assert (entry.state, bool(entry.problem)) == (ClaimState.WAITING, True)
     of_node, of_pods = kube_events(core.state)
     assert (of_node.about, of_node.reason) == (OurNode(), "HeldByOther")
@@ -144,7 +145,7 @@ def test_a_claim_that_is_set_aside_says_so() -> None:
     core = ClaimCore(gpu("01:00.0"))
     core.feed(Ticked())
     broken = Entry(name(), ClaimState.WAITING, 1, broken="the table lacks a row")
-    (told,) = kube_events(replace(core.state, claims=with_entry(core.state.claims, broken)))
+    (told,) = kube_events(GPUS.with_claims(core.state, with_entry(core.state.gpus.claims, broken)))
     assert (told.reason, told.message) == ("SetAside", "claim default/one: the table lacks a row")
 
 

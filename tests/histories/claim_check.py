@@ -50,7 +50,7 @@ class ClaimRules:
         for state in states_of(d for d in world.daemons if d.is_serving):
             owners = Counter(
                 gpu.address
-                for entry in state.claims.entries.values()
+                for entry in state.gpus.claims.entries.values()
                 if entry.state in OWNING
                 for gpu in entry.gpus
             )
@@ -177,7 +177,7 @@ class ClaimRules:
         for state in states_of(d for d in world.daemons if d.is_serving):
             left += [
                 f"the claim {e.name} is {e.state} ({e.problem})"
-                for e in state.claims.entries.values()
+                for e in state.gpus.claims.entries.values()
                 if e.state in OWNING
             ]
         content = node.disk.files.get(node.checkpoint, b"")

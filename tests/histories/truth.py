@@ -69,7 +69,7 @@ def claimed_cards(world: World) -> tuple[set[str], set[str]]:
     others |= {
         gpu.address
         for state in states_of(world.daemons)
-        for entry in state.claims.entries.values()
+        for entry in state.gpus.claims.entries.values()
         if entry.state in OWNING
         for gpu in entry.gpus
     }

@@ -481,7 +481,7 @@ class World:
         known |= {
             uid
             for state in states_of(self.daemons)
-            for uid, entry in state.claims.entries.items()
+            for uid, entry in state.gpus.claims.entries.items()
             if entry.state not in ENDED
         }
         content = node.disk.files.get(node.checkpoint, b"")

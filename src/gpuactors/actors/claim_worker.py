@@ -18,8 +18,7 @@ from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.claims.outputs import ClaimsWanted, FilesAct
 from gpuactors.core.events import ActDone, ActFailed, Event, GpusLooked
 from gpuactors.core.gpus.content import contents_of
-from gpuactors.core.state.claims import LookWanted
-from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding
+from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding, LookWanted
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder, StateFileError
 

@@ -118,7 +118,7 @@ def ago(then: float, at: float) -> float | None:
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:
     """Of GPUs; None while DRA is off."""
-    claims = state.claims
+    claims = state.gpus.claims
     if claims.settings is None:
         return None
     published = claims.publication

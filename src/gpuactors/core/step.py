@@ -44,8 +44,9 @@ from gpuactors.core.state import (
     with_inspections,
     with_plugins,
 )
-from gpuactors.core.state.claims import NO_CLAIMS, Claims, ClaimSettings
+from gpuactors.core.state.claims import Claims, ClaimSettings
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
+from gpuactors.core.state.gpus import NO_GPUS, Gpus, GpuSettings
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import NoTransitionError
 from gpuactors.core.values.domain import DomainSettings
@@ -60,6 +61,7 @@ def initial_state(
     served: Mapping[ResourceName, frozenset[str]] = MappingProxyType({}),
     claim_settings: ClaimSettings | None = None,
     domain_settings: DomainSettings | None = None,
+    gpu_settings: GpuSettings | None = None,
 ) -> NodeState:
     """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
     and a read of kubelet's ledger are wanted, and one of the checkpoint if claims are served."""
@@ -89,7 +91,9 @@ def initial_state(
             role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
             stopping=False,
         ),
-        claims=Claims(claim_settings) if claim_settings is not None else NO_CLAIMS,
+        gpus=Gpus(gpu_settings or GpuSettings(), Claims(claim_settings))
+        if claim_settings is not None
+        else NO_GPUS,
         domains=_first_domains(domain_settings) if domain_settings is not None else NO_DOMAINS,
     )
 
@@ -171,8 +175,8 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         ):
             return _claim(state, event, at)
         case events.GpusLooked():
-            looked, effects = fitness.looked(state.claims, event, at)
-            return replace(state, claims=looked), effects
+            looked, effects = fitness.looked(state.gpus, event, at)
+            return replace(state, gpus=looked), effects
         case (
             events.LabelRead()
             | events.LabelUnreadable()

@@ -313,8 +313,11 @@ async def run_daemon(
     again and again.
     """
     claim_settings = outside.dra.settings if outside.dra is not None else None
+    gpu_settings = outside.dra.gpus if outside.dra is not None else None
     domain_settings = outside.domains.settings if outside.domains is not None else None
-    state = initial_state(settings, await _served_before(outside), claim_settings, domain_settings)
+    state = initial_state(
+        settings, await _served_before(outside), claim_settings, domain_settings, gpu_settings
+    )
     outputs = project(state)
     # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)

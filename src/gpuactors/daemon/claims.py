@@ -50,6 +50,7 @@ from gpuactors.core.events import Event, SlicesPublished
 from gpuactors.core.gpus.device_classes import REMEDY, DeviceClass, sentence_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList, kernel_ids
@@ -104,19 +105,19 @@ class DraOutside:
     """The parts that the liveness probe checks."""
     classes: DeviceClassApi | None = None
     """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
+    gpus: GpuSettings | None = None
+    """Of claims of GPUs; None: as they are by default."""
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
     """The real outside of the claims of GPUs. Raises `ports.node.HostError` if the id of this boot cannot be read, or
     if the API server's address or our credentials cannot be had."""
     root = HostRoot(str(config.host_root))
-    settings = ClaimSettings(
-        config.driver_name,
-        node,
+    settings = ClaimSettings(config.driver_name, node, side_by_side=instance() is not None)
+    gpus = GpuSettings(
         _operators_list(config.prebound),
         kernel_ids(command_line(root)),
         nvswitch_allowed=config.nvswitch == "allow",
-        side_by_side=instance() is not None,
     )
 
     def binder(lock: StateLock) -> DriverBinder:
@@ -128,7 +129,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
 
     client = client_of(config)
     classes = KubeDeviceClasses(client) if config.device_plugin == "on" else None
-    return replace(of_driver(config, settings, client, hanging, binder), classes=classes)
+    return replace(of_driver(config, settings, client, hanging, binder), gpus=gpus, classes=classes)
 
 
 def of_driver(

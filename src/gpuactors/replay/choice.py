@@ -112,7 +112,7 @@ class Device:
 
     def _claims(self, state: NodeState) -> list[Entry]:
         """The claims that have it or wait for it."""
-        return [entry for entry in state.claims.entries.values() if self.address in devices_of(entry)]
+        return [entry for entry in state.gpus.claims.entries.values() if self.address in devices_of(entry)]
 
     def _listed(self, state: NodeState) -> dict[str, AdvertisedDevice]:
         return {

@@ -154,7 +154,7 @@ def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, 
 
 def _claims(state: NodeState) -> dict[PciAddress, Entry]:
     """The claim that has a device for itself."""
-    owning = (entry for entry in state.claims.entries.values() if entry.state in OWNING)
+    owning = (entry for entry in state.gpus.claims.entries.values() if entry.state in OWNING)
     return {gpu.address: entry for entry in owning for gpu in entry.gpus}
 
 
@@ -186,7 +186,7 @@ def _same(before: NodeState, state: NodeState) -> bool:
     return (
         before.published.device_lists is state.published.device_lists
         and before.host.functions is state.host.functions
-        and before.claims.entries is state.claims.entries
+        and before.gpus.claims.entries is state.gpus.claims.entries
         and before.offered.offer is state.offered.offer
         and before.domains is state.domains
         and before.published.plugins == state.published.plugins  # a tick makes new ones, most of them equal

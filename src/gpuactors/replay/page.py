@@ -155,7 +155,7 @@ class Page:
 
     def _claim_calls(self, played: Played, at: float) -> None:
         """Marks on the lanes of the claim's devices, for each answer about it."""
-        gpus, of_domains = played.before.claims, played.before.domains.claims
+        gpus, of_domains = played.before.gpus.claims, played.before.domains.claims
         for effect in played.effects:
             if not isinstance(effect, effects.Reply):
                 continue

@@ -94,7 +94,7 @@ class ClaimsSide:
     def seen(self, view: KubeletView, state: NodeState | None) -> ClaimsSeen:
         """Collect the facts now, by the API server, the kernel, the disk and kubelet; of the daemon only its words."""
         addresses = {device_name(PciAddress(a)): a for a in self.kernel.tree.functions}
-        entries = state.claims.entries.values() if state is not None else ()
+        entries = state.gpus.claims.entries.values() if state is not None else ()
         files = self._cluster.left(self._cluster.plugin_dir / "metadata")
         tree = self.kernel.tree
         overrides = (f"driver_override {o} of {a}" for a in tree.functions if (o := self.kernel.override(a)))

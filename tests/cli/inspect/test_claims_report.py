@@ -25,13 +25,14 @@ from gpuactors.cli.inspect.view import (
 )
 from gpuactors.control.view import view_of
 from gpuactors.core.events import CheckpointRefused, GpusLooked, SlicesPublished, UeventsOpened
+from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.control.test_view import received
 from tests.core.builders import Core, audio, gpu
-from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 HOST, BOUND, FREE, NAMED = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"
 """On its host's driver and claimed; pre-bound and claimed; on its host's driver; named by the operator."""
@@ -48,7 +49,7 @@ def core() -> ClaimCore:
         gpu(BOUND, group=2),
         gpu(FREE, group=3, driver="nvidia"),
         gpu(NAMED, group=4, driver="nvidia"),
-        claim_settings=replace(CLAIM_SETTINGS, operator=operator),
+        gpu_settings=GpuSettings(operator),
     )
     core.api |= {
         str(name(n)): allocated(name(n), a) for n, a in (("one", HOST), ("two", HOST), ("pre", BOUND))
@@ -174,12 +175,10 @@ def test_the_rule_is_a_word_in_json(core: ClaimCore) -> None:
 def test_a_claim_keeps_the_rule_that_decided_when_it_reserved_the_gpu() -> None:
     """The operator's list may be another one after a restart: what the claim does at its end was decided before."""
     operator = OperatorsList(frozenset({PciAddress(HOST)}))
-    core = ClaimCore(
-        gpu(HOST, group=1, driver="nvidia"), claim_settings=replace(CLAIM_SETTINGS, operator=operator)
-    )
+    core = ClaimCore(gpu(HOST, group=1, driver="nvidia"), gpu_settings=GpuSettings(operator))
     core.api[str(name("one"))] = allocated(name("one"), HOST)
     core.prepare(name("one"))
-    after = core.restarted(settings=CLAIM_SETTINGS)
+    after = core.restarted(settings=GpuSettings())
     assert f"it stays on its vfio driver: --prebound {HOST} says so" in explained(after, HOST)
     view = find(by_daemon(after).view, HOST).for_claims
     assert view is not None

@@ -27,6 +27,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
+from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause, document
 from gpuactors.core.values.effects import Log, Refused, Reply
 from gpuactors.core.values.model import (
@@ -285,7 +286,7 @@ def ledger_late() -> set[Cause]:
 
 def checkpoint_late() -> set[Cause]:
     core = node()
-    core.state = replace(core.state, claims=Claims(CLAIM_SETTINGS))
+    core.state = replace(core.state, gpus=Gpus(claims=Claims(CLAIM_SETTINGS)))
     asked(core, A)
     found(core, gpu(A))
     return late(core)

@@ -86,7 +86,7 @@ def _is_end(at: At) -> bool:
     """Nothing can happen any more: what must hold then."""
     if _steps(at):
         return False
-    o, entries = at.node.outside, at.node.state.claims.entries
+    o, entries = at.node.outside, at.node.state.gpus.claims.entries
     assert o.kubelet.prepared == {NEW.uid}
     assert entries[NEW.uid].state is ClaimState.PREPARED
     assert OLD.uid not in entries or entries[OLD.uid].state is ClaimState.TOMBSTONE

@@ -186,7 +186,7 @@ def test_names_of_which_no_path_can_be_made_are_refused() -> None:
     ):
         assert "no path can be made of that" in core.refusal(core.prepare(bad))
         assert "no path can be made of that" in core.refusal(core.unprepare(bad))
-    assert core.state.claims.entries == {}
+    assert core.state.gpus.claims.entries == {}
 
 
 def test_a_claim_that_came_before_the_first_scan_waits_for_it() -> None:
@@ -349,7 +349,7 @@ def test_a_cancelled_call_that_has_nothing_yet_leaves_nothing(held: str) -> None
     assert core.claim_state(ONE) is ClaimState.ABSENT
     core.release(held)
     assert core.driver(A) == "nvidia"
-    assert core.state.claims.reads == {}
+    assert core.state.gpus.claims.reads == {}
 
 
 # --- what fails -----------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def test_a_disk_that_takes_no_checkpoint_is_the_error_at_35_s_and_nothing_was_do
     assert core.refusal(token) == "no space left on device: free some"
     assert core.acts == []
     core.feed(CheckpointWritten(checkpoint.number, ClaimsOf.GPUS))
-    assert core.state.claims.unwritten == ""
+    assert core.state.gpus.claims.unwritten == ""
 
 
 def test_a_stopping_daemon_refuses_new_calls() -> None:

@@ -16,7 +16,9 @@ from gpuactors.core.events import (
     ShutdownRequested,
     SuccessorLost,
 )
+from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ClaimsOf, FirstDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
@@ -48,8 +50,8 @@ def test_of_two_identical_gpus_the_pre_bound_one_stays_and_the_other_one_is_retu
 
 
 def test_what_the_operator_says_overrides_both() -> None:
-    settings = replace(CLAIM_SETTINGS, operator=OperatorsList(frozenset({PciAddress(A)})))
-    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 2, driver="nvidia"), claim_settings=settings)
+    settings = GpuSettings(OperatorsList(frozenset({PciAddress(A)})))
+    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 2, driver="nvidia"), gpu_settings=settings)
     core.api = {"default/one": allocated(name("one"), A, B)}
     core.prepare(name("one"))
     core.unprepare(name("one"))
@@ -59,14 +61,14 @@ def test_what_the_operator_says_overrides_both() -> None:
 def test_what_the_operator_says_at_a_restart_counts_for_a_prepared_claim() -> None:
     core = core_with(ON_HOST, one=(A,))
     core.prepare(name("one"))
-    core = core.restarted(settings=replace(CLAIM_SETTINGS, operator=OperatorsList(everything=True)))
+    core = core.restarted(settings=GpuSettings(OperatorsList(everything=True)))
     core.unprepare(name("one"))
     assert core.driver(A) == "vfio-pci"
 
 
 def test_a_companion_that_the_operator_names_stays_with_the_gpu() -> None:
-    settings = replace(CLAIM_SETTINGS, operator=OperatorsList(everything=True))
-    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 1, driver="nvidia"), claim_settings=settings)
+    settings = GpuSettings(OperatorsList(everything=True))
+    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 1, driver="nvidia"), gpu_settings=settings)
     core.api = {"default/one": allocated(name("one"), A)}
     core.prepare(name("one"))
     core.unprepare(name("one"))
@@ -202,7 +204,7 @@ def test_a_claim_found_out_from_its_files_that_is_not_allocated_any_more_is_not_
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served() -> None:
-    core = ClaimCore(claim_settings=CLAIM_SETTINGS)
+    core = ClaimCore()
     core.functions = {ON_HOST.address: ON_HOST}
     core.held_back = {"load"}
     core.scanned()
@@ -215,7 +217,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served()
 
 def test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_used() -> None:
     """Its files name it; kubelet's list may not, or not yet (issue 24)."""
-    core = ClaimCore(gpu(A, 1), gpu(B, 2), claim_settings=CLAIM_SETTINGS)
+    core = ClaimCore(gpu(A, 1), gpu(B, 2))
     entries = rebuilt(A).entries
     core.feed(
         CheckpointRefused(
@@ -261,7 +263,7 @@ def test_an_unprepare_before_the_checkpoint_is_read_is_no_success() -> None:
 def test_an_allocate_before_the_checkpoint_is_read_waits_for_it() -> None:
     """It may say that the GPU belongs to a claim."""
     core = core_with(PRE_BOUND)
-    core.state = replace(core.state, claims=replace(core.state.claims, loaded=False))
+    core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, loaded=False))
     core.held_back = {"load"}
     token = core.allocate(A)
     assert core.allocation(token) is None
@@ -271,7 +273,7 @@ def test_an_allocate_before_the_checkpoint_is_read_waits_for_it() -> None:
 
 def test_an_allocate_is_refused_in_time_if_the_checkpoint_cannot_be_read() -> None:
     core = core_with(PRE_BOUND)
-    core.state = replace(core.state, claims=replace(core.state.claims, loaded=False))
+    core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, loaded=False))
     core.held_back = {"load"}
     token = core.allocate(A)
     core.pass_time(limits.CALL_DEADLINE_S)
@@ -345,7 +347,7 @@ SIDE_BY_SIDE = replace(CLAIM_SETTINGS, side_by_side=True)
 def side_by_side(*functions: object, **claims: tuple[str, ...]) -> ClaimCore:
     """A daemon whose successor has sockets beside its own."""
     core = core_with(*functions, **claims)
-    core.state = replace(core.state, claims=replace(core.state.claims, settings=SIDE_BY_SIDE))
+    core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, settings=SIDE_BY_SIDE))
     return core
 
 

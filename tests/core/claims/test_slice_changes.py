@@ -28,7 +28,7 @@ class Written(ClaimCore):
     def _step(self, event: Event) -> list[Effect]:
         effects, offer = super()._step(event), self.state.offered.offer
         self.pools = getattr(self, "pools", [])
-        if offer is not None and self.state.claims.loaded:
+        if offer is not None and self.state.gpus.claims.loaded:
             pool = wanted_pool(offer, ServerKeepsTaints.YES)
             if not self.pools or self.pools[-1] != pool:
                 self.pools.append(pool)

@@ -21,6 +21,7 @@ from gpuactors.core.events import (
 )
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import (
     ActFault,
@@ -73,7 +74,7 @@ class ClaimCore(CallsCore):
         self,
         *functions: PciFunction,
         settings: Settings = SETTINGS,
-        claim_settings: ClaimSettings = CLAIM_SETTINGS,
+        gpu_settings: GpuSettings | None = None,
         disk: CheckpointWanted | None = None,
     ) -> None:
         super().__init__(settings=settings)
@@ -83,7 +84,7 @@ class ClaimCore(CallsCore):
         self.held_back = set()
         self.acts: list[tuple[Target, PciAddress]] = []
         """Every act on a device that was carried out, by its first function."""
-        self.state = initial_state(settings, claim_settings=claim_settings)
+        self.state = initial_state(settings, claim_settings=CLAIM_SETTINGS, gpu_settings=gpu_settings)
         if functions:
             self.scanned()
 
@@ -94,12 +95,11 @@ class ClaimCore(CallsCore):
             self.disk.entries, self.disk.first_drivers, owed=self.disk.owed, of=ClaimsOf.GPUS
         )
 
-    def restarted(self, *held_back: str, settings: ClaimSettings | None = None) -> ClaimCore:
+    def restarted(self, *held_back: str, settings: GpuSettings | None = None) -> ClaimCore:
         """A new process on the same node: it knows what is on disk, and what it sees. Of the old one's acts those that
         are under way are lost."""
-        settings = settings or self.state.claims.settings
-        assert settings is not None
-        after = ClaimCore(settings=self.state.daemon.settings, claim_settings=settings, disk=self.disk)
+        settings = settings or self.state.gpus.settings
+        after = ClaimCore(settings=self.state.daemon.settings, gpu_settings=settings, disk=self.disk)
         after.functions, after.api, after.claims = self.functions, self.api, self.claims
         after.ledger, after.enabled = self.ledger, self.enabled
         after.at, after.tokens, after.held_back = self.at, self.tokens, {*held_back}
@@ -170,7 +170,7 @@ class ClaimCore(CallsCore):
 
     def _claims_answer(self) -> Event | None:
         wanted = self.wanted
-        if wanted.load and not self.state.claims.loaded and "load" not in self.held_back:
+        if wanted.load and not self.state.gpus.claims.loaded and "load" not in self.held_back:
             return self._read_back()
         if wanted.reads and "read" not in self.held_back:
             return self.read_event(wanted.reads[0].number, wanted.reads[0].claim)

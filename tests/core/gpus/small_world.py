@@ -385,7 +385,7 @@ HAPPENINGS: Final = (
 
 def check_always(node: Node) -> None:
     """After every event."""
-    o, claims = node.outside, node.state.claims
+    o, claims = node.outside, node.state.gpus.claims
     owners = [e for e in claims.entries.values() if e.state in OWNING]
     if len(owners) + o.pod > 1:
         raise WrongError(f"the GPU has several owners: {[str(e.name) for e in owners]}, pod {o.pod}")
@@ -404,7 +404,7 @@ def check_always(node: Node) -> None:
 
 def _check_claim(node: Node, claim: ClaimName) -> None:
     uid = claim.uid
-    o, entry = node.outside, node.state.claims.entries.get(uid)
+    o, entry = node.outside, node.state.gpus.claims.entries.get(uid)
     kept = (ClaimState.PREPARED, ClaimState.VERIFYING)
     is_asked = o.kubelet.waits_for(claim, prepares=True)  # whether it goes on running is being decided
     if uid in o.kubelet.prepared - o.deleted and not is_asked and (entry is None or entry.state not in kept):
@@ -430,7 +430,10 @@ def _seen_driver(node: Node) -> str | None:
 
 
 def _check_grant(node: Node) -> None:
-    if any(e.state in OWNING for e in node.state.claims.entries.values()) or node.outside.kubelet.prepared:
+    if (
+        any(e.state in OWNING for e in node.state.gpus.claims.entries.values())
+        or node.outside.kubelet.prepared
+    ):
         raise WrongError("a claim has the GPU, and a pod gets it")
 
 
@@ -463,12 +466,12 @@ def check_settled(node: Node, met: set[object]) -> None:
     met.add(key)
     for _ in range(4):
         node = all_answered(_time_passes(all_answered(node)))
-    o, claims = node.outside, node.state.claims
+    o, claims = node.outside, node.state.gpus.claims
     if o.kubelet.calls or claims.calls or o.admitting:
         raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
     if claims.entries or o.files or stored(o.disk):
         raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {stored(o.disk)}")
-    if claims.reserved or claims.returned or claims.reads:
+    if node.state.gpus.reserved or node.state.gpus.returned or claims.reads:
         raise WrongError("something is left of claims in the daemon")
     for now in o.functions:
         rightful = next(f for f in o.world.functions if f.address == now.address)
@@ -493,20 +496,21 @@ def every_order(world: World, length: int) -> Count:
 
 def canonical(node: Node) -> object:
     """What makes two nodes the same for all that can follow: numbers by their order, times from now."""
-    state, claims, o = node.state, node.state.claims, node.outside
+    state, gpus, o = node.state, node.state.gpus, node.outside
+    claims = gpus.claims
     of_host = {*numbers_of(state), *(e.since for e in claims.entries.values())}
-    of_host |= {r.since for r in claims.returned.values()} | {*claims.settled.values()}
+    of_host |= {r.since for r in gpus.returned.values()} | {*gpus.settled.values()}
     ranks = ranked(of_host)
     return (
         (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
         (o.pod, o.disturbed, o.admitting is None),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
-        frozenset(claims.first_drivers.items()),
-        (claims.acted, frozenset(claims.reserved.items())),
-        frozenset((a, r.claim, ranks[r.since]) for a, r in claims.returned.items()),
-        frozenset((a, ranks[n]) for a, n in claims.settled.items()),
-        frozenset((a, o.gpu, bool(o.act), o.retry_at - node.at) for a, o in claims.owed.items()),
+        frozenset(gpus.first_drivers.items()),
+        (gpus.acted, frozenset(gpus.reserved.items())),
+        frozenset((a, r.claim, ranks[r.since]) for a, r in gpus.returned.items()),
+        frozenset((a, ranks[n]) for a, n in gpus.settled.items()),
+        frozenset((a, o.gpu, bool(o.act), o.retry_at - node.at) for a, o in gpus.owed.items()),
     )
 
 

@@ -174,7 +174,7 @@ class LonelyKubelet(ClaimCore):
     def ledger_event(self, read: int) -> Event:
         old = RunningKubelet("kubelet-of-a-node-without-pods", limits.LEDGER_SETTLE_S)
         ended = LedgerEntry(H100, DeviceId(A), Pod("", "", "uid-of-an-ended-pod"))
-        names_end = "vm-1" if self.state.claims.entries else None
+        names_end = "vm-1" if self.state.gpus.claims.entries else None
         return LedgerRead(read, old, (), (), names_end, file=LedgerFile((ended,)))
 
 
@@ -184,7 +184,7 @@ def test_a_claim_waits_for_no_pod_that_only_kubelets_file_still_names() -> None:
     core.api[str(name("one"))] = allocated(name("one"), A)
     core.pass_time(600)
     token = core.prepare(name("one"))
-    assert "pod with UID uid-of-an-ended-pod" in core.state.claims.entries[name("one").uid].problem
+    assert "pod with UID uid-of-an-ended-pod" in core.state.gpus.claims.entries[name("one").uid].problem
     core.pass_time(limits.LEDGER_CALLED_S + 2 * limits.LEDGER_SETTLING_S)
     assert isinstance(core.answer(token), Prepared)
 
@@ -388,7 +388,7 @@ def test_admin_access_binds_nothing_reserves_nothing_and_undoes_nothing() -> Non
     answer = core.answer(core.prepare(name("admin")))
     assert isinstance(answer, Prepared)
     assert core.driver(A) == "nvidia"
-    assert core.state.claims.reserved == {}
+    assert core.state.gpus.reserved == {}
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     assert core.driver(A) == "vfio-pci"
     assert isinstance(core.answer(core.unprepare(name("admin"))), Unprepared)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors.core.events import AllocateAsked
+from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Level, Log
@@ -15,7 +16,7 @@ from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import Blocked, BlockKind
 from tests.core.builders import H100, SETTINGS, audio, gpu
-from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 
@@ -113,8 +114,8 @@ def test_of_a_gpu_in_no_group_the_health_says_so_also_beside_nvswitches_of_the_h
 
 
 def test_the_operator_may_allow_a_gpu_to_leave_the_fabric() -> None:
-    allowed = replace(CLAIM_SETTINGS, nvswitch_allowed=True)
-    core = ClaimCore(gpu(A, group=1, driver="nvidia"), nvswitch("nvidia-nvswitch"), claim_settings=allowed)
+    allowed = GpuSettings(nvswitch_allowed=True)
+    core = ClaimCore(gpu(A, group=1, driver="nvidia"), nvswitch("nvidia-nvswitch"), gpu_settings=allowed)
     assert offered(core, A).blocked is None
 
 

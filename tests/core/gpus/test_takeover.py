@@ -105,7 +105,7 @@ def test_a_restart_and_an_hour_change_nothing_while_kubelet_lists_it(core: Claim
     after.strangers = LISTED
     after.pass_time(3600)
     assert after.claim_state(OLD) is ClaimState.TAKEN_OVER
-    assert str(after.state.claims.entries[OLD.uid].name) == "default/old"
+    assert str(after.state.gpus.claims.entries[OLD.uid].name) == "default/old"
 
 
 def test_of_a_gpu_whose_place_nobody_says_no_gpu_is_given_to_a_claim() -> None:

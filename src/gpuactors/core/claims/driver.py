@@ -14,8 +14,8 @@ from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims, Entry, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, Target
+from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, LookWanted, Target
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
@@ -50,9 +50,9 @@ class ClaimDriver(Protocol):
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
         """The devices offered to claims, None while unknown; and their health."""
 
-    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
-        """Restore a driver's part of the state from its checkpoint: `claims`, which have no entries yet, with what it
-        has beside them; and its entries as they count now, in their order."""
+    def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
+        """Restore a driver's part of the state from its checkpoint: `state`, whose claims have no entries yet, with
+        what it has beside them; and its entries as they count now, in their order."""
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
@@ -110,8 +110,15 @@ class ClaimDriver(Protocol):
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
 
-    def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
+
+    def look(self, state: NodeState) -> LookWanted | None:
+        """The outstanding look at devices that a claim would bind; None while there is none."""
+
+    def kept(self, state: NodeState) -> tuple[tuple[FirstDriver, ...], tuple[OwedReturn, ...]]:
+        """What the checkpoint has beside the claims, each sorted by address: the first drivers of the functions whose
+        present driver may be of our making, and the returns that are owed."""
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
         """The content of the files for each result of the claim, in their order."""

@@ -85,8 +85,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
         return state, []
     before, lines = state, list[Effect]()
     claims = replace(driver.claims(state), loaded=True, unserved="", entries={}, reads={})
-    claims, entries = driver.restored(claims, event)
-    state = driver.with_claims(state, claims)
+    state, entries = driver.restored(driver.with_claims(state, claims), event)
     for stored in entries:
         claims = replace(driver.claims(state), last=driver.claims(state).last + 1)
         entry = Entry(

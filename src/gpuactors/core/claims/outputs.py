@@ -16,14 +16,12 @@ from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     FILES,
-    Claims,
     Entry,
-    LookWanted,
     OwedReturn,
     StoredEntry,
     load_of,
 )
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, LookWanted
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
@@ -111,22 +109,19 @@ def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
         load=load,
         is_serving=not state.daemon.stopping,
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
-        checkpoint=_checkpoint(claims) if claims.checkpoint > claims.durable else None,
-        devices=driver.device_acts(claims, acting),
-        look=claims.look,
+        checkpoint=_checkpoint(driver, state) if claims.checkpoint > claims.durable else None,
+        devices=driver.device_acts(state, acting),
+        look=driver.look(state),
         files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
         offer=offer,
         health=health,
     )
 
 
-def _checkpoint(claims: Claims) -> CheckpointWanted:
-    return CheckpointWanted(
-        claims.checkpoint,
-        tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING),
-        tuple(f for a, f in sorted(claims.first_drivers.items()) if a in claims.acted),
-        tuple(o for _, o in sorted(claims.owed.items())),
-    )
+def _checkpoint(driver: ClaimDriver, state: NodeState) -> CheckpointWanted:
+    claims, (first_drivers, owed) = driver.claims(state), driver.kept(state)
+    entries = tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING)
+    return CheckpointWanted(claims.checkpoint, entries, first_drivers, owed)
 
 
 def _on_disk(entry: Entry) -> StoredEntry:

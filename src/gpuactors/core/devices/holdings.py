@@ -38,11 +38,11 @@ class Holdings:
     claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]] = field(default_factory=dict)
     """As kubelet lists them."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
-    """See `Claims.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
+    """See `Gpus.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
     admin: frozenset[AdminAccess] = _EMPTY
-    """See `Claims.admin`: those of the claims that own nothing."""
+    """See `Gpus.admin`: those of the claims that own nothing."""
     ended: frozenset[tuple[str, str]] = _EMPTY
-    """See `Claims.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
+    """See `Gpus.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
 
     pods: Mapping[Named, Pod | None] = field(default_factory=dict)
     """The pod of each name that means a device, by kubelet's ledger."""

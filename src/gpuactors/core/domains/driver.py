@@ -21,9 +21,9 @@ from gpuactors.core.domains.config import chosen
 from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, StoredEntry
+from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, OwedReturn, StoredEntry
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, LookWanted
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (
     ClaimedDomain,
@@ -62,8 +62,8 @@ class ComputeDomains:
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
         return state.domains.offered.offer, state.domains.offered.health
 
-    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
-        return claims, event.entries
+    def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
+        return state, event.entries
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """Apply kubelet's list to channels and the label, as GPUs do."""
@@ -168,8 +168,14 @@ class ComputeDomains:
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
         return replace(entry, domain=ClaimedDomain(entry.config.domain, "", "", devices, None))
 
-    def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         return {}  # nothing of it is bound to a driver
+
+    def look(self, state: NodeState) -> LookWanted | None:
+        return None
+
+    def kept(self, state: NodeState) -> tuple[tuple[FirstDriver, ...], tuple[OwedReturn, ...]]:
+        return (), ()
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DomainEdits, ...]:
         own = entry.domain

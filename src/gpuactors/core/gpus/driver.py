@@ -33,12 +33,12 @@ from gpuactors.core.state.claims import (
     FILES,
     ClaimedGpu,
     Claims,
-    ClaimSettings,
     Entry,
-    Returned,
+    OwedReturn,
     StoredEntry,
     one_of_each_group,
 )
+from gpuactors.core.state.gpus import Gpus, Returned
 from gpuactors.core.values import prebound
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
@@ -48,12 +48,15 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     DeviceHealth,
+    FirstDriver,
     LookFinding,
+    LookWanted,
     Target,
 )
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import InTheWay, Reason
 
@@ -61,7 +64,7 @@ Stepped = tuple[NodeState, list[Effect]]
 
 
 @final
-class Gpus:
+class GpuDriver:
     """The claims of GPUs."""
 
     @property
@@ -69,17 +72,15 @@ class Gpus:
         return ClaimsOf.GPUS
 
     def claims(self, state: NodeState) -> Claims:
-        return state.claims
+        return state.gpus.claims
 
     def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
-        return replace(state, claims=claims) if claims is not state.claims else state
+        return _with(state, replace(state.gpus, claims=claims)) if claims is not state.gpus.claims else state
 
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
         return state.offered.offer, state.offered.health
 
-    def restored(self, claims: Claims, event: CheckpointRead) -> tuple[Claims, Sequence[StoredEntry]]:
-        settings = claims.settings
-        assert settings is not None
+    def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
         known = {f.address: f for f in event.first_drivers}
         owed = {o.gpu.address: o for o in event.owed}
         having = [gpu for e in event.entries for gpu in e.gpus] + [o.gpu for o in event.owed]
@@ -87,18 +88,19 @@ class Gpus:
         acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
         acted &= known.keys()
         unseen = dict.fromkeys(acted, returns.UNSEEN)
-        claims = replace(claims, first_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
-        return claims, [
-            replace(stored, gpus=tuple(_with_operators_word(settings, gpu) for gpu in stored.gpus))
+        gpus = replace(state.gpus, first_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
+        operator = gpus.settings.operator
+        return _with(state, gpus), [
+            replace(stored, gpus=tuple(_with_operators_word(operator, gpu) for gpu in stored.gpus))
             for stored in event.entries
         ]
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
-        if returns.UNSEEN in state.claims.settled.values():
+        if returns.UNSEEN in state.gpus.settled.values():
             state = _looked_at_once(state)
-        state = self.with_claims(state, returns.on_state_changed(before, state))
-        state = self.with_claims(state, with_reserved(_seen_again(state)))
-        return self.with_claims(state, fitness.on_state_changed(before, state))
+        state = _with(state, returns.on_state_changed(before, state))
+        state = _with(state, with_reserved(_seen_again(state)))
+        return _with(state, fitness.on_state_changed(before, state))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         found = config.chosen(claim)
@@ -121,11 +123,10 @@ class Gpus:
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
         """Their first drivers are in the same checkpoint."""
-        gpus = with_whole_groups(claimed_gpu(state, address) for address in _own_addresses(entry.claim))
-        functions = {f.address for gpu in gpus for f in gpu.functions}
-        claims = returns.without_owed(state.claims, functions)
-        claims = replace(claims, acted=claims.acted | functions)
-        return self.with_claims(state, claims), replace(entry, gpus=gpus)
+        own = with_whole_groups(claimed_gpu(state, address) for address in _own_addresses(entry.claim))
+        functions = {f.address for gpu in own for f in gpu.functions}
+        gpus = returns.without_owed(state.gpus, functions)
+        return _with(state, replace(gpus, acted=gpus.acted | functions)), replace(entry, gpus=own)
 
     def binding(self, entry: Entry) -> Sequence[str]:
         return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
@@ -141,8 +142,7 @@ class Gpus:
             *(
                 str(g.address)
                 for g in one_of_each_group(entry.gpus)
-                if returns.is_to_be_returned(state.claims, g)
-                and not has_another_owner(state, entry, g.address)
+                if returns.is_to_be_returned(state.gpus, g) and not has_another_owner(state, entry, g.address)
             ),
         ]
 
@@ -156,56 +156,55 @@ class Gpus:
         if entry.state is not ClaimState.BINDING:
             return state, []
         if isinstance(event, ActFailed) and event.moved:
-            state = self.with_claims(state, returns.half_done(state, event.moved))
+            state = _with(state, returns.half_done(state, event.moved))
         fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
         devices = (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number)
         findings = [LookFinding(address, fault, reason) for address in devices]
-        claims, lines = fitness.with_findings(state.claims, findings, at)
-        return self.with_claims(state, claims), lines
+        gpus, lines = fitness.with_findings(state.gpus, findings, at)
+        return _with(state, gpus), lines
 
     def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
         if event.fault is not ActFault.NO_DRIVER:
             return None
-        claims = returns.owed_by(state.claims, entry, event.number, event.reason, at)
-        new = [owed for address, owed in claims.owed.items() if address not in state.claims.owed]
+        gpus = returns.owed_by(state.gpus, entry, event.number, event.reason, at)
+        new = [owed for address, owed in gpus.owed.items() if address not in state.gpus.owed]
         lines: list[Effect] = [returns.log_owed(owed, owed.reason) for owed in new]
-        return self.with_claims(state, claims), lines
+        return _with(state, gpus), lines
 
     def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
-        claims = state.claims
-        if (address := returns.of_act(claims, event.number)) is None:
+        gpus = state.gpus
+        if (address := returns.of_act(gpus, event.number)) is None:
             return state, []
-        owed = claims.owed[address]
+        owed = gpus.owed[address]
         if isinstance(event, ActDone):
             state = _looked_again(state, owed.claim, (owed.gpu,), event, returned=True)
-            return self.with_claims(state, returns.over(state.claims, address)), [returns.log_done(owed)]
+            return _with(state, returns.over(state.gpus, address)), [returns.log_done(owed)]
         if event.fault is ActFault.GONE:
-            return self.with_claims(state, returns.over(claims, address)), []
-        claims = returns.put_off(claims, address, at, event.reason)
-        return self.with_claims(state, claims), [
+            return _with(state, returns.over(gpus, address)), []
+        return _with(state, returns.put_off(gpus, address, at, event.reason)), [
             returns.log_owed(owed, event.reason, known=event.reason == owed.reason)
         ]
 
     def due(self, state: NodeState, at: float) -> Stepped:
         """A return that is owed is tried when all is on disk and nobody has the device."""
-        for address, owed in state.claims.owed.items():
+        for address, owed in state.gpus.owed.items():
             if owed.retry_at > at:
                 continue
-            claims = state.claims
+            claims = state.gpus.claims
             stub = Entry(owed.claim, ClaimState.TOMBSTONE, 0)
             if (
                 not (claims.loaded and state.host.scanned and state.kubelet.ledger.tried)
                 or claims.checkpoint > claims.durable
                 or has_another_owner(state, stub, address) is not None
             ):
-                state = self.with_claims(state, returns.put_off(claims, address, at))
+                state = _with(state, returns.put_off(state.gpus, address, at))
             else:
-                state = self.with_claims(state, returns.begun(claims, address))
-        return self.with_claims(state, fitness.due(state.claims, at)), []
+                state = _with(state, returns.begun(state.gpus, address))
+        return _with(state, fitness.due(state.gpus, at)), []
 
     def deadline(self, state: NodeState) -> float:
-        returned_at = min((owed.retry_at for owed in state.claims.owed.values()), default=math.inf)
-        return min(returned_at, state.claims.look_at)
+        returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
+        return min(returned_at, state.gpus.look_at)
 
     def drift(self, state: NodeState, entry: Entry) -> str | None:
         return placement.drift(state, entry) if placement.is_seen(state, entry) else None
@@ -215,11 +214,19 @@ class Gpus:
         own = _own_addresses(claim)
         return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
 
-    def device_acts(self, claims: Claims, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         """Those of the returns that are owed, and of the claims."""
-        return returns.owed_acts(claims) | {
-            g.address: _act_of(claims, e, g) for e in acting for g in e.gpus if g.address in e.acts
+        return returns.owed_acts(state.gpus) | {
+            g.address: _act_of(state.gpus, e, g) for e in acting for g in e.gpus if g.address in e.acts
         }
+
+    def look(self, state: NodeState) -> LookWanted | None:
+        return state.gpus.look
+
+    def kept(self, state: NodeState) -> tuple[tuple[FirstDriver, ...], tuple[OwedReturn, ...]]:
+        gpus = state.gpus
+        firsts = tuple(f for a, f in sorted(gpus.first_drivers.items()) if a in gpus.acted)
+        return firsts, tuple(owed for _, owed in sorted(gpus.owed.items()))
 
     def devices(
         self, state: NodeState, entry: Entry, claim: Claim
@@ -244,7 +251,11 @@ class Gpus:
         return ()
 
 
-GPUS: Final[ClaimDriver] = Gpus()
+def _with(state: NodeState, gpus: Gpus) -> NodeState:
+    return replace(state, gpus=gpus) if gpus is not state.gpus else state
+
+
+GPUS: Final[ClaimDriver] = GpuDriver()
 
 
 def _own_addresses(claim: Claim | None) -> list[PciAddress]:
@@ -253,30 +264,30 @@ def _own_addresses(claim: Claim | None) -> list[PciAddress]:
     return [address for name in names if (address := claimed_address(name)) is not None]
 
 
-def _act_of(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
+def _act_of(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
     if entry.state is ClaimState.RELEASING:
-        functions = returns.ours(claims, gpu).functions
+        functions = returns.ours(gpus, gpu).functions
         return DeviceAct(number, Target.FIRST_DRIVER, tuple(returns.as_returned(entry, f) for f in functions))
     return DeviceAct(number, Target.VFIO, gpu.functions)
 
 
-def _with_operators_word(settings: ClaimSettings, gpu: ClaimedGpu) -> ClaimedGpu:
+def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
     """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
-    functions = tuple(replace(f, vfio=f.vfio or f.address in settings.operator) for f in gpu.functions)
-    if gpu.stays or gpu.address not in settings.operator:
+    functions = tuple(replace(f, vfio=f.vfio or f.address in operator) for f in gpu.functions)
+    if gpu.stays or gpu.address not in operator:
         return replace(gpu, functions=functions)
-    decided = prebound.decide(gpu.address, None, operator=settings.operator)
+    decided = prebound.decide(gpu.address, None, operator=operator)
     return replace(gpu, functions=functions, stays=decided.sentence)
 
 
 def _looked_at_once(state: NodeState) -> NodeState:
     """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
     ones."""
-    claims, seen, since = state.claims, state.host.seen, state.host.inspections.last
-    settled = {a: since if n == returns.UNSEEN else n for a, n in claims.settled.items() if a in seen}
+    gpus, seen, since = state.gpus, state.host.seen, state.host.inspections.last
+    settled = {a: since if n == returns.UNSEEN else n for a, n in gpus.settled.items() if a in seen}
     wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
-    return with_inspections(replace(state, claims=replace(claims, settled=settled)), wanted)
+    return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), wanted)
 
 
 def _looked_again(
@@ -286,27 +297,27 @@ def _looked_again(
     groups are polled, if these were in use when they last were."""
     used = {g.address: group for g in gpus if (group := _group_in_use(state, g.address)) is not None}
     changed = sorted({*(b.address for b in event.bound), *used})
-    claims, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
+    after, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
     given = {g.address: Returned(claim, since) for g in gpus if g.address in changed}
-    claims = replace(claims, returned={**claims.returned, **given}) if given else claims
+    after = replace(after, returned={**after.returned, **given}) if given else after
     state = schedule.ask_poll(state, frozenset(used.values())) if used else state
     wanted = inspections.ask_inspections(state.host.inspections, changed)
-    return with_inspections(replace(state, claims=claims), wanted)
+    return with_inspections(replace(state, gpus=after), wanted)
 
 
-def _seen_again(state: NodeState) -> Claims:
-    """The claims without the returned devices that an inspection has seen since, and a poll where they were in use."""
-    claims, seen, polled = state.claims, state.host.seen, state.host.polls.seen
+def _seen_again(state: NodeState) -> Gpus:
+    """`state.gpus` without the returned devices that were inspected since, and polled where they were in use."""
+    gpus, seen, polled = state.gpus, state.host.seen, state.host.polls.seen
     unseen = {
         a: r
-        for a, r in claims.returned.items()
+        for a, r in gpus.returned.items()
         if (last := seen.get(a)) is not None
         and (
             last.inspection <= r.since
             or ((group := _group_in_use(state, a)) is not None and polled[group].poll <= r.since)
         )
     }
-    return replace(claims, returned=unseen) if len(unseen) < len(claims.returned) else claims
+    return replace(gpus, returned=unseen) if len(unseen) < len(gpus.returned) else gpus
 
 
 def _group_in_use(state: NodeState, address: PciAddress) -> int | None:

@@ -1,7 +1,7 @@
 """Who stands in the way of a claim: another claim, a pod by the device plugin API, or a process.
 
 Every entry that owns a device counts, whatever it is doing, by PCI address and by IOMMU group, together with kubelet's
-ledger, the pending allocations and the use of the groups as last polled. The other direction is `Claims.reserved`,
+ledger, the pending allocations and the use of the groups as last polled. The other direction is `Gpus.reserved`,
 which `devices/holdings.py` makes an owner for the device plugin.
 """
 
@@ -82,15 +82,14 @@ def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Reason | Non
     vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It runs one fabric
     across such GPUs; after the bind it cannot name this one any more, and no other program divides the fabric for
     it."""
-    settings, switches = state.claims.settings, state.index.switches
+    switches = state.index.switches
     if (
         not switches
         or function.driver is None
         or function.vfio_bound
         or function.is_nvswitch
         or function.vendor != state.index.functions[min(switches)].vendor
-        or settings is None
-        or settings.nvswitch_allowed
+        or state.gpus.settings.nvswitch_allowed
     ):
         return None
     switch = min(switches)
@@ -134,14 +133,14 @@ def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
 
 def _by_unplaced(state: NodeState, entry: Entry) -> Reason | None:
     """Somebody has a GPU by a name that says nothing of where it is: it may be each of them."""
-    for other in state.claims.entries.values():
+    for other in state.gpus.claims.entries.values():
         if other.state in OWNING and other.unplaced:
             return Reason(
                 Cause.CLAIMED_ELSEWHERE,
                 f"the claim {other.name} has {', '.join(other.unplaced)} by NVIDIA's driver, and nothing says which "
                 "GPU that is: delete its pod",
             )
-    for stranger in strangers(state.claims, state):
+    for stranger in strangers(state.gpus.claims, state):
         if stranger.claim == str(entry.name):  # kubelet has one claim of a name
             continue
         return Reason(
@@ -189,7 +188,7 @@ def _by_another_claim(
 ) -> Reason | None:
     wanted, index = {f.address: f.iommu_group for f in functions}, state.index
     groups = set(wanted.values()) - {None}
-    for other in state.claims.entries.values():
+    for other in state.gpus.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in other.gpus:
@@ -205,7 +204,7 @@ def _by_another_claim(
 
 
 def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Reason | None:
-    for owed in state.claims.owed.values():
+    for owed in state.gpus.owed.values():
         if owed.act and any(f.address in wanted for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"
             return Reason(_taken(address, owed.gpu.address), returned)
@@ -252,12 +251,12 @@ def _by_ledger(
 def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
     """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
     claim until its pod has ended, and was read some seconds ago. What such a claim owns is in its entry."""
-    claimed, settings = given.to, state.claims.settings
+    claimed, settings = given.to, state.gpus.claims.settings
     if not isinstance(claimed, ClaimedDevice) or settings is None or claimed.driver != settings.driver:
         return False
     return any(
         str(e.name) == claimed.claim
-        for e in state.claims.entries.values()
+        for e in state.gpus.claims.entries.values()
         if e.name.uid == entry.name.uid or e.state in ENDED or e.state in OWNING
     )
 

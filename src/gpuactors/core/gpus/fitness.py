@@ -18,9 +18,9 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core.events import GpusLooked
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims, Look, LookWanted
+from gpuactors.core.state.gpus import Gpus, Look
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import ActFault, LookFinding
+from gpuactors.core.values.claim import ActFault, LookFinding, LookWanted
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.remade import same_if_equal
@@ -36,49 +36,50 @@ _REASONS: Final[Mapping[ActFault | None, Cause]] = {
 _NEW: Final = Look()
 
 
-def on_state_changed(before: NodeState, state: NodeState) -> Claims:
-    """The claims of `state` with the looks at what is there now; the same object if they are the same."""
-    claims, devices, was = state.claims, state.index.devices, before.index.devices
-    is_new = not before.claims.loaded  # a look of before may never come back
-    if not claims.loaded or (was is devices and not is_new and before.claims.reserved is claims.reserved):
-        return claims
+def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
+    """`state.gpus` with the looks at what is there now; the same object if nothing changes."""
+    gpus, devices, was = state.gpus, state.index.devices, before.index.devices
+    is_new = not before.gpus.claims.loaded  # a look of before may never come back
+    if not gpus.claims.loaded or (was is devices and not is_new and before.gpus.reserved is gpus.reserved):
+        return gpus
     same = {a for a, device in devices.items() if not is_new and was.get(a) is device}
     looks = {
         address: look if address in same else replace(look, due_at=0.0)
         for address, device in devices.items()
-        if not device.function.vfio_bound or address in claims.reserved
+        if not device.function.vfio_bound or address in gpus.reserved
         if device.function.iommu_group is not None
-        for look in (claims.looks.get(address, _NEW),)
+        for look in (gpus.looks.get(address, _NEW),)
     }
-    awaited = tuple(a for a in claims.look.devices if a in looks and a in same) if claims.look else ()
-    look = replace(claims.look, devices=awaited) if claims.look and awaited else None
-    return _planned(claims, same_if_equal(claims.looks, looks), look)
+    awaited = tuple(a for a in gpus.look.devices if a in looks and a in same) if gpus.look else ()
+    look = replace(gpus.look, devices=awaited) if gpus.look and awaited else None
+    return _planned(gpus, same_if_equal(gpus.looks, looks), look)
 
 
-def due(claims: Claims, at: float) -> Claims:
-    """The claims with the next look, if it is due. What is due soon comes along, so that GPUs which came at different
+def due(gpus: Gpus, at: float) -> Gpus:
+    """`gpus` with the next look, if it is due. What is due soon comes along, so that GPUs which came at different
     times are soon looked at together."""
-    if claims.look_at > at:
-        return claims
+    if gpus.look_at > at:
+        return gpus
     by = at + limits.UNFIT_LOOK_S
-    devices = tuple(a for a, look in claims.looks.items() if look.due_at <= by and a not in claims.reserved)
-    number = claims.last + 1
-    return _planned(replace(claims, last=number), claims.looks, LookWanted(number, devices))
+    devices = tuple(a for a, look in gpus.looks.items() if look.due_at <= by and a not in gpus.reserved)
+    number = gpus.claims.last + 1
+    gpus = replace(gpus, claims=replace(gpus.claims, last=number))
+    return _planned(gpus, gpus.looks, LookWanted(number, devices))
 
 
-def looked(claims: Claims, event: GpusLooked, at: float) -> tuple[Claims, list[Effect]]:
-    """The claims after a look has come back, and what the log says."""
-    look = claims.look
+def looked(gpus: Gpus, event: GpusLooked, at: float) -> tuple[Gpus, list[Effect]]:
+    """`gpus` after a look has come back, and what the log says."""
+    look = gpus.look
     if look is None or event.number != look.number:
-        return claims, []
+        return gpus, []
     awaited = frozenset(look.devices)
     findings = [finding for finding in event.findings if finding.device in awaited]
-    return with_findings(replace(claims, look=None), findings, at)
+    return with_findings(replace(gpus, look=None), findings, at)
 
 
-def with_findings(claims: Claims, findings: Iterable[LookFinding], at: float) -> tuple[Claims, list[Effect]]:
-    """The claims after a look, or an act of a claim, has found this of devices, and what the log says."""
-    looks, lines = {**claims.looks}, list[Effect]()
+def with_findings(gpus: Gpus, findings: Iterable[LookFinding], at: float) -> tuple[Gpus, list[Effect]]:
+    """`gpus` after a look, or an act of a claim, has found this of devices, and what the log says."""
+    looks, lines = {**gpus.looks}, list[Effect]()
     for finding in findings:
         if (before := looks.get(finding.device)) is None:
             continue
@@ -90,12 +91,12 @@ def with_findings(claims: Claims, findings: Iterable[LookFinding], at: float) ->
         again_s = limits.UNFIT_LOOK_S if found is not None else limits.FIT_LOOK_S
         looks[finding.device] = Look(at + again_s, found)
         lines += _logged(finding.device, before.found, found)
-    return _planned(claims, looks, claims.look), lines
+    return _planned(gpus, looks, gpus.look), lines
 
 
-def _planned(claims: Claims, looks: Mapping[PciAddress, Look], look: LookWanted | None) -> Claims:
-    waiting = (k.due_at for a, k in looks.items() if a not in claims.reserved) if look is None else ()
-    return replace(claims, looks=looks, look=look, look_at=min(waiting, default=math.inf))
+def _planned(gpus: Gpus, looks: Mapping[PciAddress, Look], look: LookWanted | None) -> Gpus:
+    waiting = (k.due_at for a, k in looks.items() if a not in gpus.reserved) if look is None else ()
+    return replace(gpus, looks=looks, look=look, look_at=min(waiting, default=math.inf))
 
 
 def _logged(address: PciAddress, before: Reason | None, found: Reason | None) -> list[Effect]:

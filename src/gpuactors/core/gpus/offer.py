@@ -51,19 +51,19 @@ _PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
 
 def offered(state: NodeState) -> NodeState:
     """`state` with what it offers, for the snapshot."""
-    settings = state.claims.settings
+    settings = state.gpus.claims.settings
     if (
         settings is None
-        or not state.claims.loaded
+        or not state.gpus.claims.loaded
         or not state.host.scanned
         or not state.kubelet.ledger.tried
     ):
         return state
-    before, index, claims = state.offered, state.index, state.claims
+    before, index, gpus = state.offered, state.index, state.gpus
     placed = same_if_equal(before.placed, _placed(state))
     made_of = (
         *(index.functions, index.devices, index.names),
-        *(state.assessments, claims.reserved, claims.looks, placed),
+        *(state.assessments, gpus.reserved, gpus.looks, placed),
     )
     if before.offer is not None and all(map(is_, before.made_of, made_of)):
         return state
@@ -82,8 +82,8 @@ def offered(state: NodeState) -> NodeState:
     of_devices = remade(before.of_devices, before.rows, rows, offered_device, ne)
     if of_devices is before.of_devices and before.offer is not None:
         return replace(state, offered=replace(before, made_of=made_of, placed=placed, rows=rows))
-    gpus = [of_devices[a][0] for a in sorted(of_devices)]
-    offer = Offer(settings.driver, settings.pool, tuple(gpu for gpu in gpus if gpu is not None))
+    offers = [of_devices[a][0] for a in sorted(of_devices)]
+    offer = Offer(settings.driver, settings.pool, tuple(gpu for gpu in offers if gpu is not None))
     health = tuple(sorted([health for _, health in of_devices.values()], key=attrgetter("device")))
     offer = same_if_equal(before.offer, offer)
     return replace(state, offered=Offered(made_of, placed, rows, of_devices, offer, health))
@@ -91,10 +91,10 @@ def offered(state: NodeState) -> NodeState:
 
 def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress, OfferRow]:
     """What the offer of each device is made of that is selected, or that a claim has."""
-    index, reserved = state.index, state.claims.reserved
+    index, reserved = state.index, state.gpus.reserved
     switches = tuple([index.functions[address] for address in sorted(index.switches)])
     addresses = {**index.names, **reserved} if reserved.keys() - index.names.keys() else index.names
-    found = {a: look.found for a, look in state.claims.looks.items() if look.found is not None}
+    found = {a: look.found for a, look in state.gpus.looks.items() if look.found is not None}
     of_each = zip(
         map(index.devices.get, addresses),
         map(state.assessments.get, addresses),
@@ -115,7 +115,7 @@ def _placed(state: NodeState) -> frozenset[PciAddress]:
     single, before = state.host.inspections.single, state.offered.placed
     return frozenset(
         gpu.address
-        for entry in state.claims.entries.values()
+        for entry in state.gpus.claims.entries.values()
         if entry.state in _PREPARED
         for gpu in entry.gpus
         if gpu.address in before or (r := single.get(gpu.address)) is None or r.outstanding is None
@@ -123,7 +123,7 @@ def _placed(state: NodeState) -> frozenset[PciAddress]:
 
 
 def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedGpu:
-    function, owner = device.function, state.claims.reserved.get(device.function.address)
+    function, owner = device.function, state.gpus.reserved.get(device.function.address)
     # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
     claimed = owner is not None and owner.device == device_name(function.address)
     return OfferedGpu(
@@ -152,7 +152,7 @@ def why_blocked(state: NodeState, address: PciAddress) -> str:
         return assessment.ownership.message
     if (fault := _fault(state, device, assessment)) is not None:
         return fault.message
-    look = state.claims.looks.get(address)
+    look = state.gpus.looks.get(address)
     return look.found.message if look is not None and look.found is not None else ""
 
 
@@ -162,7 +162,7 @@ def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocke
         return Blocked(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
     if (fault := _fault(state, device, assessment)) is not None:
         return Blocked(BlockKind.UNHEALTHY, str(fault.cause))
-    look = state.claims.looks.get(device.function.address)
+    look = state.gpus.looks.get(device.function.address)
     if look is None or look.found is None:
         return None
     held = look.found.cause is Cause.IN_USE_ON_HOST

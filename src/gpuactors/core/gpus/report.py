@@ -26,7 +26,7 @@ CLAIMED: Final = "claimed"
 
 def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
     """Every claim of GPUs, in the order in which they came."""
-    claims = state.claims
+    claims = state.gpus.claims
     return tuple(
         claim_report(claims, entry, devices_of(entry), admin_devices=_named(entry, admin=True))
         for entry in claims.entries.values()
@@ -68,8 +68,8 @@ class DeviceOfClaims:
 
 def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | None:
     """How claims may use this device; None while DRA is off."""
-    settings, known = state.claims.settings, state.claims.first_drivers
-    if settings is None:
+    settings, known = state.gpus.settings, state.gpus.first_drivers
+    if state.gpus.claims.settings is None:
         return None
     entry, gpu = _owner_of(state, address)
     decided = prebound.decide(
@@ -101,7 +101,7 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
 
 def _owner_of(state: NodeState, address: PciAddress) -> tuple[Entry, ClaimedGpu] | tuple[None, None]:
     """The claim that has the device for itself."""
-    for entry in state.claims.entries.values():
+    for entry in state.gpus.claims.entries.values():
         for gpu in entry.gpus if entry.state in OWNING else ():
             if gpu.address == address:
                 return entry, gpu
@@ -111,7 +111,7 @@ def _owner_of(state: NodeState, address: PciAddress) -> tuple[Entry, ClaimedGpu]
 def _offer_of(state: NodeState, address: PciAddress) -> str:
     offer = state.offered.offer
     found = next((d for d in offer.devices if d.address == address), None) if offer is not None else None
-    if address in state.claims.reserved:
+    if address in state.gpus.reserved:
         return CLAIMED
     if found is None:
         return ""

@@ -12,7 +12,8 @@ from dataclasses import replace
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry
+from gpuactors.core.state.claims import ClaimedGpu, Entry
+from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import FirstDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -35,8 +36,7 @@ def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
 
 def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
     """The device as it is reserved now."""
-    settings, known = state.claims.settings, state.claims.first_drivers
-    assert settings is not None
+    settings, known = state.gpus.settings, state.gpus.first_drivers
     functions = with_companions(state, address)
     decided = {
         f.address: prebound.decide(
@@ -60,13 +60,14 @@ def _first_driver(
     return replace(known.get(function.address, present), vfio=stays)
 
 
-def with_reserved(claims: Claims) -> Claims:
-    """`claims` with the devices that belong to claims; the same object while these are the same."""
+def with_reserved(gpus: Gpus) -> Gpus:
+    """`gpus` with the devices that belong to claims; the same object while these are the same."""
+    claims = gpus.claims
     if (settings := claims.settings) is None:
-        return claims
+        return gpus
     owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
-    owners = {a: (device_name(a), r.claim) for a, r in claims.returned.items()}
-    owners |= {a: (device_name(a), o.claim) for a, o in claims.owed.items() if o.act}
+    owners = {a: (device_name(a), r.claim) for a, r in gpus.returned.items()}
+    owners |= {a: (device_name(a), o.claim) for a, o in gpus.owed.items() if o.act}
     owners |= {gpu.address: (_device_name(entry, gpu), entry.name) for entry in owning for gpu in entry.gpus}
     reserved = {
         a: ClaimedDevice(settings.driver, settings.pool, device, str(name), None)
@@ -76,14 +77,14 @@ def with_reserved(claims: Claims) -> Claims:
         ((settings.driver, str(entry.name)), address)
         for entry in owning
         for address in _with_admin_access(entry)
-    ) | _still_listed(claims)
+    ) | _still_listed(gpus)
     ended = frozenset(
         (settings.driver, str(e.name)) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE
     ) - {(settings.driver, str(e.name)) for e in owning}
-    if reserved == claims.reserved and (admin, ended) == (claims.admin, claims.ended):
-        return claims
-    same = reserved == claims.reserved
-    return replace(claims, reserved=claims.reserved if same else reserved, admin=admin, ended=ended)
+    if reserved == gpus.reserved and (admin, ended) == (gpus.admin, gpus.ended):
+        return gpus
+    same = reserved == gpus.reserved
+    return replace(gpus, reserved=gpus.reserved if same else reserved, admin=admin, ended=ended)
 
 
 def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
@@ -93,10 +94,10 @@ def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
     return own if not theirs or own in theirs else theirs[0]
 
 
-def _still_listed(claims: Claims) -> frozenset[AdminAccess]:
+def _still_listed(gpus: Gpus) -> frozenset[AdminAccess]:
     """Admin access that has ended: kubelet lists it a little longer."""
-    ended = {str(e.name) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE}
-    return frozenset(access for access in claims.admin if access[0][1] in ended)
+    ended = {str(e.name) for e in gpus.claims.entries.values() if e.state is ClaimState.TOMBSTONE}
+    return frozenset(access for access in gpus.admin if access[0][1] in ended)
 
 
 def _with_admin_access(entry: Entry) -> set[PciAddress]:

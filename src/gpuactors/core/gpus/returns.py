@@ -18,7 +18,8 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Claims, Entry, OwedReturn, one_of_each_group
+from gpuactors.core.state.claims import ClaimedGpu, Entry, OwedReturn, one_of_each_group
+from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import BoundFunction, FirstDriver, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -26,7 +27,7 @@ from gpuactors.core.values.effects import Field, Level, Log
 from gpuactors.core.values.model import PciAddress
 
 UNSEEN: Final = -1
-"""In `Claims.settled`: since the checkpoint was read the function has not been looked for."""
+"""In `Gpus.settled`: since the checkpoint was read the function has not been looked for."""
 
 _UNDER_WAY: Final = frozenset(
     {ClaimState.RESERVED, ClaimState.BINDING, ClaimState.STOPPED, ClaimState.RELEASING}
@@ -37,48 +38,48 @@ _UNDER_WAY: Final = frozenset(
 # --- whose decision a function's driver is ----------------------------------------------------------------------------
 
 
-def on_state_changed(before: NodeState, state: NodeState) -> Claims:
-    """The claims of `state` with what its functions are found on; the same object if nothing follows."""
-    claims, functions, seen = state.claims, state.index.functions, state.host.seen
+def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
+    """`state.gpus` with what its functions are found on; the same object if nothing follows."""
+    gpus, functions, seen = state.gpus, state.index.functions, state.host.seen
     was = before.index.functions
     if (
         was is functions
-        and not claims.settled
-        and before.claims.first_drivers is claims.first_drivers
-        and before.claims.acted is claims.acted
+        and not gpus.settled
+        and before.gpus.first_drivers is gpus.first_drivers
+        and before.gpus.acted is gpus.acted
     ):
-        return claims
+        return gpus
     gone = was.keys() - functions.keys() if was is not functions else frozenset()
     settled = {
-        a: n for a, n in claims.settled.items() if (last := seen.get(a)) is not None and last.inspection <= n
+        a: n for a, n in gpus.settled.items() if (last := seen.get(a)) is not None and last.inspection <= n
     }
-    known = claims.first_drivers
+    known = gpus.first_drivers
     if not gone.isdisjoint(known):
         known = {a: first for a, first in known.items() if a not in gone}
-    acted = claims.acted - gone - _decided_by_others(state, claims.acted - settled.keys())
+    acted = gpus.acted - gone - _decided_by_others(state, gpus.acted - settled.keys())
     known = prebound.noted(known, (f for a, f in functions.items() if a not in settled), acted)
-    owed = {a: o for a, o in claims.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
-    if acted == claims.acted and settled == claims.settled and owed == claims.owed:
-        return claims if known is claims.first_drivers else replace(claims, first_drivers=known)
-    after = replace(claims, first_drivers=known, acted=acted, settled=settled, owed=owed)
+    owed = {a: o for a, o in gpus.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
+    if acted == gpus.acted and settled == gpus.settled and owed == gpus.owed:
+        return gpus if known is gpus.first_drivers else replace(gpus, first_drivers=known)
+    after = replace(gpus, first_drivers=known, acted=acted, settled=settled, owed=owed)
     # It would be taken for ours again by a daemon that starts now.
-    return after if acted == claims.acted else _to_disk(after)
+    return after if acted == gpus.acted else _to_disk(after)
 
 
 def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[PciAddress]:
     """Those that are on another driver than a vfio driver, or are others than those that we have bound."""
-    claims, functions = state.claims, state.index.functions
+    gpus, functions = state.gpus, state.index.functions
     under_way = {
         f.address
-        for entry in claims.entries.values()
+        for entry in gpus.claims.entries.values()
         if entry.state in _UNDER_WAY
         for gpu in entry.gpus
         for f in gpu.functions
     }
-    under_way |= {f.address for owed in claims.owed.values() if owed.act for f in owed.gpu.functions}
+    under_way |= {f.address for owed in gpus.owed.values() if owed.act for f in owed.gpu.functions}
     found: set[PciAddress] = set()
     for address in acted:
-        now, first = functions.get(address), claims.first_drivers.get(address)
+        now, first = functions.get(address), gpus.first_drivers.get(address)
         if now is None:
             continue
         is_elsewhere = now.driver is not None and not now.vfio_bound and address not in under_way
@@ -87,37 +88,37 @@ def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[Pc
     return frozenset(found)
 
 
-def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bool) -> Claims:
-    """The claims after an act: only later inspections say where its functions are. One that was `returned` is ours no
+def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bool) -> Gpus:
+    """`gpus` after an act: only later inspections say where its functions are. One that was `returned` is ours no
     more; another one is, also if it was plugged in while the act was under way."""
-    claims, since = state.claims, state.host.inspections.last
+    gpus, since = state.gpus, state.host.inspections.last
     met = {b.address: b for b in bound}
-    settled = {**claims.settled, **dict.fromkeys(met, since)}
+    settled = {**gpus.settled, **dict.fromkeys(met, since)}
     if returned:
-        return replace(claims, settled=settled, acted=claims.acted - frozenset(met))
+        return replace(gpus, settled=settled, acted=gpus.acted - frozenset(met))
     known = {
         a: replace(f, presence=(a in met and met[a].presence) or f.presence)
-        for a, f in claims.first_drivers.items()
+        for a, f in gpus.first_drivers.items()
     }
-    return replace(claims, settled=settled, acted=claims.acted | frozenset(met), first_drivers=known)
+    return replace(gpus, settled=settled, acted=gpus.acted | frozenset(met), first_drivers=known)
 
 
-def half_done(state: NodeState, moved: Iterable[BoundFunction]) -> Claims:
-    """The claims after an act that failed when it had moved these functions: they are ours, also where the kernel has
+def half_done(state: NodeState, moved: Iterable[BoundFunction]) -> Gpus:
+    """`gpus` after an act that failed when it had moved these functions: they are ours, also where the kernel has
     left them without a driver."""
     return _to_disk(settled_by(state, moved, returned=False))
 
 
-def ours(claims: Claims, gpu: ClaimedGpu) -> ClaimedGpu:
+def ours(gpus: Gpus, gpu: ClaimedGpu) -> ClaimedGpu:
     """The device with those of its functions that are to be returned; with all if that is none."""
-    functions = tuple(f for f in gpu.functions if f.address in claims.acted)
+    functions = tuple(f for f in gpu.functions if f.address in gpus.acted)
     return replace(gpu, functions=functions or gpu.functions)
 
 
-def is_to_be_returned(claims: Claims, gpu: ClaimedGpu) -> bool:
+def is_to_be_returned(gpus: Gpus, gpu: ClaimedGpu) -> bool:
     """Any of its functions is ours and was found on another driver than a vfio driver: also a companion of a pre-bound
     GPU."""
-    return any(not f.vfio and f.address in claims.acted for f in gpu.functions)
+    return any(not f.vfio and f.address in gpus.acted for f in gpu.functions)
 
 
 # --- returns that are owed --------------------------------------------------------------------------------------------
@@ -133,66 +134,65 @@ def as_returned(entry: Entry, first: FirstDriver) -> FirstDriver:
     return replace(first, presence=presence, was_bound=bound.vfio, persistence=bound.persistence)
 
 
-def owed_by(claims: Claims, entry: Entry, number: int, reason: str, at: float) -> Claims:
-    """The claims after an act of a claim that ends found that the driver is not loaded."""
+def owed_by(gpus: Gpus, entry: Entry, number: int, reason: str, at: float) -> Gpus:
+    """`gpus` after an act of a claim that ends found that the driver is not loaded."""
     addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + limits.RETURN_RETRY_S
     owed = {
-        gpu.address: OwedReturn(_owed(claims, entry, gpu), entry.name, reason, retry_at=again_at)
+        gpu.address: OwedReturn(_owed(gpus, entry, gpu), entry.name, reason, retry_at=again_at)
         for gpu in one_of_each_group(entry.gpus)
         if gpu.address in addresses
     }
-    return replace(claims, owed={**claims.owed, **owed})
+    return replace(gpus, owed={**gpus.owed, **owed})
 
 
-def _owed(claims: Claims, entry: Entry, gpu: ClaimedGpu) -> ClaimedGpu:
-    functions = ours(claims, gpu).functions
+def _owed(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> ClaimedGpu:
+    functions = ours(gpus, gpu).functions
     return replace(gpu, functions=tuple(as_returned(entry, f) for f in functions))
 
 
-def without_owed(claims: Claims, functions: Set[PciAddress]) -> Claims:
-    """The claims without the returns of these functions: a claim has them now, and is to return them itself."""
-    left = {a: o for a, o in claims.owed.items() if functions.isdisjoint(f.address for f in o.gpu.functions)}
-    return replace(claims, owed=left) if len(left) < len(claims.owed) else claims
+def without_owed(gpus: Gpus, functions: Set[PciAddress]) -> Gpus:
+    """`gpus` without the returns of these functions: a claim has them now, and is to return them itself."""
+    left = {a: o for a, o in gpus.owed.items() if functions.isdisjoint(f.address for f in o.gpu.functions)}
+    return replace(gpus, owed=left) if len(left) < len(gpus.owed) else gpus
 
 
-def begun(claims: Claims, address: PciAddress) -> Claims:
-    """The claims with the act that returns the device."""
-    number = claims.last + 1
-    owed = replace(claims.owed[address], act=number, retry_at=math.inf)
-    return replace(claims, last=number, owed={**claims.owed, address: owed})
+def begun(gpus: Gpus, address: PciAddress) -> Gpus:
+    """`gpus` with the act that returns the device."""
+    number = gpus.claims.last + 1
+    owed = replace(gpus.owed[address], act=number, retry_at=math.inf)
+    claims = replace(gpus.claims, last=number)
+    return replace(gpus, claims=claims, owed={**gpus.owed, address: owed})
 
 
-def put_off(claims: Claims, address: PciAddress, at: float, reason: str = "") -> Claims:
-    """The claims with the next try of the return later."""
-    owed = claims.owed[address]
+def put_off(gpus: Gpus, address: PciAddress, at: float, reason: str = "") -> Gpus:
+    """`gpus` with the next try of the return later."""
+    owed = gpus.owed[address]
     owed = replace(owed, act=0, retry_at=at + limits.RETURN_RETRY_S, reason=reason or owed.reason)
-    return replace(claims, owed={**claims.owed, address: owed})
+    return replace(gpus, owed={**gpus.owed, address: owed})
 
 
-def over(claims: Claims, address: PciAddress) -> Claims:
-    """The claims when the return is not owed any more."""
+def over(gpus: Gpus, address: PciAddress) -> Gpus:
+    """`gpus` when the return is not owed any more."""
     owned = {
         f.address
-        for entry in claims.entries.values()
+        for entry in gpus.claims.entries.values()
         if entry.state in OWNING
         for gpu in entry.gpus
         for f in gpu.functions
     }
-    gone = {f.address for f in claims.owed[address].gpu.functions} - owned
-    left = {a: o for a, o in claims.owed.items() if a != address}
-    return _to_disk(replace(claims, owed=left, acted=claims.acted - gone))
+    gone = {f.address for f in gpus.owed[address].gpu.functions} - owned
+    left = {a: o for a, o in gpus.owed.items() if a != address}
+    return _to_disk(replace(gpus, owed=left, acted=gpus.acted - gone))
 
 
-def of_act(claims: Claims, number: int) -> PciAddress | None:
+def of_act(gpus: Gpus, number: int) -> PciAddress | None:
     """The device whose return this act is; None if it is none's."""
-    return next((a for a, o in claims.owed.items() if o.act == number), None)
+    return next((a for a, o in gpus.owed.items() if o.act == number), None)
 
 
-def owed_acts(claims: Claims) -> dict[PciAddress, DeviceAct]:
+def owed_acts(gpus: Gpus) -> dict[PciAddress, DeviceAct]:
     """The acts that return them, of those that were begun."""
-    return {
-        a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in claims.owed.items() if o.act
-    }
+    return {a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in gpus.owed.items() if o.act}
 
 
 def log_owed(owed: OwedReturn, reason: str, *, known: bool = False) -> Log:
@@ -217,8 +217,10 @@ def log_done(owed: OwedReturn) -> Log:
     return Log(Level.INFO, "claim.return_done", fields)
 
 
-def _to_disk(claims: Claims) -> Claims:
-    """`claims`, wanted on disk as they are now."""
+def _to_disk(gpus: Gpus) -> Gpus:
+    """`gpus`, wanted on disk as they are now."""
+    claims = gpus.claims
     if not claims.loaded or claims.unserved:
-        return claims
-    return replace(claims, last=claims.last + 1, checkpoint=claims.last + 1)
+        return gpus
+    number = claims.last + 1
+    return replace(gpus, claims=replace(claims, last=number, checkpoint=number))

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments, assessments
 from gpuactors.core.devices.index import NO_INDEX, Index, index
-from gpuactors.core.state.claims import NO_CLAIMS, Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
+from gpuactors.core.state.gpus import NO_GPUS, Gpus
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 from gpuactors.core.values.model import (
     Call,
@@ -126,8 +126,8 @@ class NodeState:
     calls: Calls
     published: Published
     daemon: Daemon
-    claims: Claims = NO_CLAIMS
-    """The claims of GPUs on this node, if DRA is on."""
+    gpus: Gpus = NO_GPUS
+    """Claims of GPUs, if DRA is on."""
     domains: Domains = NO_DOMAINS
     """Compute domains, if they are on."""
     offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
@@ -145,7 +145,7 @@ class NodeState:
     def index(self) -> Index:
         """What is derived of the node's functions, devices and owners; see `devices/index.py`."""
         if not self._has_index:
-            ledger, claims, published = self.kubelet.ledger, self.claims, self.published
+            ledger, gpus, published = self.kubelet.ledger, self.gpus, self.published
             found = index(
                 self._index,
                 self.host.functions,
@@ -153,9 +153,9 @@ class NodeState:
                 self.host.polls,
                 self.kubelet.resolved,
                 ledger,
-                claims.reserved,
-                claims.admin,
-                claims.ended,
+                gpus.reserved,
+                gpus.admin,
+                gpus.ended,
                 published.served,
                 published.device_lists,
             )

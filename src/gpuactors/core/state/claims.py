@@ -13,13 +13,9 @@ from typing import Final
 from gpuactors.core.values.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver, PreparedDevice
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
-from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, Role, Token
-from gpuactors.core.values.prebound import KernelId, OperatorsList
+from gpuactors.core.values.model import PciAddress, Role, Token
 from gpuactors.core.values.slices import Publication
 from gpuactors.core.values.status import Reason
-
-NOBODY: Final = OperatorsList()
-"""The operator names no address."""
 
 FILES: Final = "files"
 """The key of the act on a claim's files, beside the addresses of its devices."""
@@ -128,25 +124,6 @@ class OwedReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Whether a claim could bind a device that is on its host's driver."""
-
-    due_at: float = 0.0
-    """When it is looked at next. Past while the look is outstanding."""
-    found: Reason | None = None
-    """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookWanted:
-    """One look at several devices: one pass over all processes."""
-
-    number: int
-    devices: tuple[PciAddress, ...]
-    """Those of which the answer counts: not one that has changed since."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimCall:
     """A prepare or unprepare of one claim that waits for its answer."""
 
@@ -163,23 +140,8 @@ class ClaimSettings:
     """The name of the DRA driver: `gpu.nvidia.com`."""
     pool: str
     """The pool of its devices: the node's name."""
-    operator: OperatorsList = NOBODY
-    hints: tuple[KernelId, ...] = ()
-    """The ids that the kernel command line gives to vfio-pci."""
-    nvswitch_allowed: bool = False
-    """A GPU may be taken from its host's driver although the host runs NVSwitches."""
     side_by_side: bool = False
     """The driver's sockets have names of this instance alone, so that its successor's are there beside them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A device that an act has returned to its first driver. It was last seen on vfio, as a device that can be
-    allocated."""
-
-    claim: ClaimName
-    since: int
-    """The last number that had been issued then: only later inspections count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,34 +167,10 @@ class Claims:
     """Why the checkpoint cannot be written, as a sentence; empty while it can."""
     reads: Mapping[ClaimUid, int] = field(default_factory=dict)
     """The outstanding reads from the API server, by number."""
-    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
-    """As `prebound.noted`, of the functions that are there."""
-    acted: frozenset[PciAddress] = frozenset()
-    """The functions whose present driver may be of our making (`gpus/returns.py`)."""
-    settled: Mapping[PciAddress, int] = field(default_factory=dict)
-    """Functions that an act has brought to a driver, with the last number that had been issued then: only later
-    inspections say where they are."""
-    owed: Mapping[PciAddress, OwedReturn] = field(default_factory=dict)
-    """The returns that are owed, by the device's address."""
-    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
-    """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
-    look: LookWanted | None = None
-    """The look that is outstanding."""
-    look_at: float = math.inf
-    """When the next one is due; infinite while one is outstanding. The earliest of `looks`, kept as each step asks."""
     publication: Publication | None = None
     """What is published of our devices; None before the first word of it."""
-    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
-    """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
-    changes."""
-    returned: Mapping[PciAddress, Returned] = field(default_factory=dict)
-    """Devices that claims gave back, until an inspection has seen them on their driver."""
-    admin: frozenset[AdminAccess] = frozenset()
-    """Claims with admin access to a device: kubelet lists them like its owner."""
     relays_until: float = -math.inf
     """They have been handed over, and until then the sockets stay, though a successor has the answers."""
-    ended: frozenset[tuple[str, str]] = frozenset()
-    """As `ClaimedDevice.name`, the claims that were unprepared: kubelet lists them until it has heard the answer."""
 
     @property
     def is_known(self) -> bool:

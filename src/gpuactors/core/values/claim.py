@@ -174,6 +174,15 @@ class ActFault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LookWanted:
+    """One look at several devices: one pass over all processes."""
+
+    number: int
+    devices: tuple[PciAddress, ...]
+    """Those of which the answer counts: not one that has changed since."""
+
+
+@dataclass(frozen=True, slots=True)
 class LookFinding:
     """Whether a claim could bind a GPU that is on its host's driver."""
 

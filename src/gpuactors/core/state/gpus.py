@@ -1,0 +1,87 @@
+"""The part of the node's state that is about claims of GPUs: the claims, and what only claims of GPUs need.
+
+Frozen values. Changed by `gpus/`, and the claims by `claims/machine.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
+from gpuactors.core.values.claim import ClaimName, FirstDriver, LookWanted
+from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress
+from gpuactors.core.values.prebound import KernelId, OperatorsList
+from gpuactors.core.values.status import Reason
+
+NOBODY: Final = OperatorsList()
+"""The operator names no address."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """What only claims of GPUs need of the settings and of this boot."""
+
+    operator: OperatorsList = NOBODY
+    hints: tuple[KernelId, ...] = ()
+    """The ids that the kernel command line gives to vfio-pci."""
+    nvswitch_allowed: bool = False
+    """A GPU may be taken from its host's driver although the host runs NVSwitches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whether a claim could bind a device that is on its host's driver."""
+
+    due_at: float = 0.0
+    """When it is looked at next. Past while the look is outstanding."""
+    found: Reason | None = None
+    """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A device that an act has returned to its first driver. It was last seen on vfio, as a device that can be
+    allocated."""
+
+    claim: ClaimName
+    since: int
+    """The last number that had been issued then: only later inspections count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Claims of GPUs on this node. The numbers of looks and of owed returns are from the counter of the claims."""
+
+    settings: GpuSettings = GpuSettings()
+    claims: Claims = NO_CLAIMS
+    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
+    """As `prebound.noted`, of the functions that are there."""
+    acted: frozenset[PciAddress] = frozenset()
+    """The functions whose present driver may be of our making (`gpus/returns.py`)."""
+    settled: Mapping[PciAddress, int] = field(default_factory=dict)
+    """Functions that an act has brought to a driver, with the last number that had been issued then: only later
+    inspections say where they are."""
+    owed: Mapping[PciAddress, OwedReturn] = field(default_factory=dict)
+    """The returns that are owed, by the device's address."""
+    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
+    """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
+    look: LookWanted | None = None
+    """The look that is outstanding."""
+    look_at: float = math.inf
+    """When the next one is due; infinite while one is outstanding. The earliest of `looks`, kept as each step asks."""
+    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
+    changes."""
+    returned: Mapping[PciAddress, Returned] = field(default_factory=dict)
+    """Devices that claims gave back, until an inspection has seen them on their driver."""
+    admin: frozenset[AdminAccess] = frozenset()
+    """Claims with admin access to a device: kubelet lists them like its owner."""
+    ended: frozenset[tuple[str, str]] = frozenset()
+    """As `ClaimedDevice.name`, the claims that were unprepared: kubelet lists them until it has heard the answer."""
+
+
+NO_GPUS: Final = Gpus()
+"""Of a node without claims of GPUs."""

@@ -1,8 +1,11 @@
-"""A request with a number: for a scan, an inspection, a read of kubelet's ledger, a poll of the groups' use.
+"""A request with a number: for a scan, an inspection, a read of kubelet's ledger, a poll of the groups' use, a look at
+the node's label, a read of a compute domain.
 
 One request of a kind is outstanding at a time. If it is requested again meanwhile, one more request follows when the
-first is answered, as its answer may be from before. So every request gets an answer that was requested later. Must not
-issue numbers: those of all kinds come from one counter, so that their order shows which fact is newer.
+first is answered, as its answer may be from before. So every request gets an answer that was requested later. The
+numbers of what is compared with each other come from one counter, so that their order shows which fact is newer: the
+host and kubelet's ledger have one, each set of claims has one, and the label, the domains and IMEX have one. A read of
+a claim, an act and a checkpoint are none of these: the state of the claim's entry says whether they are repeated.
 """
 
 from __future__ import annotations
@@ -41,3 +44,9 @@ class Refresh:
     def deadline(self) -> float:
         """When it is to be requested; infinite while one is outstanding."""
         return self.due_at if self.outstanding is None else math.inf
+
+
+def asked(last: int, refresh: Refresh) -> tuple[int, Refresh]:
+    """The last issued number and the refresh, after a request. A number is issued only if none is outstanding."""
+    after = refresh.asked(last + 1)
+    return (last if after.outstanding == refresh.outstanding else last + 1), after

@@ -40,7 +40,7 @@ format 3 a state says of each request by itself whether it is outstanding, wante
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
 5 what stands in a claim's way has no cause; in format 6 a look at what a claim could bind is of one GPU; in format 7
 what is known of a function is in one value with when it was seen; in format 9 what only claims of GPUs need is among
-what is known of all claims."""
+what is known of all claims, and the label has a form of request of its own."""
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

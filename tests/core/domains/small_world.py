@@ -712,14 +712,16 @@ def of_looks(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
     label, imex = domains.label, domains.imex
     label = replace(
         label,
-        read=ranks[label.read],
-        patch_number=ranks[label.patch_number] if label.patch is not None else 0,
+        refresh=replace(
+            label.refresh,
+            outstanding=ranks[label.refresh.outstanding or 0],
+            due_at=label.refresh.due_at - at,
+        ),
         added=ranks[label.added],
         added_at=max(label.added_at - at, -limits.DAEMON_SETTLES_S),
         absent=ranks[label.absent],
         lingers_until=label.lingers_until - at,
         retry_at=label.retry_at - at,
-        look_at=label.look_at - at,
     )
     views = frozenset(
         (
@@ -734,7 +736,7 @@ def of_looks(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
 
 def _numbers(domains: Domains) -> Iterable[int]:
     label = domains.label
-    yield from (0, label.read, label.patch_number if label.patch else 0, label.added, label.absent)
+    yield from (0, label.refresh.outstanding or 0, label.added, label.absent)
     yield domains.imex.number
     for view in domains.known.values():
         yield from (view.number, view.refresh.outstanding or 0)

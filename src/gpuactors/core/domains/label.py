@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core import requests
 from gpuactors.core.state.domains import Domains, Label
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
@@ -159,12 +160,9 @@ def touched(domains: Domains) -> Domains:
 
 def asked(domains: Domains) -> Domains:
     """After a reason to read it: a read is outstanding, or follows what is."""
-    label = domains.label
-    if label.read or label.patch is not None:
-        return replace(domains, label=replace(label, again=True))
-    number = domains.last + 1
-    label = replace(label, read=number, again=False, retry_at=math.inf, look_at=math.inf)
-    return replace(domains, last=number, label=label)
+    last, refresh = requests.asked(domains.last, domains.label.refresh)
+    label = replace(domains.label, refresh=refresh, retry_at=math.inf)
+    return replace(domains, last=last, label=label)
 
 
 def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
@@ -174,18 +172,17 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
     if label.before and (left := label.before & _daemons(domains)) != label.before:
         label = replace(label, before=left)
     domains = replace(domains, label=label)
-    if not label.known and not label.read and label.retry_at > at:
+    if not label.known and label.refresh.outstanding is None and label.retry_at > at:
         return (asked(domains) if label.retry_at == math.inf else domains), lines
     if not label.is_idle:
         return domains, lines
     domains, patch = _lingering(domains, of, patch_wanted(label, of), at)
     label = domains.label
     if patch is not None and not _is_early(domains, patch):
-        number = domains.last + 1
-        label = replace(label, patch=patch, patch_number=number)
-        return replace(domains, last=number, label=label), lines
-    if (of.kept or label.value is not None) and label.look_at == math.inf:
-        label = replace(label, look_at=at + limits.LABEL_LOOK_S)
+        domains = asked(domains)
+        return replace(domains, label=replace(domains.label, patch=patch)), lines
+    if (of.kept or label.value is not None) and label.refresh.due_at == math.inf:
+        label = replace(label, refresh=label.refresh.due_by(at + limits.LABEL_LOOK_S))
     return replace(domains, label=label), lines
 
 
@@ -241,9 +238,7 @@ def due(domains: Domains, at: float) -> Domains:
 
 def _read_due(label: Label) -> float:
     """When it is read again by itself; infinite if never."""
-    if label.read or label.patch is not None:
-        return math.inf
-    return min(label.retry_at, label.look_at)
+    return min(label.retry_at, label.refresh.deadline)
 
 
 def deadline(domains: Domains) -> float:
@@ -256,7 +251,7 @@ def deadline(domains: Domains) -> float:
 def read(domains: Domains, number: int, found: NodeLabel, at: float) -> Domains:
     """It was read."""
     label = domains.label
-    if number != label.read:
+    if number != label.refresh.outstanding:
         return domains
     first = label.found if label.known else found.value
     is_new = label.known and found.value not in (
@@ -273,23 +268,22 @@ def read(domains: Domains, number: int, found: NodeLabel, at: float) -> Domains:
         absent=domains.last if found.value is None else label.absent,
         before=_daemons(domains) if found.value is None else label.before,
         unsure=False,
-        read=0,
         problem="",
     )
-    return _again(replace(domains, label=after))
+    return _answered(domains, after)
 
 
 def unreadable(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     """The API server did not say: nothing follows from that but another try."""
-    if number != domains.label.read:
+    if number != domains.label.refresh.outstanding:
         return domains, []
-    return _failed(domains, replace(domains.label, read=0), reason, at)
+    return _failed(domains, domains.label, reason, at)
 
 
 def patched(domains: Domains, number: int, at: float) -> tuple[Domains, list[Effect]]:
     """The patch was made."""
     label = domains.label
-    if label.patch is None or number != label.patch_number:
+    if label.patch is None or number != label.refresh.outstanding:
         return domains, []
     is_added, value = label.patch.change is LabelChange.ADD, label.patch.value
     after = replace(
@@ -304,31 +298,33 @@ def patched(domains: Domains, number: int, at: float) -> tuple[Domains, list[Eff
         problem="",
     )
     line = Log(Level.INFO, "label.added" if is_added else "label.removed", {"label": LABEL, "value": value})
-    return _again(replace(domains, label=after)), [line]
+    return _answered(domains, after), [line]
 
 
 def conflicted(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     """The label was not as it was read: it is read and decided anew, at once the first times."""
     label = domains.label
-    if label.patch is None or number != label.patch_number:
+    if label.patch is None or number != label.refresh.outstanding:
         return domains, []
     after = replace(label, patch=None, unsure=True, conflicts=label.conflicts + 1, problem=reason)
     if after.conflicts >= limits.LABEL_CONFLICTS_MAX:
         return _failed(domains, after, reason, at)
     line = Log(Level.INFO, "label.conflicted", {"label": LABEL, "reason": reason})
-    return asked(replace(domains, label=after)), [line]
+    return asked(replace(domains, label=replace(after, refresh=label.refresh.answered()))), [line]
 
 
 def failed(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     """Whether the patch was made is not known: the label is read again."""
-    if domains.label.patch is None or number != domains.label.patch_number:
+    if domains.label.patch is None or number != domains.label.refresh.outstanding:
         return domains, []
     return _failed(domains, replace(domains.label, patch=None, unsure=True), reason, at)
 
 
 def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     level = Level.DEBUG if reason == domains.label.problem else Level.WARNING
-    label = replace(label, problem=reason, again=False, retry_at=at + limits.LABEL_RETRY_S)
+    label = replace(
+        label, refresh=label.refresh.answered(), problem=reason, retry_at=at + limits.LABEL_RETRY_S
+    )
     return replace(domains, label=label), [Log(level, "label.failed", {"label": LABEL, "reason": reason})]
 
 
@@ -346,5 +342,7 @@ def _with_ours(label: Label, value: str) -> tuple[str, ...]:
     return (*(v for v in label.ours if v != value), value)[-limits.LABELS_KEPT :]
 
 
-def _again(domains: Domains) -> Domains:
-    return asked(domains) if domains.label.again else domains
+def _answered(domains: Domains, label: Label) -> Domains:
+    """`domains` with this label, whose outstanding read or patch is answered; it is read again if that is wanted."""
+    after = replace(domains, label=replace(label, refresh=label.refresh.answered()))
+    return asked(after) if label.refresh.again else after

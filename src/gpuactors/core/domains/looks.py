@@ -13,7 +13,7 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.domains import label
-from gpuactors.core.requests import Refresh
+from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state.domains import Domains, DomainView, ImexView
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
@@ -26,16 +26,14 @@ _WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
 def domain_asked(domains: Domains, uid: DomainUid) -> Domains:
     """After a reason to read a domain."""
     view = domains.known.get(uid, DomainView())
-    number = domains.last + 1
-    known = {**domains.known, uid: replace(view, refresh=view.refresh.asked(number))}
-    return replace(domains, last=number, known=known)
+    last, refresh = asked(domains.last, view.refresh)
+    return replace(domains, last=last, known={**domains.known, uid: replace(view, refresh=refresh)})
 
 
 def imex_asked(domains: Domains) -> Domains:
     """After a reason to ask the host."""
-    number = domains.last + 1
-    imex = replace(domains.imex, refresh=domains.imex.refresh.asked(number))
-    return replace(domains, last=number, imex=imex)
+    last, refresh = asked(domains.last, domains.imex.refresh)
+    return replace(domains, last=last, imex=replace(domains.imex, refresh=refresh))
 
 
 def touched(domains: Domains) -> Domains:

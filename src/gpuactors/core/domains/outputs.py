@@ -73,12 +73,12 @@ def domains_wanted(state: NodeState) -> DomainsWanted:
     claims = claims_wanted(state, DOMAINS)
     if not is_serving(state):
         return DomainsWanted(claims)
-    label, imex = domains.label, domains.imex
+    imex, patch, label = domains.imex, domains.label.patch, domains.label.refresh.outstanding or 0
     clique_id = imex.facts.clique_id if imex.facts is not None else ""
     return DomainsWanted(
         claims,
-        label.read,
-        LabelPatchWanted(label.patch_number, label.patch) if label.patch is not None else None,
+        label if patch is None else 0,
+        LabelPatchWanted(label, patch) if patch is not None else None,
         tuple(
             DomainReadWanted(view.refresh.outstanding, uid, clique_id, _namespace(domains, uid))
             for uid, view in domains.known.items()

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
-from gpuactors.core.requests import Refresh
+from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
 from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen
 from gpuactors.core.values.remade import same_if_equal
@@ -51,12 +51,6 @@ def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -
     for address in addresses:
         last, single[address] = asked(last, single.get(address, Refresh()))
     return replace(inspections, last=last, single=single)
-
-
-def asked(last: int, refresh: Refresh) -> tuple[int, Refresh]:
-    """The last issued number and the refresh, after a request."""
-    after = refresh.asked(last + 1)
-    return (last if after.outstanding == refresh.outstanding else last + 1), after
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.host import bindings, inspections
-from gpuactors.core.requests import Refresh
+from gpuactors.core.host import bindings
+from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
 from gpuactors.core.values.model import Observed, PciAddress
@@ -46,7 +46,7 @@ def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeStat
 
 
 def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
-    last, refresh = inspections.asked(state.host.inspections.last, refresh)
+    last, refresh = asked(state.host.inspections.last, refresh)
     return with_inspections(state, replace(state.host.inspections, last=last)), refresh
 
 

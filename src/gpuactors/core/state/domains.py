@@ -42,11 +42,10 @@ class Label:
     """The files found at the start, as long as claims that may have a channel have not been read."""
     foreign: str | None = None
     """Its value, if that is foreign: it has been named in the log."""
-    read: int = 0
-    """The number of the outstanding read; 0: none."""
+    refresh: Refresh = field(default_factory=Refresh)
+    """Of its read, or of a patch."""
     patch: LabelPatch | None = None
-    """The outstanding patch."""
-    patch_number: int = 0
+    """The outstanding patch; None: what is outstanding is a read."""
     added: int = 0
     """The last number that had been issued when it was seen to be there, or added: what was read of a domain before is
     no fact of its daemon."""
@@ -61,16 +60,12 @@ class Label:
     """No claim of its domain is left: when it goes. Infinite while it has a reason to stay, or is to go at once."""
     unsure: bool = False
     """A patch has failed or met another label since it was read: what it is now is not known."""
-    again: bool = False
-    """It is read once more after what is outstanding: somebody has touched the Node."""
     problem: str = ""
     """Why the last read or patch failed, as a sentence; empty if it did not."""
     conflicts: int = 0
     """Patches in a row that did not find the label as it was read."""
     retry_at: float = math.inf
     """When it is read again after a failure: until then nothing is decided."""
-    look_at: float = math.inf
-    """When it is read again by itself."""
 
     @property
     def is_going(self) -> bool:
@@ -80,7 +75,7 @@ class Label:
     @property
     def is_idle(self) -> bool:
         """Nothing is under way, so it can be decided on."""
-        return self.known and not self.read and self.patch is None and self.retry_at == math.inf
+        return self.known and self.refresh.outstanding is None and self.retry_at == math.inf
 
 
 @dataclass(frozen=True, slots=True)

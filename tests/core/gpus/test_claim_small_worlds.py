@@ -123,7 +123,7 @@ def _a_failed_release_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _a_repeated_prepare_does_not_look_at_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "astray", lambda *_: "")
+    monkeypatch.setattr(placement, "drift", lambda *_: "")
 
 
 HOST, PAIR = "on its host driver", "on its host driver, with an audio function"

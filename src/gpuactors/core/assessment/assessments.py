@@ -6,9 +6,8 @@ so it cannot be stale. Must not decide: that is `assess.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import ne
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from gpuactors.core.values.model import (
     Polls,
     ResourceName,
 )
-from gpuactors.core.values.remade import other_keys, same_if_equal
+from gpuactors.core.values.remade import changed_keys, same_if_equal
 from gpuactors.core.values.status import Assessment
 
 
@@ -120,11 +119,11 @@ def assessments(
         unowned=same_if_equal(before.unowned, found),
     )
     other = {
-        *_others(before.groups, groups),
-        *_others(before.owned, owned),
-        *_others(before.uses, uses),
-        *_others(before.unowned, now.unowned),
-        *_others(before.shortages, now.shortages),
+        *changed_keys(before.groups, groups),
+        *changed_keys(before.owned, owned),
+        *changed_keys(before.uses, uses),
+        *changed_keys(before.unowned, now.unowned),
+        *changed_keys(before.shortages, now.shortages),
     }
     if not other:
         return now
@@ -143,8 +142,3 @@ def assessments(
     for address in of.keys() - devices.keys():
         del of[address]
     return now if is_same and len(of) == len(before.of) else replace(now, of=of)
-
-
-def _others(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterable[Any]:
-    """The groups of which this input is another, or that have it no more."""
-    return () if before is now else (*other_keys(before, now, ne), *(before.keys() - now.keys()))

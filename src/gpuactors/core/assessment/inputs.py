@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 from gpuactors.core.values.group import GroupKey, Short, UnownedUse
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     DeviceList,
     Health,
@@ -19,31 +19,22 @@ from gpuactors.core.values.model import (
     ResourceName,
     listed_by_address,
 )
+from gpuactors.core.values.remade import grouped
 
 
 def by_group(
     devices: Mapping[PciAddress, Device], group_of: Mapping[PciAddress, GroupKey]
 ) -> Mapping[GroupKey, tuple[Device, ...]]:
-    """The devices of each group. `devices` are sorted by address, and nearly always one is in a group."""
-    keys = [*map(group_of.__getitem__, devices)]
-    found = dict(zip(keys, zip(devices.values(), strict=True), strict=True))
-    if len(found) == len(keys):
-        return found
-    several: dict[GroupKey, list[Device]] = {}
-    for key, device in zip(keys, devices.values(), strict=True):
-        several.setdefault(key, []).append(device)
-    return {key: tuple(of_it) for key, of_it in several.items()}
+    """The devices of each group, as `devices` sorted by address."""
+    return grouped([*map(group_of.__getitem__, devices)], devices.values())
 
 
 def shortages(
     short: Mapping[PciAddress, str], group_of: Mapping[PciAddress, GroupKey]
 ) -> Mapping[GroupKey, Short]:
     """The shortages of each group."""
-    found: dict[GroupKey, list[tuple[PciAddress, str]]] = {}
-    for address, why in sorted(short.items()):
-        if (key := group_of.get(address)) is not None:
-            found.setdefault(key, []).append((address, why))
-    return {key: tuple(of_it) for key, of_it in found.items()}
+    known = [(address, why) for address, why in sorted(short.items()) if address in group_of]
+    return grouped([group_of[address] for address, _ in known], known)
 
 
 def unowned(
@@ -62,7 +53,7 @@ def unowned(
     listed: dict[tuple[ResourceName, PciAddress], Health] = {}
     for group in sorted(used & groups.keys()):
         devices, last = groups[group], seen.get(group)
-        left = [orphans[m.address] for m in devices[0].group if m.address in orphans]
+        left = orphans_of(devices[0], orphans)
         if left:
             is_settled = last is not None and last.poll >= max(orphan.read for orphan in left)
         else:

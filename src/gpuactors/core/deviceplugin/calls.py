@@ -51,8 +51,8 @@ from gpuactors.core.values.effects import (
     Refused,
     Reply,
 )
-from gpuactors.core.values.group import Holding, Owned, other_holding
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.group import Holding, other_holding
+from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     Call,
     CallKind,
@@ -450,14 +450,10 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
         if use is None or not use.in_use:
             continue
         ledger, orphans = state.kubelet.ledger, state.kubelet.orphans
-        left = [orphans[m.address].read for m in device.group if m.address in orphans]
+        left, last = orphans_of(device, orphans), last_poll(state, device)
         read_comes = use.since > ledger.read and ledger.outstanding is not None
-        group = device.function.iommu_group
-        last = last_poll(state, device)
-        poll_comes = any(last is None or last.poll <= read for read in left) and state.host.polls.is_to_see(
-            group
-        )
-        if read_comes or poll_comes:
+        is_unpolled = any(last is None or last.poll <= orphan.read for orphan in left)
+        if read_comes or (is_unpolled and state.host.polls.is_to_see(device.function.iommu_group)):
             return True
     return False
 
@@ -529,17 +525,15 @@ def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Given, ...
     reasons, owners = list[Reason](), list[Given]()
     for address in sorted(call.seen):
         device = known[DeviceId(address)]
-        holding = other_holding(_owned(state, device), address, _is_calls(call, address, asked[address]))
+        holding = other_holding(
+            state.index.owned_of(address), address, _is_calls(call, address, asked[address])
+        )
         if holding is not None:
             owners += holding.owner.entries
         reason = _taken_by(state, call, device, holding)
         if reason is not None:
             reasons.append(_of(address, reason))
     return reasons, tuple(owners)
-
-
-def _owned(state: NodeState, device: Device) -> Owned:
-    return state.index.owned.get(state.index.known.group_of[device.function.address], ())
 
 
 def _is_calls(call: Call, address: PciAddress, asked_as: DeviceId) -> Callable[[PciAddress, Given], bool]:

@@ -23,7 +23,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.owner import Given, Named, Owner, gpu_uuid, owner_of
-from gpuactors.core.values.remade import remade
+from gpuactors.core.values.remade import grouped, remade
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
@@ -155,14 +155,10 @@ def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> 
 def owned(
     owners: Mapping[PciAddress, Owner], group_of: Mapping[PciAddress, GroupKey]
 ) -> Mapping[GroupKey, Owned]:
-    """The owners of each group's functions, without those of functions that are gone. Nearly always one has one."""
+    """The owners of each group's functions, without those of functions that are gone."""
     if not owners.keys() <= group_of.keys():
         owners = {address: owner for address, owner in owners.items() if address in group_of}
-    keys = [*map(group_of.__getitem__, owners)]
-    found = dict(zip(keys, zip(owners.items(), strict=True), strict=True))
-    if len(found) == len(keys):
+    found = grouped([*map(group_of.__getitem__, owners)], owners.items())
+    if len(found) == len(owners):
         return found
-    several: dict[GroupKey, list[tuple[PciAddress, Owner]]] = {}
-    for key, pair in zip(keys, owners.items(), strict=True):
-        several.setdefault(key, []).append(pair)
-    return {key: tuple(sorted(of_it, key=itemgetter(0))) for key, of_it in several.items()}
+    return {key: tuple(sorted(of_it, key=itemgetter(0))) for key, of_it in found.items()}

@@ -16,7 +16,7 @@ from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
 from gpuactors.core.values.owner import Named
-from gpuactors.core.values.remade import remade, same_if_equal
+from gpuactors.core.values.remade import grouped, remade, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
@@ -112,12 +112,13 @@ def inventory(
     switches = frozenset(
         [a for a, f in functions.items() if f.driver is not None and not f.vfio_bound and f.is_nvswitch]
     )
+    group_of = remade(before.group_of, before.functions, functions, _group)
     uuids = {f.gpu_uuid: a for a, f in functions.items() if f.gpu_uuid is not None}
     return Inventory(
         functions=functions,
         kinds=kinds,
-        groups=_groups(functions, before.groups),
-        group_of=remade(before.group_of, before.functions, functions, _group),
+        groups=_groups(functions, group_of, before.groups),
+        group_of=group_of,
         iommufd=any(f.iommufd for f in functions.values()),
         switches=same_if_equal(before.switches, switches),
         names=same_if_equal(before.names, names),
@@ -131,13 +132,12 @@ def _group(address: PciAddress, function: PciFunction) -> GroupKey:
 
 
 def _groups(
-    functions: Mapping[PciAddress, PciFunction], before: Mapping[int, tuple[PciFunction, ...]]
+    functions: Mapping[PciAddress, PciFunction],
+    group_of: Mapping[PciAddress, GroupKey],
+    before: Mapping[int, tuple[PciFunction, ...]],
 ) -> Mapping[int, tuple[PciFunction, ...]]:
-    groups: dict[int, list[PciFunction]] = {}
-    for function in functions.values():
-        if function.iommu_group is not None:
-            groups.setdefault(function.iommu_group, []).append(function)
-    return {group: same_if_equal(before.get(group), tuple(found)) for group, found in groups.items()}
+    found = grouped([*group_of.values()], functions.values())
+    return {g: same_if_equal(before.get(g), members) for g, members in found.items() if isinstance(g, int)}
 
 
 def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
@@ -156,14 +156,11 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
 
 
 def _names(resolved: Mapping[Named, Resolved]) -> Mapping[PciAddress, tuple[Named, ...]]:
-    """Derive `Meanings.names`. Nearly always a device has one."""
-    names = {meant.address: (name,) for name, meant in resolved.items()}
+    """Derive `Meanings.names`."""
+    names = grouped([meant.address for meant in resolved.values()], resolved)
     if len(names) == len(resolved):
         return names
-    several: dict[PciAddress, list[Named]] = {}
-    for name, meant in resolved.items():
-        several.setdefault(meant.address, []).append(name)
-    return {address: tuple(sorted(of_it)) for address, of_it in several.items()}
+    return {address: tuple(sorted(of_it)) for address, of_it in names.items()}
 
 
 def devices(

@@ -232,14 +232,13 @@ def _by_ledger(
     ends: bool = False,
 ) -> Reason | None:
     """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
-    wanted, index = {f.address for f in functions}, state.index
+    wanted = {f.address for f in functions}
 
     def is_own(function: PciAddress, given: Given) -> bool:
         is_hosts = ends and given.is_by_hosts_driver
         return function not in wanted or is_hosts or _is_own(state, entry, given)
 
-    group = index.known.group_of.get(address, address)
-    holding = other_holding(index.owned.get(group, ()), address, is_own)
+    holding = other_holding(state.index.owned_of(address), address, is_own)
     if holding is None:
         return None
     given, function = holding.owner.entries[0], holding.function

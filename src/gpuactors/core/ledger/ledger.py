@@ -21,7 +21,7 @@ from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -129,10 +129,7 @@ def allocated_ids(
 
 def orphans_pod(state: NodeState, device: Device) -> Pod | None:
     """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
-    return next(
-        (state.kubelet.orphans[m.address].pod for m in device.group if m.address in state.kubelet.orphans),
-        None,
-    )
+    return next((orphan.pod for orphan in orphans_of(device, state.kubelet.orphans)), None)
 
 
 def called(state: NodeState, at: float) -> NodeState:

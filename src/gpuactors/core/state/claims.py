@@ -21,7 +21,8 @@ FILES: Final = "files"
 """The key of the act on a claim's files, beside the addresses of its devices."""
 
 AWAITED: Final = "awaited"
-"""The key of an act that no worker carries out: others do, and it is done when the state says so (`lacking`)."""
+"""The key of an act that no worker carries out: others do, and it is done when the state says so
+(`ClaimDriver.unmet_prerequisite`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ Must not judge a device's health (`assessment/`) and must not keep anything: eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpuactors.core.values.model import PciFunction, ResourceName
+from gpuactors.core.values.model import Orphan, PciAddress, PciFunction, ResourceName
 from gpuactors.core.values.naming import resource_name
 from gpuactors.core.values.selector import Selector, matches
 
@@ -27,6 +27,11 @@ class Device:
     resource: ResourceName
     group: tuple[PciFunction, ...]
     """All known functions of its IOMMU group, itself included, sorted by address."""
+
+
+def orphans_of(device: Device, orphans: Mapping[PciAddress, Orphan]) -> list[Orphan]:
+    """The devices of its group that a pod had which has left kubelet's ledger and may still hold them, by address."""
+    return [orphans[m.address] for m in device.group if m.address in orphans]
 
 
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:

@@ -5,7 +5,7 @@ Every floor above derives its values in this way; see `devices/inventory.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import compress, repeat
 from operator import is_not
 from typing import Any, Final, TypeVar
@@ -40,8 +40,22 @@ def remade(
     return {**before, **made} if any(before[key] is not value for key, value in made.items()) else before
 
 
+def grouped(keys: Collection[Key], values: Iterable[Value]) -> Mapping[Key, tuple[Value, ...]]:
+    """The values of each key, in their order; `keys` has the key of each value. Nearly always a key has one value."""
+    pairs = [*zip(keys, values, strict=True)]
+    found = {key: (value,) for key, value in pairs}
+    if len(found) == len(pairs):
+        return found
+    several: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        several.setdefault(key, []).append(value)
+    return {key: tuple(of_it) for key, of_it in several.items()}
+
+
 def changed_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
-    """The keys whose values changed."""
+    """The keys whose values changed, and those that are gone."""
+    if before is now:
+        return set()
     found = {key for key in other_keys(before, now) if key not in before or before[key] != now[key]}
     return found if now.keys() >= before.keys() else found | (before.keys() - now.keys())
 

@@ -98,11 +98,13 @@ def names_in(file: Path, models: Iterable[tuple[str, str]]) -> Names:
 
 def newest_other(used: Path, root: HostRoot) -> Path | None:
     """The newest of the shipped file and the host's own that is newer than `used`, by the date in its head; None if
-    there is none, or `used` has no date. Raises `HostError` if `used` cannot be read."""
+    there is none, or `used` has no date. A file without NVIDIA's devices is none, as for `PciIds.open`. Raises
+    `HostError` if `used` cannot be read."""
     dates = {used: date_of(used) or "9999"}
     for file in (SHIPPED, *(Path(root.real(path)) for path in PCI_IDS)):
         with suppress(HostError):
-            dates.setdefault(file, date_of(file) or "")
+            if PciIds(file).section(NVIDIA):
+                dates.setdefault(file, date_of(file) or "")
     newest = max(dates, key=lambda file: dates[file])
     return newest if dates[newest] > dates[used] else None
 

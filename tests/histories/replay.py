@@ -14,6 +14,7 @@ from gpuactors.simulation.show import (
     RESOURCES_HEAD,
     WIDTH_MAX,
     aligned,
+    counts_of,
     device_rows,
     reason_of,
     remark_lines,
@@ -127,15 +128,7 @@ class _JsonLines:
             step=number,
             title=title,
             at_s=round(moment.at_s, 4),
-            resources={
-                name: {
-                    "capacity": f.capacity,
-                    "allocatable": f.allocatable,
-                    "allocated": f.allocated,
-                    "free": f.free,
-                }
-                for name, f in view.resources.items()
-            },
+            resources=counts_of(view),
             devices=[
                 {
                     "resource": row.resource,

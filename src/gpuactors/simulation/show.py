@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TextIO, final
 
-from gpuactors.simulation.kubelet.device_manager import DeviceRow, Phase
+from gpuactors.simulation.kubelet.device_manager import DeviceRow, KubeletView, Phase
 from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.situation import ClaimSeen
 from gpuactors.simulation.world import Moment
@@ -81,6 +81,19 @@ class Show(Protocol):
 # --- for a program ---------------------------------------------------------------------------------------------
 
 
+def counts_of(view: KubeletView) -> dict[str, dict[str, int]]:
+    """Kubelet's counts of each resource, for JSON."""
+    return {
+        name: {
+            "capacity": f.capacity,
+            "allocatable": f.allocatable,
+            "allocated": f.allocated,
+            "free": f.free,
+        }
+        for name, f in view.resources.items()
+    }
+
+
 @final
 class JsonLines:
     """One object per step, then one with the result."""
@@ -102,15 +115,7 @@ class JsonLines:
             at_s=round(result.moment.at_s, 4),
             settled_s=round(result.settled_s, 4),
             free_negative_s=round(result.negative_s, 4),
-            resources={
-                name: {
-                    "capacity": f.capacity,
-                    "allocatable": f.allocatable,
-                    "allocated": f.allocated,
-                    "free": f.free,
-                }
-                for name, f in view.resources.items()
-            },
+            resources=counts_of(view),
             devices=[
                 {
                     "resource": row.resource,

@@ -13,7 +13,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainsWanted
-from gpuactors.core.events import DomainsTouched, Event, NodeTouched
+from gpuactors.core.events import Event
+from gpuactors.core.events.domains import DomainsTouched, NodeTouched
 from tests.kube.cluster import Cluster, cluster
 
 

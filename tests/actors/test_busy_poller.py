@@ -11,7 +11,8 @@ import trio.testing
 
 from gpuactors.actors import busy_poller
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.reports.snapshot import PollTarget, PollWanted
 from gpuactors.core.values.model import GroupUse, PciAddress
 from tests.support.patience import patient

@@ -12,7 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gpuactors import limits
 from gpuactors.actors.caller import InboxCaller
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.events import AllocateAsked, CallAbandoned, Event, StreamEnded, StreamOpened
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned, StreamEnded, StreamOpened
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import DeviceId, ResourceName, Token

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from gpuactors.actors import cdi_watcher
-from gpuactors.core.events import Event, FilesTouched
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import FilesTouched
 from gpuactors.core.values.claim import ClaimsOf
 
 

@@ -13,7 +13,8 @@ from gpuactors.core.claims.cdi import device_name
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted
-from gpuactors.core.events import CheckpointRead, CheckpointRefused, CheckpointWritten, Event
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
 from gpuactors.ports.node import StateFileError
 

@@ -12,7 +12,8 @@ import trio.testing
 from gpuactors.actors import claim_worker
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted
-from gpuactors.core.events import Event, GpusLooked
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import GpusLooked
 from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, LookWanted
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder

@@ -11,11 +11,11 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.actors import domain_reader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.domains import (
     DomainRead,
     DomainsTouched,
     DomainUnreadable,
-    Event,
     ImexRead,
     ImexUnreadable,
 )

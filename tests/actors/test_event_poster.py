@@ -13,7 +13,8 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.actors import event_poster
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events import PrepareAsked, Ticked
+from gpuactors.core.events.claims import PrepareAsked
+from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import ClaimsOf

@@ -15,7 +15,8 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.actors import hand_over
 from gpuactors.concurrency.latest import Latest, LatestReader
-from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState, with_waiting
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.model import Call, CallKind, ResourceName, Role, Settings, Token

@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.actors import label_keeper
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainsWanted, LabelPatchWanted
-from gpuactors.core.events import (
-    Event,
+from gpuactors.core.events import Event
+from gpuactors.core.events.domains import (
     LabelConflicted,
     LabelFailed,
     LabelPatched,

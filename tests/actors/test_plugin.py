@@ -14,7 +14,8 @@ from gpuactors.actors import plugin
 from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.deviceplugin.registration import PluginOrder
-from gpuactors.core.events import Event, RegisterSucceeded
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import RegisterSucceeded
 from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.ports.node import Caller
 

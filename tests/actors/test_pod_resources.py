@@ -11,7 +11,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from gpuactors.actors import pod_resources
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events import Event, LedgerRead, LedgerUnreadable
+from gpuactors.core.events import Event
+from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import LedgerWanted
 from gpuactors.core.values.model import (
     CachedAnswer,

@@ -11,12 +11,9 @@ import trio.testing
 from gpuactors.actors import registry
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.events import (
-    Event,
-    HostScanned,
-    KubeletAppeared,
-    UeventsOpened,
-)
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import HostScanned, UeventsOpened
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step

@@ -9,7 +9,8 @@ from trio.testing import MockClock
 
 from gpuactors.actors import sysfs_inspector
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events import Event, FunctionInspected
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.reports.snapshot import InspectionsWanted
 from gpuactors.core.values.model import PciAddress, PciFunction
 

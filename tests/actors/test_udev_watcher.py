@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from gpuactors.actors import udev_watcher
-from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import Hint, UeventSource, UeventsOverflowError
 from tests.support.patience import patient

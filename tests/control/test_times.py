@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuactors.control.view import AGELESS, LastCallView, view_of
-from gpuactors.core.events import AllocateAsked, FunctionInspected, HostChanged, PreStartAsked
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
+from gpuactors.core.events.host import FunctionInspected, HostChanged
 from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Token, pci_address
 from tests.control.test_view import GPU, QEMU, device, held, received
 from tests.core.builders import H100, Core, gpu

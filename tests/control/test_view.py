@@ -8,14 +8,14 @@ import pytest
 from gpuactors.control.client import OtherVersionError, Running, running
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.view import NOT_LISTED, About, DaemonStatus, DeviceView, NodeView, Setting, view_of
-from gpuactors.core.events import (
+from gpuactors.core.events.host import (
     FunctionInspected,
     HostChanged,
     HostScanned,
-    KubeletGone,
     UeventsOpened,
     UeventsUnavailable,
 )
+from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.model import Holder, pci_address
 from tests.core.builders import Core, audio, gpu

@@ -20,7 +20,7 @@ from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import ControlService
 from gpuactors.control.unix import socket_path
 from gpuactors.control.view import About, NodeView, view_of
-from gpuactors.core.events import KubeletGone
+from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Server, bind_unix
 from gpuactors.ports.node import ControlError

@@ -9,15 +9,10 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin.listing import comparable
-from gpuactors.core.events import (
-    Event,
-    FunctionInspected,
-    GroupsObserved,
-    HostScanned,
-    LedgerRead,
-    LedgerUnreadable,
-    Ticked,
-)
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostScanned
+from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline

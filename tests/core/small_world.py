@@ -15,17 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuactors.core.events import (
-    AllocateAsked,
-    Event,
-    FunctionInspected,
-    GroupsObserved,
-    HostChanged,
-    HostScanned,
-    LedgerUnreadable,
-    PreStartAsked,
-    Ticked,
-)
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
+from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
+from gpuactors.core.events.kubelet import LedgerUnreadable
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline

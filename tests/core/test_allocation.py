@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors.core.deviceplugin.allocation import prefer
-from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.model import DeviceId, PciFunction
 from tests.core.builders import devices_of, gpu
 

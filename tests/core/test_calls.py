@@ -7,19 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
     CallAbandoned,
-    FunctionInspected,
-    HostChanged,
-    InspectionFailed,
-    KubeletAppeared,
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
-    ShutdownRequested,
-    Ticked,
 )
+from gpuactors.core.events.host import FunctionInspected, HostChanged, InspectionFailed
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Granted, Log, Preferred, Ready, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, Token, pci_address

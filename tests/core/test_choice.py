@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin.choice import Group, Search, choose
-from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreferenceRequest
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
 from gpuactors.core.values.model import DeviceId, Token
 from tests.core.builders import H100, Core, gpu
 

@@ -10,16 +10,10 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin import device_lists, entries
-from gpuactors.core.events import (
-    AllocateAsked,
-    FunctionInspected,
-    HostChanged,
-    HostScanned,
-    KubeletAppeared,
-    ShutdownRequested,
-    Ticked,
-    UeventsLost,
-)
+from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, UeventsLost
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline

@@ -10,18 +10,15 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.devices import holdings
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
-    FunctionInspected,
-    HostChanged,
-    HostScanned,
-    InspectionFailed,
-    KubeletAppeared,
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
-    Ticked,
 )
+from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, InspectionFailed
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.ledger.identity import not_listed
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.values.cause import Cause

@@ -15,7 +15,9 @@ from gpuactors.core.deviceplugin import calls, device_lists, entries
 from gpuactors.core.devices import holdings, index, inventory
 from gpuactors.core.devices.index import NO_INDEX
 from gpuactors.core.devices.inventory import NOTHING_KNOWN
-from gpuactors.core.events import AllocateAsked, Event, FunctionInspected, HostChanged
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.host import FunctionInspected, HostChanged
 from gpuactors.core.host import schedule, usage
 from gpuactors.core.ledger import identity
 from gpuactors.core.reports import snapshot

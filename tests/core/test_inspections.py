@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.host import (
     FunctionInspected,
     HostChanged,
     HostScanned,
     InspectionFailed,
     ScanFailed,
-    Ticked,
     UeventsLost,
     UeventsOpened,
     UeventsUnavailable,

@@ -8,14 +8,10 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.acts.writes import UnderWay, blocked, hangs
-from gpuactors.core.events import (
-    ActFailed,
-    AllocateAsked,
-    KubeletAppeared,
-    PrepareAsked,
-    ShutdownRequested,
-    Ticked,
-)
+from gpuactors.core.events.claims import ActFailed, PrepareAsked
+from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.kube_events import CONTESTED, KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.reports.snapshot import report

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import HostScanned, LedgerRead
+from gpuactors.core.events.host import HostScanned
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.ledger.kubelet_startup import called, counted
 from gpuactors.core.values.model import (
     ClaimedDevice,

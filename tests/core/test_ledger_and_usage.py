@@ -10,23 +10,15 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost, Ticked
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
-    FunctionInspected,
-    GroupsObserved,
-    HandOverRequested,
-    HostChanged,
-    HostScanned,
-    KubeletAppeared,
-    LedgerRead,
-    LedgerUnreadable,
-    PredecessorGone,
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
-    SuccessorLost,
-    Ticked,
 )
+from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
+from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Preferred, Ready, Refusal, Refused, Reply

@@ -6,17 +6,15 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
-    FunctionInspected,
-    GroupsObserved,
-    HostScanned,
-    LedgerUnreadable,
     PreferenceAsked,
     PreferenceRequest,
     PreStartAsked,
-    Ticked,
 )
+from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostScanned
+from gpuactors.core.events.kubelet import LedgerUnreadable
 from gpuactors.core.values.effects import Answer, Granted, Log, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.values.model import (
     CachedAnswer,

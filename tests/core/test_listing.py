@@ -9,18 +9,16 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.deviceplugin.listing import comparable, healthy
 from gpuactors.core.deviceplugin.registration import is_registered, order
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
-    HostScanned,
-    KubeletAppeared,
-    LedgerUnreadable,
-    NeighboursSeen,
     RegisterSucceeded,
     SocketBound,
     StreamEnded,
     StreamOpened,
-    Ticked,
 )
+from gpuactors.core.events.host import HostScanned
+from gpuactors.core.events.kubelet import KubeletAppeared, LedgerUnreadable, NeighboursSeen
 from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import next_deadline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors.core.events import ShutdownRequested
+from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.reports.node_features import PREFIX, node_features
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.model import Role

@@ -7,15 +7,14 @@ import math
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
-    AllocateAsked,
-    CallAbandoned,
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned
+from gpuactors.core.events.host import (
     FunctionInspected,
     GroupsObserved,
     HostChanged,
     HostScanned,
     SomeGroupsObserved,
-    Ticked,
 )
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.effects import Granted

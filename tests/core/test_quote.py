@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuactors import limits
-from gpuactors.core.events import AllocateAsked, FunctionInspected, KubeletAppeared, PreStartAsked
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
+from gpuactors.core.events.host import FunctionInspected
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.values.effects import Answer, Log, Refused
 from gpuactors.core.values.model import (

@@ -7,17 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
-    KubeletAppeared,
-    KubeletGone,
-    RegisterSucceeded,
-    ShutdownRequested,
-    SlicesPublished,
-    SocketBound,
-    StreamEnded,
-    StreamOpened,
-    Ticked,
-)
+from gpuactors.core.events.claims import SlicesPublished
+from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.deviceplugin import RegisterSucceeded, SocketBound, StreamEnded, StreamOpened
+from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone
 from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import ClaimsOf

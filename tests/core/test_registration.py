@@ -6,17 +6,16 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin.registration import is_registered, order
-from gpuactors.core.events import (
-    KubeletAppeared,
-    KubeletGone,
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import (
     RegisterFailed,
     RegisterSucceeded,
     SocketBound,
     SocketFailed,
     StreamEnded,
     StreamOpened,
-    Ticked,
 )
+from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone
 from gpuactors.core.values.model import PluginState
 from tests.core.builders import H100, Core, gpu
 

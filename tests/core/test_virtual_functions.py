@@ -9,7 +9,8 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.claims.pool import wanted_pool
-from gpuactors.core.events import HostChanged, PreStartAsked
+from gpuactors.core.events.deviceplugin import PreStartAsked
+from gpuactors.core.events.host import HostChanged
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared

@@ -16,7 +16,7 @@ from typing import Final, final
 
 import trio
 
-from gpuactors.core.events import AllocateAsked, PreferenceAsked
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked
 from gpuactors.core.values.effects import Granted, Preferred, Refused, Reply
 from gpuactors.core.values.model import Pod, Token
 from gpuactors.ports.node import Step

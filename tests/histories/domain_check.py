@@ -13,7 +13,9 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.domains.outputs import LabelPatchWanted
-from gpuactors.core.events import CallAbandoned, ClaimRead, LabelRead, PrepareAsked, UnprepareAsked
+from gpuactors.core.events.claims import ClaimRead, PrepareAsked, UnprepareAsked
+from gpuactors.core.events.deviceplugin import CallAbandoned
+from gpuactors.core.events.domains import LabelRead
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import LabelChange

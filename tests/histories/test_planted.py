@@ -10,7 +10,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin import allocation, calls, device_lists
-from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Refusal, Refused

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import final
 
 from gpuactors.core.devices.index import Index
-from gpuactors.core.events import AllocateAsked, CallAbandoned
+from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
 from gpuactors.ports.node import Journal, Step

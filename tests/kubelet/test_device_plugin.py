@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Answer, Grant, Granted
 from gpuactors.core.values.model import (

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 from gpuactors import limits
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
-    Event,
-    FunctionInspected,
-    HostChanged,
-    KubeletAppeared,
-    KubeletGone,
     PreStartAsked,
     RegisterSucceeded,
     SocketBound,
     StreamEnded,
     StreamOpened,
 )
+from gpuactors.core.events.host import FunctionInspected, HostChanged
+from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Effect

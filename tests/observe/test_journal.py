@@ -94,20 +94,20 @@ ENTRY = StoredEntry(
 )
 
 EVENTS: tuple[events.Event, ...] = (
-    events.HostChanged(GPU, None, "bind pci"),
-    events.HostChanged(None, 35, "add vfio"),
-    events.UeventsOpened(),
-    events.UeventsLost("overflow"),
-    events.UeventsUnavailable("no netlink"),
-    events.HostScanned(
+    events.host.HostChanged(GPU, None, "bind pci"),
+    events.host.HostChanged(None, 35, "add vfio"),
+    events.host.UeventsOpened(),
+    events.host.UeventsLost("overflow"),
+    events.host.UeventsUnavailable("no netlink"),
+    events.host.HostScanned(
         1, (gpu("23:00.0", numa_node=1), gpu("24:00.0", driver=None, fault="class is unreadable"))
     ),
-    events.ScanFailed(2, "no /sys"),
-    events.FunctionInspected(3, GPU, ()),
-    events.InspectionFailed(4, GPU, "hangs"),
-    events.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
-    events.SomeGroupsObserved(6, (USE,)),
-    events.LedgerRead(
+    events.host.ScanFailed(2, "no /sys"),
+    events.host.FunctionInspected(3, GPU, ()),
+    events.host.InspectionFailed(4, GPU, "hangs"),
+    events.host.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
+    events.host.SomeGroupsObserved(6, (USE,)),
+    events.kubelet.LedgerRead(
         6,
         RunningKubelet("1:2:3", 0.5),
         (LedgerEntry(H100, ID, POD),),
@@ -118,61 +118,65 @@ EVENTS: tuple[events.Event, ...] = (
             (LedgerEntry(H100, ID, POD),), (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"
         ),
     ),
-    events.LedgerRead(7, None, (), (), file=LedgerFile(exists=False)),
-    events.LedgerUnreadable(7, "refused"),
-    events.LedgerUnreadable(8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"),
-    events.KubeletAppeared("1:2:3"),
-    events.KubeletGone("kubelet.sock does not exist"),
-    events.NeighboursSeen(("kubevirt-gpu.sock",)),
-    events.SocketBound(H100, 1),
-    events.SocketFailed(H100, 2, "read-only"),
-    events.RegisterSucceeded(H100, 1),
-    events.RegisterFailed(H100, 2, "refused"),
-    events.StreamOpened(H100, 1),
-    events.StreamEnded(H100, 1),
-    events.AllocateAsked(Token(1), H100, ((ID,), (ID, DeviceId("36")))),
-    events.PreStartAsked(Token(2), H100, (ID,)),
-    events.PreferenceAsked(Token(3), H100, (events.PreferenceRequest((ID,), (), 1),)),
-    events.CallAbandoned(Token(3)),
-    events.PrepareAsked(Token(4), CLAIM.name, ClaimsOf.GPUS),
-    events.UnprepareAsked(Token(5), CLAIM.name, ClaimsOf.GPUS),
-    events.ClaimRead(1, CLAIM, ClaimsOf.GPUS),
-    events.ClaimMissing(2, "gone", ClaimsOf.GPUS),
-    events.ClaimUnreadable(3, "refused", ClaimsOf.GPUS),
-    events.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged", of=ClaimsOf.GPUS),
-    events.CheckpointRefused("written by version 9", ClaimsOf.GPUS),
-    events.CheckpointWritten(4, ClaimsOf.GPUS),
-    events.CheckpointUnwritten(5, "disk full", ClaimsOf.GPUS),
-    events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
-    events.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
-    events.GpusLooked(7, (LookFinding(GPU), LookFinding(GPU, ActFault.IN_USE, "open"))),
-    events.FilesTouched(ClaimsOf.GPUS),
-    events.SlicesPublished(
+    events.kubelet.LedgerRead(7, None, (), (), file=LedgerFile(exists=False)),
+    events.kubelet.LedgerUnreadable(7, "refused"),
+    events.kubelet.LedgerUnreadable(
+        8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"
+    ),
+    events.kubelet.KubeletAppeared("1:2:3"),
+    events.kubelet.KubeletGone("kubelet.sock does not exist"),
+    events.kubelet.NeighboursSeen(("kubevirt-gpu.sock",)),
+    events.deviceplugin.SocketBound(H100, 1),
+    events.deviceplugin.SocketFailed(H100, 2, "read-only"),
+    events.deviceplugin.RegisterSucceeded(H100, 1),
+    events.deviceplugin.RegisterFailed(H100, 2, "refused"),
+    events.deviceplugin.StreamOpened(H100, 1),
+    events.deviceplugin.StreamEnded(H100, 1),
+    events.deviceplugin.AllocateAsked(Token(1), H100, ((ID,), (ID, DeviceId("36")))),
+    events.deviceplugin.PreStartAsked(Token(2), H100, (ID,)),
+    events.deviceplugin.PreferenceAsked(
+        Token(3), H100, (events.deviceplugin.PreferenceRequest((ID,), (), 1),)
+    ),
+    events.deviceplugin.CallAbandoned(Token(3)),
+    events.claims.PrepareAsked(Token(4), CLAIM.name, ClaimsOf.GPUS),
+    events.claims.UnprepareAsked(Token(5), CLAIM.name, ClaimsOf.GPUS),
+    events.claims.ClaimRead(1, CLAIM, ClaimsOf.GPUS),
+    events.claims.ClaimMissing(2, "gone", ClaimsOf.GPUS),
+    events.claims.ClaimUnreadable(3, "refused", ClaimsOf.GPUS),
+    events.claims.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged", of=ClaimsOf.GPUS),
+    events.claims.CheckpointRefused("written by version 9", ClaimsOf.GPUS),
+    events.claims.CheckpointWritten(4, ClaimsOf.GPUS),
+    events.claims.CheckpointUnwritten(5, "disk full", ClaimsOf.GPUS),
+    events.claims.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
+    events.claims.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
+    events.claims.GpusLooked(7, (LookFinding(GPU), LookFinding(GPU, ActFault.IN_USE, "open"))),
+    events.claims.FilesTouched(ClaimsOf.GPUS),
+    events.claims.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"}),
         ClaimsOf.GPUS,
     ),
-    events.PrepareAsked(Token(6), CLAIM.name, ClaimsOf.DOMAINS),
-    events.LabelRead(8, NodeLabel("1-2")),
-    events.LabelUnreadable(9, "refused"),
-    events.LabelPatched(10),
-    events.LabelConflicted(11, "422"),
-    events.LabelFailed(12, "timed out"),
-    events.NodeTouched(),
-    events.DomainRead(
+    events.claims.PrepareAsked(Token(6), CLAIM.name, ClaimsOf.DOMAINS),
+    events.domains.LabelRead(8, NodeLabel("1-2")),
+    events.domains.LabelUnreadable(9, "refused"),
+    events.domains.LabelPatched(10),
+    events.domains.LabelConflicted(11, "422"),
+    events.domains.LabelFailed(12, "timed out"),
+    events.domains.NodeTouched(),
+    events.domains.DomainRead(
         13,
         DomainUid("1-2"),
         ComputeDomain(DomainUid("1-2"), "red", "default", frozenset({"node-1"})),
         Clique(frozenset({"node-1"})),
     ),
-    events.DomainUnreadable(14, DomainUid("1-2"), "refused"),
-    events.DomainsTouched(),
-    events.ImexRead(15, ImexFacts("", 501, 238, 7, "cluster.1", "INITIALIZING")),
-    events.ImexUnreadable(16, "/proc hangs"),
-    events.Ticked(),
-    events.PredecessorGone("none"),
-    events.HandOverRequested(),
-    events.SuccessorLost(),
-    events.ShutdownRequested(),
+    events.domains.DomainUnreadable(14, DomainUid("1-2"), "refused"),
+    events.domains.DomainsTouched(),
+    events.domains.ImexRead(15, ImexFacts("", 501, 238, 7, "cluster.1", "INITIALIZING")),
+    events.domains.ImexUnreadable(16, "/proc hangs"),
+    events.daemon.Ticked(),
+    events.daemon.PredecessorGone("none"),
+    events.daemon.HandOverRequested(),
+    events.daemon.SuccessorLost(),
+    events.daemon.ShutdownRequested(),
 )
 
 # --- lines ------------------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ def test_a_failed_read_of_an_older_journal_says_nothing_of_the_file() -> None:
         b'{"at":1.0,"event":"LedgerUnreadable","fields":{"read":7,"reason":"refused"},"digest":"x"}'
     )
     assert isinstance(line, StepLine)
-    assert EventReader().event(line) == events.LedgerUnreadable(7, "refused")
+    assert EventReader().event(line) == events.kubelet.LedgerUnreadable(7, "refused")
 
 
 @pytest.mark.parametrize("reason", [b"[" * 5000, b'"\xed\xa0\x80"'], ids=["nests", "is no UTF-8"])
@@ -260,15 +264,17 @@ def test_every_state_comes_out_as_it_went_in() -> None:
 
 def test_a_poll_that_says_what_the_last_one_said_is_its_number() -> None:
     steps = story().steps
-    polls = [step for step in steps if isinstance(step.event, events.GroupsObserved)]
+    polls = [step for step in steps if isinstance(step.event, events.host.GroupsObserved)]
     writer = LineWriter()
-    writer.step_line(replace(polls[0], event=events.GroupsObserved(1, (USE,))))
-    again = json.loads(writer.step_line(replace(polls[0], event=events.GroupsObserved(2, (USE,)))))
+    writer.step_line(replace(polls[0], event=events.host.GroupsObserved(1, (USE,))))
+    again = json.loads(writer.step_line(replace(polls[0], event=events.host.GroupsObserved(2, (USE,)))))
     assert again["fields"] == {"poll": 2}, "no poll with this number was asked for"
     writer.state_line(polls[0].before, 1.0, 0)
     assert (
         "uses"
-        in json.loads(writer.step_line(replace(polls[0], event=events.GroupsObserved(3, (USE,)))))["fields"]
+        in json.loads(writer.step_line(replace(polls[0], event=events.host.GroupsObserved(3, (USE,)))))[
+            "fields"
+        ]
     )
 
 
@@ -298,9 +304,9 @@ def test_steps_that_change_nothing_are_one_line_and_come_out_one_by_one() -> Non
 @pytest.mark.parametrize("what", ["another use", "another answer to it", "another number", "a bug"])
 def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(what: str) -> None:
     node = QuietNode("one held externally")
-    polls = [step for step in node.steps if isinstance(step.event, events.GroupsObserved)]
+    polls = [step for step in node.steps if isinstance(step.event, events.host.GroupsObserved)]
     poll = polls[-1]
-    assert isinstance(poll.event, events.GroupsObserved)
+    assert isinstance(poll.event, events.host.GroupsObserved)
     match what:
         case "another use":
             other = replace(poll, event=replace(poll.event, uses=poll.event.uses[1:]))
@@ -483,7 +489,7 @@ def test_routine_waits_and_news_does_not(tmp_path: Path) -> None:
     """On the mock clock: the write happens at the time that the bounds name."""
     steps = story(events=100).steps
     journal, clock = recorder(tmp_path), trio.testing.MockClock()
-    routine = next(s for s in steps if isinstance(s.event, events.Ticked) and not s.effects)
+    routine = next(s for s in steps if isinstance(s.event, events.daemon.Ticked) and not s.effects)
     news = next(s for s in steps if s.effects)
     written: list[float] = []
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.events import Event, LedgerRead, Ticked
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import CALL, HEALTHY, MEANINGS, Cause
 from gpuactors.core.values.claim import Prepared

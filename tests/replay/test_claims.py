@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.events import KubeletAppeared, SlicesPublished
+from gpuactors.core.events.claims import SlicesPublished
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import PciAddress

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.events import DomainRead, KubeletAppeared
+from gpuactors.core.events.domains import DomainRead
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.domain import DomainSettings
 from gpuactors.replay.domain_lanes import LABEL_KINDS
 from gpuactors.replay.page import DOMAIN_DEVICES_MAX, DOMAIN_KINDS

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core.events import HandOverRequested, HostScanned, PredecessorGone
+from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone
+from gpuactors.core.events.host import HostScanned
 from gpuactors.core.values.model import PciAddress
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.replay.lanes import statuses

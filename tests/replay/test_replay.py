@@ -96,7 +96,7 @@ def test_what_was_recorded_comes_out_again(tmp_path: Path, seed: int) -> None:
 RECORDING = """
 import sys
 from pathlib import Path
-from gpuactors.core.events import HostScanned
+from gpuactors.core.events.host import HostScanned
 from tests.core.builders import gpu
 from tests.observe.recording import story, write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuactors.core.events import LedgerRead
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.model import DeviceId, LedgerEntry, LedgerFile, Pod, RunningKubelet
 from gpuactors.replay.words import event_words
 from tests.core.builders import H100

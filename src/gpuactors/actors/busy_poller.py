@@ -13,7 +13,8 @@ import trio
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.events import Event, GroupsObserved, SomeGroupsObserved
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.reports.snapshot import PollWanted
 from gpuactors.core.values.model import GroupUse
 from gpuactors.ports.node import HostError, UseReader

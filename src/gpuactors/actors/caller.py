@@ -14,7 +14,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core import events
+from gpuactors.core.events import Event, claims, deviceplugin
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.effects import Answer, Elsewhere, Refused
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
@@ -33,7 +33,7 @@ class InboxCaller:
 
     def __init__(
         self,
-        inbox: trio.MemorySendChannel[events.Event],
+        inbox: trio.MemorySendChannel[Event],
         replies: Replies[Answer],
         of: ClaimsOf,
         ended: OnAnswer | None = None,
@@ -46,28 +46,33 @@ class InboxCaller:
         self._streams = count(1)
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
-        return await self._ask("Allocate", lambda token: events.AllocateAsked(token, resource, requests))
+        return await self._ask(
+            "Allocate", lambda token: deviceplugin.AllocateAsked(token, resource, requests)
+        )
 
     async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
         return await self._ask(
-            "PreStartContainer", lambda token: events.PreStartAsked(token, resource, devices)
+            "PreStartContainer", lambda token: deviceplugin.PreStartAsked(token, resource, devices)
         )
 
-    async def prefer(self, resource: ResourceName, requests: tuple[events.PreferenceRequest, ...]) -> Answer:
+    async def prefer(
+        self, resource: ResourceName, requests: tuple[deviceplugin.PreferenceRequest, ...]
+    ) -> Answer:
         return await self._ask(
-            "GetPreferredAllocation", lambda token: events.PreferenceAsked(token, resource, requests)
+            "GetPreferredAllocation",
+            lambda token: deviceplugin.PreferenceAsked(token, resource, requests),
         )
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere:
         answer = await self._ask(
-            "NodePrepareResources", lambda token: events.PrepareAsked(token, claim, self._of)
+            "NodePrepareResources", lambda token: claims.PrepareAsked(token, claim, self._of)
         )
         assert isinstance(answer, Prepared | Refused | Elsewhere), "the core's answer to a prepare"
         return answer
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | Elsewhere:
         answer = await self._ask(
-            "NodeUnprepareResources", lambda token: events.UnprepareAsked(token, claim, self._of)
+            "NodeUnprepareResources", lambda token: claims.UnprepareAsked(token, claim, self._of)
         )
         assert isinstance(answer, Unprepared | Refused | Elsewhere), "the core's answer to an unprepare"
         return answer
@@ -75,13 +80,13 @@ class InboxCaller:
     @asynccontextmanager
     async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
         number = next(self._streams)
-        await self._inbox.send(events.StreamOpened(resource, number))
+        await self._inbox.send(deviceplugin.StreamOpened(resource, number))
         try:
             yield
         finally:
-            await self._post(events.StreamEnded(resource, number))
+            await self._post(deviceplugin.StreamEnded(resource, number))
 
-    async def _ask(self, method: str, event: Callable[[Token], events.Event]) -> Answer:
+    async def _ask(self, method: str, event: Callable[[Token], Event]) -> Answer:
         began, answer = trio.current_time(), None
         try:
             with self._replies.ask() as pending:
@@ -90,13 +95,13 @@ class InboxCaller:
                 try:
                     answer = await pending.answer()
                 except trio.Cancelled:
-                    await self._post(events.CallAbandoned(token))
+                    await self._post(deviceplugin.CallAbandoned(token))
                     raise
                 return answer
         finally:
             self._ended(method, trio.current_time() - began, answer)
 
-    async def _post(self, event: events.Event) -> None:
+    async def _post(self, event: Event) -> None:
         """Posts an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does
         not take it."""
         with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):

@@ -7,7 +7,8 @@ from contextlib import aclosing
 import trio
 
 from gpuactors import limits
-from gpuactors.core.events import Event, FilesTouched
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import FilesTouched
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.ports.node import TouchedFiles
 

@@ -17,12 +17,12 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.claims.restoration import Restoration, entries_of, next_content, restoration
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import (
     CheckpointRead,
     CheckpointRefused,
     CheckpointUnwritten,
     CheckpointWritten,
-    Event,
 )
 from gpuactors.core.state.claims import StoredEntry, load_of
 from gpuactors.core.values.claim import ClaimsOf

@@ -11,7 +11,8 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.outputs import ClaimsWanted, ReadWanted
-from gpuactors.core.events import ClaimMissing, ClaimRead, ClaimUnreadable, Event
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import ClaimMissing, ClaimRead, ClaimUnreadable
 from gpuactors.core.values.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
 from gpuactors.ports.kube import ApiError, ClaimApi
 

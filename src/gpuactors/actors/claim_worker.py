@@ -16,7 +16,8 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.claims.outputs import ClaimsWanted, FilesAct
-from gpuactors.core.events import ActDone, ActFailed, Event, GpusLooked
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import ActDone, ActFailed, GpusLooked
 from gpuactors.core.gpus.content import contents_of
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding, LookWanted
 from gpuactors.core.values.model import PciAddress

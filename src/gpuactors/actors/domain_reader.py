@@ -16,11 +16,11 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.domains import (
     DomainRead,
     DomainsTouched,
     DomainUnreadable,
-    Event,
     ImexRead,
     ImexUnreadable,
 )

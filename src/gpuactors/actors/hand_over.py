@@ -18,7 +18,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.events import Event, HandOverRequested, PredecessorGone, SuccessorLost
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
 from gpuactors.ports.node import Control, ControlError, ControlTakenError, HeldControl

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import trio
 
 from gpuactors import limits
-from gpuactors.core.events import Event, KubeletAppeared, KubeletGone, NeighboursSeen
+from gpuactors.core.events import Event
+from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone, NeighboursSeen
 from gpuactors.ports.node import Kubelet, KubeletError, Sockets
 
 

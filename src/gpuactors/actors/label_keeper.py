@@ -15,8 +15,8 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted
-from gpuactors.core.events import (
-    Event,
+from gpuactors.core.events import Event
+from gpuactors.core.events.domains import (
     LabelConflicted,
     LabelFailed,
     LabelPatched,

@@ -17,7 +17,8 @@ from gpuactors import limits
 from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.deviceplugin.registration import PluginOrder
-from gpuactors.core.events import Event, RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.node import Caller, Endpoint, Kubelet, KubeletError
 

@@ -11,7 +11,8 @@ import trio
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.events import Event, LedgerEvent, LedgerRead, LedgerUnreadable
+from gpuactors.core.events import Event
+from gpuactors.core.events.kubelet import LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import LedgerWanted
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.node import LedgerError, LedgerReader

@@ -17,7 +17,8 @@ from gpuactors.concurrency.replies import Replies
 from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.domains.outputs import DomainsWanted
-from gpuactors.core.events import Event, Ticked
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.reports.snapshot import (
     InspectionsWanted,
     LedgerWanted,

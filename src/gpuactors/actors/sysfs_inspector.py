@@ -11,7 +11,8 @@ from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.events import Event, FunctionInspected, HostScanned, InspectionFailed, ScanFailed
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import FunctionInspected, HostScanned, InspectionFailed, ScanFailed
 from gpuactors.core.reports.snapshot import InspectionsWanted
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import HostError, HostReader, HostShortError

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from gpuactors import limits
-from gpuactors.core.events import Event, HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
 from gpuactors.ports.node import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
 
 

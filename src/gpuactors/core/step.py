@@ -128,80 +128,80 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The event is applied to the part of the state that it is about."""
     match event:
         case (
-            events.HostChanged()
-            | events.UeventsOpened()
-            | events.UeventsLost()
-            | events.UeventsUnavailable()
-            | events.HostScanned()
-            | events.ScanFailed()
-            | events.FunctionInspected()
-            | events.InspectionFailed()
+            events.host.HostChanged()
+            | events.host.UeventsOpened()
+            | events.host.UeventsLost()
+            | events.host.UeventsUnavailable()
+            | events.host.HostScanned()
+            | events.host.ScanFailed()
+            | events.host.FunctionInspected()
+            | events.host.InspectionFailed()
         ):
             return _host(state, event, at)
-        case events.KubeletAppeared() | events.KubeletGone():
+        case events.kubelet.KubeletAppeared() | events.kubelet.KubeletGone():
             return _kubelet(state, event, at)
-        case events.NeighboursSeen():
+        case events.kubelet.NeighboursSeen():
             return listing.neighbours_seen(state, event, at), []
         case (
-            events.SocketBound()
-            | events.SocketFailed()
-            | events.RegisterSucceeded()
-            | events.RegisterFailed()
-            | events.StreamOpened()
-            | events.StreamEnded()
+            events.deviceplugin.SocketBound()
+            | events.deviceplugin.SocketFailed()
+            | events.deviceplugin.RegisterSucceeded()
+            | events.deviceplugin.RegisterFailed()
+            | events.deviceplugin.StreamOpened()
+            | events.deviceplugin.StreamEnded()
         ):
             return _plugin(state, event, at)
         case (
-            events.AllocateAsked()
-            | events.PreStartAsked()
-            | events.PreferenceAsked()
-            | events.CallAbandoned()
+            events.deviceplugin.AllocateAsked()
+            | events.deviceplugin.PreStartAsked()
+            | events.deviceplugin.PreferenceAsked()
+            | events.deviceplugin.CallAbandoned()
         ):
             return _call(state, event, at)
         case (
-            events.PrepareAsked()
-            | events.UnprepareAsked()
-            | events.ClaimRead()
-            | events.ClaimMissing()
-            | events.ClaimUnreadable()
-            | events.CheckpointRead()
-            | events.CheckpointRefused()
-            | events.CheckpointWritten()
-            | events.CheckpointUnwritten()
-            | events.ActDone()
-            | events.ActFailed()
-            | events.FilesTouched()
-            | events.SlicesPublished()
+            events.claims.PrepareAsked()
+            | events.claims.UnprepareAsked()
+            | events.claims.ClaimRead()
+            | events.claims.ClaimMissing()
+            | events.claims.ClaimUnreadable()
+            | events.claims.CheckpointRead()
+            | events.claims.CheckpointRefused()
+            | events.claims.CheckpointWritten()
+            | events.claims.CheckpointUnwritten()
+            | events.claims.ActDone()
+            | events.claims.ActFailed()
+            | events.claims.FilesTouched()
+            | events.claims.SlicesPublished()
         ):
             return _claim(state, event, at)
-        case events.GpusLooked():
+        case events.claims.GpusLooked():
             looked, effects = fitness.looked(state.gpus, event, at)
             return replace(state, gpus=looked), effects
         case (
-            events.LabelRead()
-            | events.LabelUnreadable()
-            | events.LabelPatched()
-            | events.LabelConflicted()
-            | events.LabelFailed()
-            | events.NodeTouched()
-            | events.DomainRead()
-            | events.DomainUnreadable()
-            | events.DomainsTouched()
-            | events.ImexRead()
-            | events.ImexUnreadable()
+            events.domains.LabelRead()
+            | events.domains.LabelUnreadable()
+            | events.domains.LabelPatched()
+            | events.domains.LabelConflicted()
+            | events.domains.LabelFailed()
+            | events.domains.NodeTouched()
+            | events.domains.DomainRead()
+            | events.domains.DomainUnreadable()
+            | events.domains.DomainsTouched()
+            | events.domains.ImexRead()
+            | events.domains.ImexUnreadable()
         ):
             return domains.applied(state, event, at)
-        case events.Ticked():
+        case events.daemon.Ticked():
             return _ticked(state, at)
-        case events.GroupsObserved() | events.SomeGroupsObserved():
+        case events.host.GroupsObserved() | events.host.SomeGroupsObserved():
             return usage.observed(state, event, at), []
-        case events.LedgerRead() | events.LedgerUnreadable():
+        case events.kubelet.LedgerRead() | events.kubelet.LedgerUnreadable():
             return _ledger(state, event, at)
         case (
-            events.PredecessorGone()
-            | events.HandOverRequested()
-            | events.SuccessorLost()
-            | events.ShutdownRequested()
+            events.daemon.PredecessorGone()
+            | events.daemon.HandOverRequested()
+            | events.daemon.SuccessorLost()
+            | events.daemon.ShutdownRequested()
         ):
             return _daemon(state, event, at)
         case _:
@@ -240,37 +240,37 @@ def next_deadline(state: NodeState) -> float:
     )
 
 
-def _host(state: NodeState, event: events.HostEvent, at: float) -> Stepped:
+def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
     match event:
-        case events.HostChanged():
+        case events.host.HostChanged():
             wanted = inspections.ask_inspections(
                 state.host.inspections, sorted(inspections.hinted(state, event))
             )
             return bindings.released(with_inspections(state, wanted), event), []
-        case events.UeventsOpened():
+        case events.host.UeventsOpened():
             return _rescanned(state, uevents=""), [Log(Level.INFO, "uevents.opened", {})]
-        case events.UeventsLost(reason):
+        case events.host.UeventsLost(reason):
             return _rescanned(state, uevents=state.host.uevents), [
                 Log(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
             ]
-        case events.UeventsUnavailable(reason):
+        case events.host.UeventsUnavailable(reason):
             level = Level.DEBUG if reason == state.host.uevents else Level.WARNING
             return _rescanned(state, uevents=reason), [
                 Log(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
-        case events.HostScanned():
+        case events.host.HostScanned():
             found = len(event.functions)
             return inspections.scanned(state, event, at), [
                 Log(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", {"functions": found}),
                 *_unreadable(state, event.functions),
             ]
-        case events.ScanFailed(_, reason):
+        case events.host.ScanFailed(_, reason):
             return inspections.scan_failed(state, event, at), [
                 Log(Level.ERROR, "scan.failed", {"reason": reason})
             ]
-        case events.FunctionInspected():
+        case events.host.FunctionInspected():
             return inspections.inspected(state, event, at), _unreadable(state, event.functions)
-        case events.InspectionFailed(_, address, reason):
+        case events.host.InspectionFailed(_, address, reason):
             is_known = event.shortage and state.host.short.get(address) == reason
             return inspections.inspection_failed(state, event, at), [
                 Log(
@@ -287,9 +287,9 @@ def _rescanned(state: NodeState, *, uevents: str) -> NodeState:
     return replace(state, host=replace(state.host, inspections=scan, uevents=uevents))
 
 
-def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
+def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> Stepped:
     match event:
-        case events.LedgerRead():
+        case events.kubelet.LedgerRead():
             after = ledger.ledger_read(state, event, at)
             contested: list[Effect] = []
             before = state.kubelet.ledger
@@ -309,7 +309,7 @@ def _ledger(state: NodeState, event: events.LedgerEvent, at: float) -> Stepped:
                 *contested,
                 *_damaged(state, after.kubelet.ledger.damaged),
             ]
-        case events.LedgerUnreadable(_, reason):
+        case events.kubelet.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.kubelet.ledger.problem == reason else Level.WARNING
             effects = [Log(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
             state = ledger.ledger_unreadable(state, event, at)
@@ -323,9 +323,9 @@ def _damaged(before: NodeState, damaged: str) -> list[Effect]:
     return [Log(Level.WARNING, "ledger.damaged", {"reason": damaged})]
 
 
-def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
+def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> Stepped:
     match event:
-        case events.PredecessorGone(how, before):
+        case events.daemon.PredecessorGone(how, before):
             if state.daemon.role is Role.SERVING:
                 return state, []
             # The predecessor's last grants are in kubelet's ledger, and were otherwise only in its memory.
@@ -343,7 +343,7 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
                 kubelet=replace(state.kubelet, ledger=unread),
                 published=replace(state.published, served=served),
             ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
-        case events.HandOverRequested():
+        case events.daemon.HandOverRequested():
             state, refused = calls.handed_over(state)
             for driver in DRIVERS.values():
                 state, unprepared = claims.handed_over(driver, state, at)
@@ -352,13 +352,13 @@ def _daemon(state: NodeState, event: events.DaemonEvent, at: float) -> Stepped:
                 Log(Level.INFO, "daemon.handed_over", {}),
                 *refused,
             ]
-        case events.SuccessorLost():
+        case events.daemon.SuccessorLost():
             if state.daemon.role is not Role.HANDED_OVER:
                 return state, []
             return replace(state, daemon=replace(state.daemon, role=Role.TAKING_OVER)), [
                 Log(Level.WARNING, "daemon.successor_lost", {})
             ]
-        case events.ShutdownRequested():
+        case events.daemon.ShutdownRequested():
             return replace(state, daemon=replace(state.daemon, stopping=True)), [
                 Log(Level.INFO, "daemon.stopping", {})
             ]
@@ -387,9 +387,11 @@ def _known_fault(state: NodeState, address: PciAddress) -> str | None:
     return function.fault if function is not None else None
 
 
-def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGone, at: float) -> Stepped:
+def _kubelet(
+    state: NodeState, event: events.kubelet.KubeletAppeared | events.kubelet.KubeletGone, at: float
+) -> Stepped:
     match event:
-        case events.KubeletAppeared(socket):
+        case events.kubelet.KubeletAppeared(socket):
             if socket == state.kubelet.socket:
                 return state, []
             plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.published.plugins.items()}
@@ -399,7 +401,7 @@ def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGon
                 kubelet=replace(state.kubelet, socket=socket, missing=""),
                 published=replace(state.published, plugins=plugins),
             ), [Log(Level.INFO, "kubelet.appeared", {})]
-        case events.KubeletGone(reason):
+        case events.kubelet.KubeletGone(reason):
             if state.kubelet.socket is None and state.kubelet.missing == reason:
                 return state, []
             plugins = {r: registration.kubelet_gone(p, reason) for r, p in state.published.plugins.items()}
@@ -410,37 +412,27 @@ def _kubelet(state: NodeState, event: events.KubeletAppeared | events.KubeletGon
             ), [Log(Level.WARNING, "kubelet.gone", {"reason": reason})]
 
 
-_PluginEvent = (
-    events.SocketBound
-    | events.SocketFailed
-    | events.RegisterSucceeded
-    | events.RegisterFailed
-    | events.StreamOpened
-    | events.StreamEnded
-)
-
-
-def _plugin(state: NodeState, event: _PluginEvent, at: float) -> Stepped:
+def _plugin(state: NodeState, event: events.deviceplugin.PluginEvent, at: float) -> Stepped:
     before = state.published.plugins.get(event.resource)
     if before is None:  # it has been retired meanwhile
         return state, []
     missing = state.kubelet.missing or "kubelet's socket has not been checked yet"
     absence = missing if state.kubelet.socket is None else None
     match event:
-        case events.SocketBound(_, bind):
+        case events.deviceplugin.SocketBound(_, bind):
             after = registration.socket_bound(before, bind, absence)
-        case events.SocketFailed(_, bind, reason):
+        case events.deviceplugin.SocketFailed(_, bind, reason):
             after = registration.socket_failed(before, bind, reason, at)
-        case events.RegisterSucceeded(_, register):
+        case events.deviceplugin.RegisterSucceeded(_, register):
             after = registration.register_succeeded(before, register, at)
-        case events.RegisterFailed(_, register, reason):
+        case events.deviceplugin.RegisterFailed(_, register, reason):
             after = registration.register_failed(before, register, reason, at)
-        case events.StreamOpened(_, stream):
+        case events.deviceplugin.StreamOpened(_, stream):
             after = registration.stream_opened(before, stream, at)
-        case events.StreamEnded(_, stream):
+        case events.deviceplugin.StreamEnded(_, stream):
             after = registration.stream_ended(before, stream, absence, at)
     state = with_plugins(state, {**state.published.plugins, event.resource: after})
-    if isinstance(event, events.StreamEnded):
+    if isinstance(event, events.deviceplugin.StreamEnded):
         state = listing.stream_ended(before, state, event, at)
     return state, _registration_change(event.resource, before, after)
 
@@ -461,62 +453,62 @@ def _registration_change(resource: ResourceName, before: PluginState, after: Plu
     return []
 
 
-def _call(state: NodeState, event: events.CallEvent, at: float) -> Stepped:
+def _call(state: NodeState, event: events.deviceplugin.CallEvent, at: float) -> Stepped:
     match event:
-        case events.AllocateAsked() | events.PreStartAsked():
+        case events.deviceplugin.AllocateAsked() | events.deviceplugin.PreStartAsked():
             return calls.asked(state, event, at)
-        case events.PreferenceAsked():
+        case events.deviceplugin.PreferenceAsked():
             until = {**state.calls.no_removal_until, event.resource: at + limits.CALL_SETTLE_S}
             after = replace(state, calls=replace(state.calls, no_removal_until=until))
             return after, [calls.preferred(state, event)]
-        case events.CallAbandoned(token):
+        case events.deviceplugin.CallAbandoned(token):
             state = calls.abandoned(state, token)
             for driver in DRIVERS.values():
                 state = claims.abandoned(driver, state, token)
             return state, []
 
 
-def _claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
+def _claim(state: NodeState, event: events.claims.ClaimEvent, at: float) -> Stepped:
     """A transition that the table of claims lacks is a bug of ours. In production this claim is set aside, and the
     others are served."""
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
         state, lines = quarantine(DRIVERS[event.of], state, error)
-        if isinstance(event, events.PrepareAsked | events.UnprepareAsked):
+        if isinstance(event, events.claims.PrepareAsked | events.claims.UnprepareAsked):
             answer = refusal(Cause.SET_ASIDE, str(error))
             lines += declined(event.token, event.claim.uid, str(event.claim), answer)
         return state, lines
 
 
-def _of_claim(state: NodeState, event: events.ClaimEvent, at: float) -> Stepped:
+def _of_claim(state: NodeState, event: events.claims.ClaimEvent, at: float) -> Stepped:
     driver = DRIVERS[event.of]
     match event:
-        case events.PrepareAsked():
+        case events.claims.PrepareAsked():
             return claims.prepare_asked(driver, ledger.called(state, at), event, at)
-        case events.UnprepareAsked():
+        case events.claims.UnprepareAsked():
             return claims.unprepare_asked(driver, state, event, at)
-        case events.ClaimRead():
+        case events.claims.ClaimRead():
             return claims.read(driver, state, event, at)
-        case events.ClaimMissing():
+        case events.claims.ClaimMissing():
             return claims.missing(driver, state, event, at)
-        case events.ClaimUnreadable():
+        case events.claims.ClaimUnreadable():
             return claims.unreadable(driver, state, event, at), []
-        case events.CheckpointRead():
+        case events.claims.CheckpointRead():
             return claims.checkpoint_read(driver, state, event)
-        case events.CheckpointRefused():
+        case events.claims.CheckpointRefused():
             return claims.checkpoint_refused(driver, state, event)
-        case events.CheckpointWritten():
+        case events.claims.CheckpointWritten():
             return claims.checkpoint_written(driver, state, event)
-        case events.CheckpointUnwritten():
+        case events.claims.CheckpointUnwritten():
             return claims.checkpoint_unwritten(driver, state, event)
-        case events.ActDone():
+        case events.claims.ActDone():
             return claims.act_done(driver, state, event, at)
-        case events.ActFailed():
+        case events.claims.ActFailed():
             return claims.act_failed(driver, state, event, at)
-        case events.FilesTouched():
+        case events.claims.FilesTouched():
             return claims.files_touched(driver, state)
-        case events.SlicesPublished(publication):
+        case events.claims.SlicesPublished(publication):
             return claims.published(driver, state, publication)
 
 

@@ -44,7 +44,9 @@ from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, path_problem
 from gpuactors.control.view import About, Setting
 from gpuactors.core.deviceplugin.device_lists import is_ready
-from gpuactors.core.events import Event, ShutdownRequested, UeventsUnavailable
+from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import ShutdownRequested
+from gpuactors.core.events.host import UeventsUnavailable
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState

@@ -46,7 +46,8 @@ from gpuactors.acts.writes import ProcessWrites
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
 from gpuactors.core.claims.outputs import ClaimsWanted
-from gpuactors.core.events import Event, SlicesPublished
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.gpus.device_classes import REMEDY, DeviceClass, sentence_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimSettings

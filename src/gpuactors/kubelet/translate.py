@@ -8,7 +8,7 @@ from typing import TypeVar
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
-from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.effects import Answer, Granted, Preferred, Ready, Refused
 from gpuactors.core.values.model import DeviceId
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb

@@ -14,7 +14,8 @@ from typing import Protocol
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
-from gpuactors.core.events import Event, PreferenceRequest
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.reports.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import (

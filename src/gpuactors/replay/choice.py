@@ -8,15 +8,8 @@ from dataclasses import dataclass, field
 from typing import final
 
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.events import (
-    ActDone,
-    ActFailed,
-    AllocateAsked,
-    ClaimMissing,
-    ClaimUnreadable,
-    PreferenceAsked,
-    PreStartAsked,
-)
+from gpuactors.core.events.claims import ActDone, ActFailed, ClaimMissing, ClaimUnreadable
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry

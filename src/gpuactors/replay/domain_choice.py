@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from gpuactors.core.domains.report import devices_of
-from gpuactors.core.events import (
+from gpuactors.core.events.domains import (
     ImexRead,
     ImexUnreadable,
     LabelConflicted,

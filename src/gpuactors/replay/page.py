@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, assert_never
 
-from gpuactors.core import events
 from gpuactors.core.domains.report import devices_of as devices_of_domains
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimCall, Entry
@@ -139,9 +139,9 @@ class Page:
 
     def _calls(self, played: Played, at: float) -> None:
         match played.event:
-            case events.AllocateAsked(token, resource, requests):
+            case AllocateAsked(token, resource, requests):
                 self._asked[token] = (at, "Allocate", resource, tuple(i for ids in requests for i in ids))
-            case events.PreStartAsked(token, resource, devices):
+            case PreStartAsked(token, resource, devices):
                 self._asked[token] = (at, "PreStartContainer", resource, devices)
             case _:
                 pass
@@ -360,11 +360,7 @@ def _kind(played: Played) -> str:
     levels = {effect.level for effect in played.effects if isinstance(effect, effects.Log)}
     if levels & {effects.Level.WARNING, effects.Level.ERROR}:
         return "warning"
-    return (
-        "call"
-        if isinstance(played.event, events.AllocateAsked | events.PreStartAsked | events.PreferenceAsked)
-        else "event"
-    )
+    return "call" if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked) else "event"
 
 
 def _time(began: float, at: float) -> str:

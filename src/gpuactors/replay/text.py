@@ -22,16 +22,16 @@ from gpuactors.replay.reading import Damage
 from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
 
 _ROUTINE = (
-    events.Ticked,
-    events.GroupsObserved,
-    events.LedgerRead,
-    events.LedgerUnreadable,
-    events.HostScanned,
-    events.LabelRead,
-    events.NodeTouched,
-    events.DomainRead,
-    events.DomainsTouched,
-    events.ImexRead,
+    events.daemon.Ticked,
+    events.host.GroupsObserved,
+    events.kubelet.LedgerRead,
+    events.kubelet.LedgerUnreadable,
+    events.host.HostScanned,
+    events.domains.LabelRead,
+    events.domains.NodeTouched,
+    events.domains.DomainRead,
+    events.domains.DomainsTouched,
+    events.domains.ImexRead,
 )
 """Routine events. Without any consequence they are counted, not shown."""
 
@@ -179,15 +179,15 @@ class Text:
 
 def _kind(played: Played) -> str:
     match played.event:
-        case events.Ticked():
+        case events.daemon.Ticked():
             return "tick"
-        case events.GroupsObserved() | events.SomeGroupsObserved():
+        case events.host.GroupsObserved() | events.host.SomeGroupsObserved():
             return "poll"
-        case events.HostScanned():
+        case events.host.HostScanned():
             return "scan"
-        case events.LabelRead() | events.DomainRead() | events.ImexRead():
+        case events.domains.LabelRead() | events.domains.DomainRead() | events.domains.ImexRead():
             return "domain read"
-        case events.NodeTouched() | events.DomainsTouched():
+        case events.domains.NodeTouched() | events.domains.DomainsTouched():
             return "Node change"
         case _:
             return "ledger read"

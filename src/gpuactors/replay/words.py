@@ -38,130 +38,130 @@ def count(number: int, one: str, many: str = "") -> str:
 def event_words(event: events.Event) -> str:
     """The event in words."""
     match event:
-        case events.HostChanged(address, group, cause):
+        case events.host.HostChanged(address, group, cause):
             return f"uevent {cause}: {address or f'IOMMU group {group}'}"
-        case events.UeventsOpened():
+        case events.host.UeventsOpened():
             return "uevents are received"
-        case events.UeventsLost(reason):
+        case events.host.UeventsLost(reason):
             return f"uevents were lost: {reason}"
-        case events.UeventsUnavailable(reason):
+        case events.host.UeventsUnavailable(reason):
             return f"uevents are unavailable: {reason}"
-        case events.HostScanned(inspection, functions):
+        case events.host.HostScanned(inspection, functions):
             return f"scan {inspection} found {count(len(functions), 'function')}"
-        case events.ScanFailed(inspection, reason):
+        case events.host.ScanFailed(inspection, reason):
             return f"scan {inspection} failed: {reason}"
-        case events.FunctionInspected(inspection, address, functions):
+        case events.host.FunctionInspected(inspection, address, functions):
             return f"inspection {inspection} at {address}: {_found(address, functions)}"
-        case events.InspectionFailed(inspection, address, reason):
+        case events.host.InspectionFailed(inspection, address, reason):
             return f"inspection {inspection} at {address} failed: {reason}"
-        case events.GroupsObserved(poll, uses) | events.SomeGroupsObserved(poll, uses):
+        case events.host.GroupsObserved(poll, uses) | events.host.SomeGroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
-        case events.LedgerRead(read):
+        case events.kubelet.LedgerRead(read):
             return f"read {read} of kubelet's ledger: {_ledger(event)}"
-        case events.LedgerUnreadable(read, reason):
+        case events.kubelet.LedgerUnreadable(read, reason):
             return f"read {read} of kubelet's ledger failed: {reason}"
-        case events.KubeletAppeared():
+        case events.kubelet.KubeletAppeared():
             return "kubelet.sock appeared"
-        case events.KubeletGone(reason):
+        case events.kubelet.KubeletGone(reason):
             return f"kubelet.sock is gone: {reason}"
-        case events.NeighboursSeen(sockets):
+        case events.kubelet.NeighboursSeen(sockets):
             return f"sockets of others beside kubelet's: {', '.join(map(repr, sockets)) or 'none'}"
-        case events.SocketBound(resource, bind):
+        case events.deviceplugin.SocketBound(resource, bind):
             return f"{resource}: endpoint {bind} serves"
-        case events.SocketFailed(resource, bind, reason):
+        case events.deviceplugin.SocketFailed(resource, bind, reason):
             return f"{resource}: endpoint {bind} failed: {reason}"
-        case events.RegisterSucceeded(resource, register):
+        case events.deviceplugin.RegisterSucceeded(resource, register):
             return f"{resource}: kubelet accepted registration {register}"
-        case events.RegisterFailed(resource, register, reason):
+        case events.deviceplugin.RegisterFailed(resource, register, reason):
             return f"{resource}: registration {register} failed: {reason}"
-        case events.StreamOpened(resource, stream):
+        case events.deviceplugin.StreamOpened(resource, stream):
             return f"{resource}: ListAndWatch stream {stream} opened"
-        case events.StreamEnded(resource, stream):
+        case events.deviceplugin.StreamEnded(resource, stream):
             return f"{resource}: ListAndWatch stream {stream} ended"
-        case events.AllocateAsked(token, resource, requests):
+        case events.deviceplugin.AllocateAsked(token, resource, requests):
             return f"call {token}: Allocate {resource}: {_ids(requests)}"
-        case events.PreStartAsked(token, resource, devices):
+        case events.deviceplugin.PreStartAsked(token, resource, devices):
             return f"call {token}: PreStartContainer {resource}: {', '.join(devices)}"
-        case events.PreferenceAsked(token, resource, requests):
+        case events.deviceplugin.PreferenceAsked(token, resource, requests):
             wanted = ", ".join(f"{r.size} of {len(r.available)}" for r in requests)
             return f"call {token}: GetPreferredAllocation {resource}: {wanted}"
-        case events.CallAbandoned(token):
+        case events.deviceplugin.CallAbandoned(token):
             return f"call {token} was abandoned by its caller"
-        case events.PrepareAsked(token, claim):
+        case events.claims.PrepareAsked(token, claim):
             return f"call {token}: NodePrepareResources of claim {claim}, UID {claim.uid}"
-        case events.UnprepareAsked(token, claim):
+        case events.claims.UnprepareAsked(token, claim):
             return f"call {token}: NodeUnprepareResources of claim {claim}, UID {claim.uid}"
-        case events.ClaimRead(number, found):
+        case events.claims.ClaimRead(number, found):
             allocated = ", ".join(r.device for r in found.results or ()) or "nothing"
             return f"read {number}: claim {found.name} is allocated {allocated}"
-        case events.ClaimMissing(number, reason):
+        case events.claims.ClaimMissing(number, reason):
             return f"read {number}: {reason}"
-        case events.ClaimUnreadable(number, reason):
+        case events.claims.ClaimUnreadable(number, reason):
             return f"read {number} failed: {reason}"
-        case events.CheckpointRead(entries):
+        case events.claims.CheckpointRead(entries):
             return f"checkpoint read: {count(len(entries), 'claim')}"
-        case events.CheckpointRefused(reason):
+        case events.claims.CheckpointRefused(reason):
             return f"checkpoint refused: {reason}"
-        case events.CheckpointWritten(number):
+        case events.claims.CheckpointWritten(number):
             return f"checkpoint {number} is on disk"
-        case events.CheckpointUnwritten(number, reason):
+        case events.claims.CheckpointUnwritten(number, reason):
             return f"checkpoint {number} could not be written: {reason}"
-        case events.ActDone(number, bound):
+        case events.claims.ActDone(number, bound):
             drivers = ", ".join(f"{b.address} on {b.driver or 'no driver'}" for b in bound)
             return f"act {number} done" + (f": {drivers}" if drivers else "")
-        case events.ActFailed(number, reason):
+        case events.claims.ActFailed(number, reason):
             return f"act {number} failed: {reason}"
-        case events.GpusLooked(number, findings):
+        case events.claims.GpusLooked(number, findings):
             unfit = (
                 ", ".join(f"{f.device}: {f.reason}" for f in findings if f.reason)
                 or "a claim could bind each"
             )
             return f"look {number} at {count(len(findings), 'GPU')}: {unfit}"
-        case events.FilesTouched():
+        case events.claims.FilesTouched():
             return "the CDI files of claims were touched"
-        case events.SlicesPublished(publication):
+        case events.claims.SlicesPublished(publication):
             done = "as offered" if publication.settled else publication.problem or "being written"
             return f"slices of {publication.driver}: {publication.slices}, {done}"
-        case events.LabelRead(number, label):
+        case events.domains.LabelRead(number, label):
             return f"read {number}: the node's label of compute domains is {label.value or 'absent'}"
-        case events.LabelUnreadable(number, reason):
+        case events.domains.LabelUnreadable(number, reason):
             return f"read {number} of the node's label failed: {reason}"
-        case events.LabelPatched(number):
+        case events.domains.LabelPatched(number):
             return f"patch {number} of the node's label is made"
-        case events.LabelConflicted(number, reason):
+        case events.domains.LabelConflicted(number, reason):
             return f"patch {number} of the node's label met another one: {reason}"
-        case events.LabelFailed(number, reason):
+        case events.domains.LabelFailed(number, reason):
             return f"patch {number} of the node's label failed: {reason}"
-        case events.NodeTouched():
+        case events.domains.NodeTouched():
             return "our Node has changed"
-        case events.DomainRead(number, uid, domain, clique):
+        case events.domains.DomainRead(number, uid, domain, clique):
             there = f"is {domain}" if domain is not None else "is not there"
             ready = {*(domain.ready_nodes if domain else ()), *(clique.ready_nodes if clique else ())}
             return f"read {number}: ComputeDomain {uid} {there}, ready on {', '.join(sorted(ready)) or 'no node'}"
-        case events.DomainUnreadable(number, uid, reason):
+        case events.domains.DomainUnreadable(number, uid, reason):
             return f"read {number} of ComputeDomain {uid} failed: {reason}"
-        case events.DomainsTouched():
+        case events.domains.DomainsTouched():
             return "a ComputeDomain or a clique has changed"
-        case events.ImexRead(number, facts):
+        case events.domains.ImexRead(number, facts):
             said = facts.absent or facts.host_problem or f"clique {facts.clique_id or 'none'}"
             return f"read {number}: IMEX on the host: {said}"
-        case events.ImexUnreadable(number, reason):
+        case events.domains.ImexUnreadable(number, reason):
             return f"read {number} of IMEX on the host failed: {reason}"
-        case events.Ticked():
+        case events.daemon.Ticked():
             return "tick"
-        case events.PredecessorGone(how, _):
+        case events.daemon.PredecessorGone(how, _):
             return f"begins to serve (the daemon before: {how})"
-        case events.HandOverRequested():
+        case events.daemon.HandOverRequested():
             return "a successor asks for the hand-over"
-        case events.SuccessorLost():
+        case events.daemon.SuccessorLost():
             return "the successor is gone"
-        case events.ShutdownRequested():
+        case events.daemon.ShutdownRequested():
             return "asked to stop"
         case _:
             assert_never(event)
 
 
-def _ledger(event: events.LedgerRead) -> str:
+def _ledger(event: events.kubelet.LedgerRead) -> str:
     """List's and the file's entries; the core decides which of them count."""
     given = f"{count(len(event.listed), 'device')} given to pods"
     if event.claims:

@@ -24,7 +24,8 @@ from gpuactors.cli.inspect.view import (
     find_named,
 )
 from gpuactors.control.view import view_of
-from gpuactors.core.events import CheckpointRefused, GpusLooked, SlicesPublished, UeventsOpened
+from gpuactors.core.events.claims import CheckpointRefused, GpusLooked, SlicesPublished
+from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding
 from gpuactors.core.values.model import PciAddress

@@ -23,7 +23,7 @@ from gpuactors.cli.inspect.view import (
     find_named,
 )
 from gpuactors.control.view import view_of
-from gpuactors.core.events import CheckpointRefused, SlicesPublished
+from gpuactors.core.events.claims import CheckpointRefused, SlicesPublished
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainMode, ImexFacts
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints

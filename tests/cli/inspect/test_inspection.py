@@ -38,7 +38,7 @@ from gpuactors.config import Config
 from gpuactors.control import client
 from gpuactors.control.unix import UnixControl
 from gpuactors.control.view import About, Change, NodeView, view_of
-from gpuactors.core.events import UeventsOpened, UeventsUnavailable
+from gpuactors.core.events.host import UeventsOpened, UeventsUnavailable
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Holder
 from gpuactors.grpc_trio import Owner, SocketBindError

@@ -11,7 +11,8 @@ from gpuactors.cli.live.text import Style, cut, end, padded, width
 from gpuactors.cli.live.watched import Watched
 from gpuactors.control.client import Running
 from gpuactors.control.view import About, view_of
-from gpuactors.core.events import KubeletGone, UeventsOpened
+from gpuactors.core.events.host import UeventsOpened
+from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.values.model import Holder
 from tests.core.builders import Core, gpu
 

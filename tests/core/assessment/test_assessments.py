@@ -8,7 +8,8 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
-from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, KubeletAppeared
+from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Holder, PciAddress, PciFunction, pci_address
 from tests.core.builders import Core, audio, gpu

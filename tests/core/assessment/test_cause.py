@@ -11,20 +11,21 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.assessment import assess
-from gpuactors.core.events import (
+from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
+    PreferenceAsked,
+    PreferenceRequest,
+    PreStartAsked,
+)
+from gpuactors.core.events.host import (
     FunctionInspected,
     GroupsObserved,
     HostChanged,
     HostScanned,
     InspectionFailed,
-    KubeletAppeared,
-    PreferenceAsked,
-    PreferenceRequest,
-    PreStartAsked,
-    ShutdownRequested,
-    Ticked,
 )
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.events import PrepareAsked, UnprepareAsked
+from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpuactors.core.events import Event, PrepareAsked, UnprepareAsked
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Prepared, Unprepared
 from gpuactors.core.values.effects import Answer, Refused
 from gpuactors.core.values.model import Token

@@ -9,17 +9,11 @@ from typing import Final
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import (
-    ActFailed,
-    CheckpointRefused,
-    CheckpointUnwritten,
-    ClaimUnreadable,
-    Event,
-    GroupsObserved,
-    HandOverRequested,
-    LedgerRead,
-    ShutdownRequested,
-)
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import ActFailed, CheckpointRefused, CheckpointUnwritten, ClaimUnreadable
+from gpuactors.core.events.daemon import HandOverRequested, ShutdownRequested
+from gpuactors.core.events.host import GroupsObserved
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.step import initial_state
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values.cause import Cause

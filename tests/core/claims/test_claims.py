@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuactors import limits
-from gpuactors.core.events import ActFailed, FilesTouched
+from gpuactors.core.events.claims import ActFailed, FilesTouched
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core.builders import gpu

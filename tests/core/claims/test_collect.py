@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import ActFailed, CallAbandoned, ClaimUnreadable, LedgerRead
+from gpuactors.core.events.claims import ActFailed, ClaimUnreadable
+from gpuactors.core.events.deviceplugin import CallAbandoned
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, Pod

@@ -9,16 +9,16 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import API_VERSION
-from gpuactors.core.events import (
+from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    CallAbandoned,
     CheckpointUnwritten,
     CheckpointWritten,
     ClaimRead,
     ClaimUnreadable,
-    ShutdownRequested,
 )
+from gpuactors.core.events.daemon import ShutdownRequested
+from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import KIND, BackendPolicy
 from gpuactors.core.values import claim_states as table

@@ -8,14 +8,8 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.claims.outputs import ClaimsWanted
-from gpuactors.core.events import (
-    CheckpointRead,
-    CheckpointRefused,
-    HandOverRequested,
-    PredecessorGone,
-    ShutdownRequested,
-    SuccessorLost,
-)
+from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused
+from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, ShutdownRequested, SuccessorLost
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings

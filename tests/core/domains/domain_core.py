@@ -9,17 +9,18 @@ from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.domains.cdi import DomainEdits
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import (
     ActDone,
     CheckpointRead,
     CheckpointWritten,
     ClaimMissing,
     ClaimRead,
     ClaimUnreadable,
+)
+from gpuactors.core.events.domains import (
     DomainRead,
     DomainUnreadable,
-    Event,
-    HostScanned,
     ImexRead,
     LabelConflicted,
     LabelFailed,
@@ -28,6 +29,7 @@ from gpuactors.core.events import (
     LabelUnreadable,
     NodeTouched,
 )
+from gpuactors.core.events.host import HostScanned
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import (

@@ -17,25 +17,27 @@ from gpuactors import limits
 from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted, domains_wanted
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
     CheckpointRead,
     CheckpointWritten,
     ClaimMissing,
     ClaimRead,
+)
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.domains import (
     DomainRead,
     DomainsTouched,
-    Event,
-    HostScanned,
     ImexRead,
     LabelConflicted,
     LabelFailed,
     LabelPatched,
     LabelRead,
     NodeTouched,
-    Ticked,
 )
+from gpuactors.core.events.host import HostScanned
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry, StoredEntry
 from gpuactors.core.state.domains import Domains

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gpuactors.core.domains import step
-from gpuactors.core.events import HandOverRequested
+from gpuactors.core.events.daemon import HandOverRequested
 from tests.core.domains.domain_core import DomainCore, channel, name
 
 ONE = name("one")

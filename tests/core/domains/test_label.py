@@ -8,7 +8,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry
-from gpuactors.core.events import LabelConflicted, LabelFailed, LabelPatched
+from gpuactors.core.events.domains import LabelConflicted, LabelFailed, LabelPatched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuactors.core.events import DomainsTouched
+from gpuactors.core.events.domains import DomainsTouched
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid

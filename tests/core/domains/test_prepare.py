@@ -9,7 +9,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.domains import config, driver
-from gpuactors.core.events import DomainsTouched, LabelFailed
+from gpuactors.core.events.domains import DomainsTouched, LabelFailed
 from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (

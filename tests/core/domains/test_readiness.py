@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import DomainsTouched
+from gpuactors.core.events.domains import DomainsTouched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import Clique, DomainMode

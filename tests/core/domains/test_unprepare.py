@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import ClaimRead
+from gpuactors.core.events.claims import ClaimRead
 from gpuactors.core.values.claim import ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core.domains.domain_core import (

@@ -6,19 +6,17 @@ from dataclasses import replace
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, claims_wanted
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    AllocateAsked,
     CheckpointRead,
     CheckpointWritten,
     ClaimMissing,
     ClaimRead,
-    Event,
-    FunctionInspected,
-    HostChanged,
-    HostScanned,
 )
+from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.state.gpus import GpuSettings

@@ -14,21 +14,18 @@ from typing import Final
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct, claims_wanted
-from gpuactors.core.events import (
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    AllocateAsked,
     CheckpointRead,
     CheckpointWritten,
     ClaimMissing,
     ClaimRead,
-    Event,
-    FunctionInspected,
-    GroupsObserved,
-    HostChanged,
-    HostScanned,
-    Ticked,
 )
+from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState

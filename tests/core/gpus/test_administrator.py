@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import ActFailed, FunctionInspected
+from gpuactors.core.events.claims import ActFailed
+from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.effects import Granted
 from gpuactors.core.values.model import PciFunction

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import Event, LedgerRead
+from gpuactors.core.events import Event
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.claim import Prepared, Target, Unprepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import ActDone, ActFailed, GpusLooked
+from gpuactors.core.events.claims import ActDone, ActFailed, GpusLooked
 from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, Prepared
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Blocked, BlockKind

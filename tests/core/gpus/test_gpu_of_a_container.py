@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events import LedgerRead
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared

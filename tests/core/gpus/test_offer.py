@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.events import AllocateAsked
+from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import DraHealth
 from gpuactors.core.values.claim_states import ClaimState

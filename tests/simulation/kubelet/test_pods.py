@@ -13,7 +13,7 @@ from grpclib import GRPCError, Status
 from trio.testing import MockClock
 
 from gpuactors.actors import pod_resources
-from gpuactors.core.events import LedgerRead
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.ledger.kubelet_startup import counted
 from gpuactors.core.values.model import (
     DeviceId,

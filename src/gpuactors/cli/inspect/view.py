@@ -26,7 +26,8 @@ from gpuactors.control.view import (
     Setting,
     view_of,
 )
-from gpuactors.core.events import Event, GroupsObserved, HostScanned
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import GroupsObserved, HostScanned
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step

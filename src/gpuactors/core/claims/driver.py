@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.files import PlacedFile
-from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, LookWanted, Target

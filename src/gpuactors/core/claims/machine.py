@@ -18,7 +18,7 @@ from gpuactors.core.claims.answers import answered, declined
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.progress import act_over, not_prepared
 from gpuactors.core.claims.transitions import read_over, refusal, transition, try_transition, with_read
-from gpuactors.core.events import (
+from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
     CheckpointRead,

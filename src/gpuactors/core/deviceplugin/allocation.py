@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuactors.core.deviceplugin.choice import Group, Search, choose
-from gpuactors.core.events import PreferenceRequest
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import DeviceId, ResourceName

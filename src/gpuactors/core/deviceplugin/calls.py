@@ -31,7 +31,7 @@ from gpuactors.core.assessment.ownership import group_in_use, may_be_a_pods
 from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.devices.presence import changed, not_offered
-from gpuactors.core.events import AllocateAsked, PreferenceAsked, PreStartAsked
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger.identity import address_of, not_listed

@@ -23,7 +23,8 @@ from dataclasses import replace
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin import registration
-from gpuactors.core.events import NeighboursSeen, StreamEnded
+from gpuactors.core.events.deviceplugin import StreamEnded
+from gpuactors.core.events.kubelet import NeighboursSeen
 from gpuactors.core.state import NodeState, with_ledger, with_plugins
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import (

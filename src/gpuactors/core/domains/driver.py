@@ -18,7 +18,7 @@ from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.domains import exclusion, looks, template
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
-from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, OwedReturn, StoredEntry

@@ -20,7 +20,7 @@ from gpuactors.core.values.model import Role
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def applied(state: NodeState, event: events.DomainEvent, at: float) -> Stepped:
+def applied(state: NodeState, event: events.domains.DomainEvent, at: float) -> Stepped:
     """`state` after an event about the label, a domain or IMEX."""
     if state.domains.settings is None:
         return state, []
@@ -28,29 +28,29 @@ def applied(state: NodeState, event: events.DomainEvent, at: float) -> Stepped:
     return _with(state, domains), effects
 
 
-def _applied(domains: Domains, event: events.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
+def _applied(domains: Domains, event: events.domains.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
     match event:
-        case events.LabelRead(number, found):
+        case events.domains.LabelRead(number, found):
             return label.read(domains, number, found, at), []
-        case events.LabelUnreadable(number, reason):
+        case events.domains.LabelUnreadable(number, reason):
             return label.unreadable(domains, number, reason, at)
-        case events.LabelPatched(number):
+        case events.domains.LabelPatched(number):
             return label.patched(domains, number, at)
-        case events.LabelConflicted(number, reason):
+        case events.domains.LabelConflicted(number, reason):
             return label.conflicted(domains, number, reason, at)
-        case events.LabelFailed(number, reason):
+        case events.domains.LabelFailed(number, reason):
             return label.failed(domains, number, reason, at)
-        case events.NodeTouched():
+        case events.domains.NodeTouched():
             return label.touched(domains), []
-        case events.DomainRead(number, uid, domain, clique):
+        case events.domains.DomainRead(number, uid, domain, clique):
             return looks.domain_read(domains, number, uid, domain, clique, at), []
-        case events.DomainUnreadable(number, uid, reason):
+        case events.domains.DomainUnreadable(number, uid, reason):
             return looks.domain_unreadable(domains, number, uid, reason)
-        case events.DomainsTouched():
+        case events.domains.DomainsTouched():
             return looks.touched(domains), []
-        case events.ImexRead(number, facts):
+        case events.domains.ImexRead(number, facts):
             return looks.imex_read(domains, number, facts)
-        case events.ImexUnreadable(number, reason):
+        case events.domains.ImexUnreadable(number, reason):
             return looks.imex_unreadable(domains, number, reason)
         case _:
             assert_never(event)

@@ -14,7 +14,7 @@ from typing import Final, final
 from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
-from gpuactors.core.events import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import VfioConfig

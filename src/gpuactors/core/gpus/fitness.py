@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.events import GpusLooked
+from gpuactors.core.events.claims import GpusLooked
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.gpus import Gpus, Look
 from gpuactors.core.values.cause import Cause

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Final
 
-from gpuactors.core.events import HostChanged
+from gpuactors.core.events.host import HostChanged
 from gpuactors.core.state import NodeState, with_polls
 from gpuactors.core.values.inventory import ids_of, is_selected
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls

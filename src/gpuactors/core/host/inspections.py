@@ -21,7 +21,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.events import FunctionInspected, HostChanged, HostScanned, InspectionFailed, ScanFailed
+from gpuactors.core.events.host import (
+    FunctionInspected,
+    HostChanged,
+    HostScanned,
+    InspectionFailed,
+    ScanFailed,
+)
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
 from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.events import GroupsObserved, SomeGroupsObserved
+from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.host import bindings, schedule
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuactors import limits
-from gpuactors.core.events import LedgerRead
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.model import (
     DeviceId,
     KubeletStartup,

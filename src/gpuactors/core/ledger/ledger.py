@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import replace
 
 from gpuactors import limits
-from gpuactors.core.events import LedgerRead, LedgerUnreadable
+from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.host import schedule
 from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved

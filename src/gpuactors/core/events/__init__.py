@@ -1,0 +1,25 @@
+"""Events, as values. Past tense: an event is something that an adaptor saw, never a request.
+
+An event carries no callback, no channel and no exception. A hint ("something changed there") is an event as well, and
+never a fact: it only makes the core request an inspection.
+"""
+
+from __future__ import annotations
+
+from gpuactors.core.events import claims, daemon, deviceplugin, domains, host, kubelet
+
+__all__ = ["Event", "claims", "daemon", "deviceplugin", "domains", "host", "kubelet"]
+
+Event = (
+    host.HostEvent
+    | host.UsageEvent
+    | kubelet.LedgerEvent
+    | kubelet.KubeletEvent
+    | deviceplugin.PluginEvent
+    | deviceplugin.CallEvent
+    | claims.ClaimEvent
+    | claims.GpusLooked
+    | domains.DomainEvent
+    | daemon.DaemonEvent
+    | daemon.Ticked
+)

@@ -1,0 +1,174 @@
+"""Claims (DRA): calls, reads, checkpoints, acts and slices.
+
+`of` says which claims an event is about: numbers, calls and the checkpoint are of one set each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuactors.core.state.claims import OwedReturn, StoredEntry
+from gpuactors.core.values.claim import (
+    ActFault,
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    FirstDriver,
+    LookFinding,
+)
+from gpuactors.core.values.model import Token
+from gpuactors.core.values.slices import Publication
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareAsked:
+    """NodePrepareResources for one claim: a call may name several, and each is an event of its own."""
+
+    token: Token
+    claim: ClaimName
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class UnprepareAsked:
+    """NodeUnprepareResources for one claim."""
+
+    token: Token
+    claim: ClaimName
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRead:
+    """The API server has the claim, by the UID that was asked for."""
+
+    number: int
+    claim: Claim
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMissing:
+    """The API server has no claim of that name, or one with another UID."""
+
+    number: int
+    reason: str
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimUnreadable:
+    """The API server did not answer, or refused to: nothing is known of the claim."""
+
+    number: int
+    reason: str
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRead:
+    """The checkpoint of this boot was read; empty if there is none, or if it is of another boot."""
+
+    entries: tuple[StoredEntry, ...] = ()
+    """Those that own devices, in the order of their arrival."""
+    first_drivers: tuple[FirstDriver, ...] = ()
+    """Of the functions whose present driver may be of our making."""
+    warning: str = ""
+    """A sentence that names what is missing of it: it was damaged, and has been set aside."""
+    load: int = 2
+    """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
+    after that."""
+    of: ClaimsOf = field(kw_only=True)
+    owed: tuple[OwedReturn, ...] = ()
+    """The returns that are owed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRefused:
+    """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
+
+    reason: str
+    of: ClaimsOf
+    entries: tuple[StoredEntry, ...] = ()
+    """The claims whose files name GPUs: they have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """Every checkpoint up to this number is on disk, and stays there when the power is cut."""
+
+    number: int
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointUnwritten:
+    """The checkpoint with this number could not be written. It is tried again."""
+
+    number: int
+    reason: str
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class ActDone:
+    """The act with this number reached its goal."""
+
+    number: int
+    bound: tuple[BoundFunction, ...] = ()
+    """The drivers of a device's functions now; of an act on files none."""
+    of: ClaimsOf = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ActFailed:
+    """The act with this number did not reach its goal. What it touched stays as it is."""
+
+    number: int
+    reason: str
+    fault: ActFault | None = None
+    """Of an act on a device."""
+    of: ClaimsOf = field(kw_only=True)
+    moved: tuple[BoundFunction, ...] = ()
+    """The functions whose driver it has changed before it failed, as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpusLooked:
+    """The look with this number has come back, with a finding for each of its devices."""
+
+    number: int
+    findings: tuple[LookFinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesTouched:
+    """Somebody has touched the CDI files of our claims, or their directory: one may be missing now."""
+
+    of: ClaimsOf
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesPublished:
+    """The publisher of our ResourceSlices knows something else than before."""
+
+    publication: Publication
+    of: ClaimsOf
+
+
+ClaimEvent = (
+    PrepareAsked
+    | UnprepareAsked
+    | ClaimRead
+    | ClaimMissing
+    | ClaimUnreadable
+    | CheckpointRead
+    | CheckpointRefused
+    | CheckpointWritten
+    | CheckpointUnwritten
+    | ActDone
+    | ActFailed
+    | FilesTouched
+    | SlicesPublished
+)

@@ -1,0 +1,76 @@
+"""Kubelet: its socket, the sockets beside it, and its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuactors.core.values.model import (
+    CachedAnswer,
+    ClaimedDevice,
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    ResourceName,
+    RunningKubelet,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRead:
+    """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file. Which of them
+    count is decided in `ledger/kubelet_startup.py`."""
+
+    read: int
+    kubelet: RunningKubelet | None
+    """None if no kubelet runs: then there is no list, and only the file counts."""
+    listed: tuple[LedgerEntry, ...]
+    """The entries of List, sorted."""
+    claims: tuple[ClaimedDevice, ...]
+    names_end: str | None = None
+    """The common end of the names of all pods in List, those without devices included: of a single pod its whole name;
+    None if it has no pod. The names themselves change with every pod of the node."""
+    healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
+    """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`; a resource
+    without a healthy device is not in here. None if kubelet did not list them."""
+    file: LedgerFile | None = None
+    """None if it could not be read. A read without a kubelet and without its file is `LedgerUnreadable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerUnreadable:
+    """Read number `read` failed: PodResources did not answer, and kubelet's file does not count for owners while
+    kubelet runs, or could not be read either."""
+
+    read: int
+    reason: str
+    cached: tuple[CachedAnswer, ...] | None = None
+    """See `LedgerFile.cached`; None if the file could not be read: the answers to Allocate are there, whether
+    PodResources answers or not."""
+    damaged: str = ""
+    """See `LedgerFile.damaged`; without meaning if `cached` is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAppeared:
+    """kubelet.sock is there; `socket` is its identity, so that a replaced one is seen as new."""
+
+    socket: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletGone:
+    """kubelet.sock is not there; `reason` names what is missing, and where."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursSeen:
+    """The other processes' sockets beside kubelet's are these now; one may have been replaced under its name."""
+
+    sockets: tuple[str, ...]
+
+
+LedgerEvent = LedgerRead | LedgerUnreadable
+KubeletEvent = KubeletAppeared | KubeletGone | NeighboursSeen

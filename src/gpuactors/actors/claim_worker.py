@@ -14,11 +14,10 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.driver import DeviceAct
-from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.claims.files import ClaimContents, contents_of
 from gpuactors.core.claims.outputs import ClaimsWanted, FilesAct
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, GpusLooked
-from gpuactors.core.gpus.content import contents_of
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding, LookWanted
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder, StateFileError

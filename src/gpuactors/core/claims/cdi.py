@@ -7,9 +7,10 @@ without any is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from gpuactors.core.claims.metadata import Attribute
 from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, Json
 
 CDI_VERSION: Final = "0.5.0"
@@ -17,7 +18,7 @@ CDI_VERSION: Final = "0.5.0"
 
 
 class DeviceEdits(Protocol):
-    """One device of a claim in its CDI file."""
+    """One device of a claim in its files."""
 
     @property
     def result(self) -> AllocatedDevice:
@@ -26,6 +27,10 @@ class DeviceEdits(Protocol):
     @property
     def edits(self) -> Json:
         """The changes to the container; not empty."""
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Those that the metadata file of its request has."""
 
 
 def device_kind(driver: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuactors.core.claims.cdi import device_name
-from gpuactors.core.claims.metadata import MetadataFile
-from gpuactors.core.values.claim import ClaimName, ClaimUid, Json
+from gpuactors.core.claims.cdi import DeviceEdits, device_file, device_name
+from gpuactors.core.claims.metadata import MetadataFile, metadata_files
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,24 @@ class ClaimContents:
     """Of the host, that a container is to have mounted: made before the files."""
     placed: tuple[PlacedFile, ...] = ()
     """Files in those, there before the container starts."""
+
+
+def contents_of(
+    driver: str,
+    claim: Claim,
+    devices: tuple[DeviceEdits, ...],
+    directories: tuple[str, ...] = (),
+    placed: tuple[PlacedFile, ...] = (),
+) -> ClaimContents:
+    """The content of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name from
+    outside is no part of a path."""
+    return ClaimContents(
+        claim.name,
+        device_file(driver, claim.name, devices),
+        metadata_files(driver, claim, {device.result.device: device.attributes for device in devices}),
+        directories,
+        placed,
+    )
 
 
 @dataclass(frozen=True, slots=True)

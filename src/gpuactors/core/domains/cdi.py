@@ -6,10 +6,12 @@ the domain's UID alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from gpuactors.core.claims.metadata import Attribute
 from gpuactors.core.values.claim import AllocatedDevice, Json
 from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice, ImexFacts
 
@@ -29,6 +31,11 @@ class DomainEdits:
 
     result: AllocatedDevice
     edits: Json
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """None: a container has all from its environment."""
+        return {}
 
 
 @lru_cache(

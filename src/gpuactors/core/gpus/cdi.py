@@ -1,14 +1,17 @@
-"""The content of the CDI file for a claim of GPUs: the nodes of each device, of the requested backend.
+"""The content of the files for a claim of GPUs: the nodes of each device, of the requested backend, and its attributes.
 
-Values only; `claims/cdi.py` makes the file of them.
+Values only; `claims/files.py` makes the files of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpuactors.core.claims.metadata import PCI_BUS_ID, Attribute
 from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
+from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Json
 
 _NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
@@ -38,6 +41,12 @@ class ClaimDevice:
         if paths := nodes(self):
             found["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
         return found
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """KubeVirt takes the PCI address (pkg/dra/utils.go)."""
+        address = claimed_address(self.result.device)
+        return {PCI_BUS_ID: address} if address is not None else {}
 
 
 def nodes(device: ClaimDevice) -> tuple[str, ...]:

@@ -19,44 +19,52 @@ CHECKOUT: Final = Path(__file__).resolve().parents[2]
 COMMIT: Final = "0140e26f1aad8a2e722f3c3a9798fdf46cdc0463"
 """Of the day of 0.1.0 in CHANGELOG.md."""
 
-OLDER_IMAGE: Final = f"gpuactors:at-{COMMIT[:7]}"
+CLAIMS_COMMIT: Final = "0d52833e5f603b3795adf2db2052866ed60608ea"
+"""The last one before the core was rewritten: an update from it reads what the former core wrote of claims."""
+
 SAME: Final = ("deploy/Containerfile", "requirements/runtime.txt")
 PACKAGE: Final = "src/gpuactors/"
-BASE: Final = "deploy/base/"
+DEPLOY: Final = "deploy/"
 
 
 @dataclass(frozen=True, slots=True)
 class Older:
     """The older image, and what installs it."""
 
+    image: str
+    """Its name on the node."""
     layout: Path
-    base: Path
-    """`kubectl apply -k` of it."""
+    deploy: Path
+    """The directory of that name, as of then: `kubectl apply -k` of its base or one of its overlays installs it."""
     what: str
     """In words."""
 
 
-def older(layout: Path, directory: Path) -> Older:
+def older(layout: Path, directory: Path, commit: str = COMMIT) -> Older:
     """Makes the older image of today's (an OCI layout), and the manifests of then, in `directory`. A shallow clone
     lacks the commit: there both are today's. Raises AssertionError if more of the image than the package has changed
     since."""
-    if _git("cat-file", "-e", f"{COMMIT}^{{commit}}").returncode != 0:
+    image = f"gpuactors:at-{commit[:7]}"
+    if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode != 0:
         return Older(
-            layout, CHECKOUT / BASE, "this clone is shallow: the older image is today's by another name"
+            image,
+            layout,
+            CHECKOUT / DEPLOY,
+            "this clone is shallow: the older image is today's by another name",
         )
     for path in SAME:
-        assert _git("show", f"{COMMIT}:{path}").stdout == (CHECKOUT / path).read_bytes(), (
-            f"{path} has changed since {COMMIT}: name a later commit in {__file__}"
+        assert _git("show", f"{commit}:{path}").stdout == (CHECKOUT / path).read_bytes(), (
+            f"{path} has changed since {commit}: name a later commit in {__file__}"
         )
-    for name, content in _files(BASE).items():
-        (directory / "base" / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / "base" / name).write_bytes(content)
-    with_package(layout, directory / "image", _files(PACKAGE), f"the package as of {COMMIT}")
-    return Older(directory / "image", directory / "base", f"the older image is of {COMMIT}")
+    for name, content in _files(commit, DEPLOY).items():
+        (directory / DEPLOY / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / DEPLOY / name).write_bytes(content)
+    with_package(layout, directory / "image", _files(commit, PACKAGE), f"the package as of {commit}")
+    return Older(image, directory / "image", directory / DEPLOY, f"the older image is of {commit}")
 
 
-def _files(below: str) -> dict[str, bytes]:
-    archive = _git("archive", COMMIT, below)
+def _files(commit: str, below: str) -> dict[str, bytes]:
+    archive = _git("archive", commit, below)
     assert archive.returncode == 0, archive.stderr.decode()
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         opened = {member.name.removeprefix(below): tar.extractfile(member) for member in tar}

@@ -1,7 +1,8 @@
-"""Rolling updates under a stream of pods with claims: no call of kubelet's is refused.
+"""Rolling updates under pods with claims: no call is refused, and each version reads what the other has left.
 
-Two hand-overs by default; `TEST_HAND_OVERS=50` makes it so many, at 15 to 40 s each. Seen on a busy machine of two
-cores: 10 hand-overs after one another, 141 pods, none refused; a pod took at most 7.2 s, a prepare 5.6 s.
+The stream of pods sees two hand-overs by default; `TEST_HAND_OVERS=50` makes it so many, at 15 to 40 s each. Seen on a
+busy machine of two cores: 10 hand-overs after one another, 141 pods, none refused; a pod took at most 7.2 s, a prepare
+5.6 s.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Final
 
 import pytest
 
-from tests.node import pods
-from tests.node.claims import ClaimNode, claims, from_template, kubelet_calls, request
-from tests.node.daemonset import IMAGE, OTHER_IMAGE
+from tests.node import daemonset, pods
+from tests.node.claims import ClaimNode, by_address, claims, from_template, kubelet_calls, request
+from tests.node.daemonset import IMAGE, OTHER_IMAGE, Installed
 from tests.node.fake_host import NVIDIA
+from tests.node.images import add_image
+from tests.node.older import CLAIMS_COMMIT, older
+from tests.node.run import IMAGE_VARIABLE
 from tests.support.patience import patient
 
 __all__ = ["claims"]
@@ -56,6 +60,54 @@ def test_no_call_is_refused_in_rolling_updates_under_a_stream_of_pods(claims: Cl
     assert refusals()[before:] == []
     assert max(took) < SECOND_TRY_S
     claims.nothing_is_left(gpus)
+
+
+@pytest.mark.node_set("any")
+@pytest.mark.timeout(patient(240.0))
+def test_claims_outlive_an_update_from_an_older_version_and_back(claims: ClaimNode, tmp_path: Path) -> None:
+    """By the manifests and the image of each: the claims of the older version are released by today's, those of
+    today's by the older one, and each prepares a new claim beside them."""
+    found = older(Path(os.environ[IMAGE_VARIABLE]), tmp_path, CLAIMS_COMMIT)
+    claims.node.said(found.what)
+    add_image(found.layout, found.image)
+    gpus = [claims.host.plug(slot, driver=NVIDIA) for slot in GPUS]
+    for number, address in enumerate(gpus):
+        claims.template(f"gpu-{number}", request(selector=by_address(address)))
+    uids: dict[str, str] = {}
+
+    def start(pod: str, number: int) -> None:
+        claims.create(pod, from_template(f"gpu-{number}"))
+        claims.runs(pod, gpus[number])
+        uids[pod] = claims.uid_of(pod)
+
+    def stop(pod: str) -> None:
+        pods.stop(claims.api, pod)
+        claims.is_released(uids.pop(pod))
+
+    def all_run() -> None:
+        claims.registered()
+        for pod, uid in uids.items():
+            claims.is_prepared(uid)
+            claims.runs(pod, gpus[int(pod[-1])])
+
+    def older_installed() -> Installed:
+        return daemonset.install(image=found.image, base=found.deploy / "overlays" / "dra")
+
+    claims.node.switch(older_installed)
+    claims.registered()
+    claims.offered(*gpus)
+    start("then-0", 0)
+    start("then-1", 1)
+    claims.node.switch(lambda: daemonset.install("dra"))
+    all_run()
+    start("now-2", 2)
+    stop("then-0")
+    start("now-0", 0)
+    claims.node.switch(older_installed)
+    all_run()
+    for pod in tuple(uids):
+        stop(pod)
+    claims.nothing_is_left(dict.fromkeys(gpus, NVIDIA))
 
 
 def stream(claims: ClaimNode, lane: int, over: threading.Event, took: list[float]) -> None:

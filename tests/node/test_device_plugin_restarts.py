@@ -20,7 +20,7 @@ from tests.node.daemonset import IMAGE, OTHER_IMAGE, Daemon, Installed
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.images import add_image
 from tests.node.node import POSTED_S, Node
-from tests.node.older import OLDER_IMAGE, older
+from tests.node.older import older
 from tests.node.run import IMAGE_VARIABLE
 from tests.support.patience import patient
 from tests.support.tiny_plugin import TinyPlugin
@@ -261,15 +261,15 @@ def test_rolling_update_to_a_newer_version_and_back(node: Node, tmp_path: Path) 
     ones again. No pod notices, and what either has left on the node is read by the other."""
     found = older(Path(os.environ[IMAGE_VARIABLE]), tmp_path)
     node.said(found.what)
-    add_image(found.layout, OLDER_IMAGE)
+    add_image(found.layout, found.image)
 
     def older_installed() -> Installed:
-        return daemonset.install(image=OLDER_IMAGE, base=found.base)
+        return daemonset.install(image=found.image, base=found.deploy / "base")
 
     node.install()
     node.switch(older_installed)
     updated(node, lambda: node.switch(daemonset.install), lambda: node.switch(older_installed))
-    assert image_of(node.daemon()) == OLDER_IMAGE
+    assert image_of(node.daemon()) == found.image
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ def _alert(rule: Mapping[str, Any]) -> list[str]:
     texts = (rule["annotations"][name] for name in ("summary", "description"))
     said = (re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text) for text in texts)
     shown = (re.sub(r"\{\{ \$value.*?\}\}", "`N`", text) for text in said)
-    return [f"`{rule['alert']}`", rule["labels"]["severity"], rule.get("for", "at once"), *shown]
+    name = f"[`{rule['alert']}`](#{rule['alert'].lower()})"
+    return [name, rule["labels"]["severity"], rule.get("for", "at once"), *shown]
 
 
 OF_THE_CHART: Final = frozenset(

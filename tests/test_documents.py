@@ -162,6 +162,7 @@ WORDS_OF_OTHERS: Final = frozenset(
     | {"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig", "DeviceFileMinor", "LegacyOnly", "PreferIommuFD"}
     | {"ImexChannelCount"}
     | {"DeviceStatus", "NotReady", "CheckpointRead", "PodResources"}
+    | {"CrashLoopBackOff", "ErrImagePull", "FailedMount", "ImagePullBackOff"}
 )  # fmt: skip
 """Kubernetes' and NVIDIA's, and of our own those of the architecture and the states of a domain."""
 
@@ -173,10 +174,12 @@ NAMES_OF_OTHERS: Final = frozenset(
         # kubelet's directory and file, SELinux' types
         "kubelet_internal_checkpoint", "plugins_registry",
         "container_device_plugin_t", "container_file_t", "spc_t", "var_lib_t",
+        # the annotation by which Alertmanager and its readers find what to do
+        "runbook_url",
     }
 )  # fmt: skip
 
-ALERTS: Final = frozenset(re.findall(r"^\| `(\w+)`", DOCUMENTS["docs/alerts.md"], re.MULTILINE))
+ALERTS: Final = frozenset(re.findall(r"^\| \[`(\w+)`", DOCUMENTS["docs/alerts.md"], re.MULTILINE))
 
 OF_METRICS: Final = {*spans(DOCUMENTS["docs/metrics.md"])}
 """With their labels."""

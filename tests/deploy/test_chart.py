@@ -95,6 +95,17 @@ def test_a_prometheus_chooses_by_labels_and_finds_the_pods_of_another_name() -> 
     assert of_kind(objects, "ConfigMap")["metadata"]["name"] == "gpu-b-dashboard"
 
 
+def test_the_rules_follow_the_daemon_sets_name_and_the_address_of_the_runbooks() -> None:
+    address = "https://git.example/docs/alerts.md"
+    values = {"nameOverride": "gpu-b", "monitoring": {"enabled": True, "runbooks": address}}
+    groups = of_kind(template(values, options=WITH_OPERATOR), "PrometheusRule")["spec"]["groups"]
+    alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+    missing = alerts["GpuactorsPodMissing"]
+    assert missing["expr"] == 'kube_daemonset_status_number_unavailable{daemonset="gpu-b"} > 0'
+    for name, rule in alerts.items():
+        assert rule["annotations"]["runbook_url"] == f"{address}#{name.lower()}"
+
+
 def test_every_overlay_but_two_is_made_from_the_chart() -> None:
     made = {name.removeprefix("overlays/") for name in VALUES}
     assert {path.name for path in (DEPLOY / "overlays").iterdir()} - made == {"k0s", "example"}

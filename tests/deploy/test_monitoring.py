@@ -18,9 +18,20 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import Health
 from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
 from tests.deploy.manifests import DEPLOY, of_kind, render
+from tests.support.markdown import anchors
 
 MONITORING: Final = DEPLOY / "monitoring"
-OF_PROMETHEUS: Final = {"up", "process_resident_memory_bytes"}
+RUNBOOKS: Final = "https://gpuactors.example/docs/alerts.md"
+"""Where the rules say that docs/alerts.md is; the chart's `monitoring.runbooks` names another address."""
+
+OF_OTHERS: Final = {
+    "up",
+    "process_resident_memory_bytes",
+    "kube_node_status_condition",
+    "kube_daemonset_status_number_unavailable",
+}
+"""Metrics of Prometheus, its client library and kube-state-metrics."""
+
 LABELS: Final[dict[str, set[str]]] = {
     "cause": set(map(str, Cause)),
     "health": set(map(str, Health)),
@@ -101,7 +112,21 @@ def test_each_alert_has_a_severity_and_says_what_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["annotations"]["description"].endswith(".")
-        assert "$labels.node" in rule["annotations"]["summary"]
+        # It is about nodes that have no series of ours.
+        about = "nodes" if rule["alert"] == "GpuactorsPodMissing" else "$labels.node"
+        assert about in rule["annotations"]["summary"]
+
+
+def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
+    headings = anchors((DEPLOY.parent / "docs" / "alerts.md").read_text())
+    alerts = [rule for rule in rules() if "alert" in rule]
+    for rule in alerts:
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert (page, anchor) == (RUNBOOKS, rule["alert"].lower())
+        assert anchor in headings, f"docs/alerts.md has no section {rule['alert']}"
+    assert {heading for heading in headings if heading.startswith("gpuactors")} == {
+        rule["alert"].lower() for rule in alerts
+    }
 
 
 def test_no_panel_lies_over_another_one_or_beyond_the_edge() -> None:
@@ -120,9 +145,9 @@ def test_every_metric_and_label_value_that_is_named_is_one_of_ours() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for text in [*(rule["expr"] for rule in rules()), *shown()]:
         plain = re.sub(r'"[^"]*"', '""', text)
-        named = set(re.findall(r"\b(?:gpuactors|process|node_\w+:gpuactors|up\b)[a-z0-9_:]*", plain))
+        named = set(re.findall(r"\b(?:gpuactors|process|kube_|node_\w+:gpuactors|up\b)[a-z0-9_:]*", plain))
         assert named, text
-        assert named <= ours | recorded | OF_PROMETHEUS, text
+        assert named <= ours | recorded | OF_OTHERS, text
         for label, values in re.findall(r'(\w+)[!=]=?~?"([^"]*)"', text):
             if label in LABELS:
                 assert set(values.split("|")) <= LABELS[label], text

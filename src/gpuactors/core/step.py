@@ -126,86 +126,30 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The event is applied to the part of the state that it is about."""
-    match event:
-        case (
-            events.host.HostChanged()
-            | events.host.UeventsOpened()
-            | events.host.UeventsLost()
-            | events.host.UeventsUnavailable()
-            | events.host.HostScanned()
-            | events.host.ScanFailed()
-            | events.host.FunctionInspected()
-            | events.host.InspectionFailed()
-        ):
-            return _host(state, event, at)
-        case events.kubelet.KubeletAppeared() | events.kubelet.KubeletGone():
-            return _kubelet(state, event, at)
-        case events.kubelet.NeighboursSeen():
-            return listing.neighbours_seen(state, event, at), []
-        case (
-            events.deviceplugin.SocketBound()
-            | events.deviceplugin.SocketFailed()
-            | events.deviceplugin.RegisterSucceeded()
-            | events.deviceplugin.RegisterFailed()
-            | events.deviceplugin.StreamOpened()
-            | events.deviceplugin.StreamEnded()
-        ):
-            return _plugin(state, event, at)
-        case (
-            events.deviceplugin.AllocateAsked()
-            | events.deviceplugin.PreStartAsked()
-            | events.deviceplugin.PreferenceAsked()
-            | events.deviceplugin.CallAbandoned()
-        ):
-            return _call(state, event, at)
-        case (
-            events.claims.PrepareAsked()
-            | events.claims.UnprepareAsked()
-            | events.claims.ClaimRead()
-            | events.claims.ClaimMissing()
-            | events.claims.ClaimUnreadable()
-            | events.claims.CheckpointRead()
-            | events.claims.CheckpointRefused()
-            | events.claims.CheckpointWritten()
-            | events.claims.CheckpointUnwritten()
-            | events.claims.ActDone()
-            | events.claims.ActFailed()
-            | events.claims.FilesTouched()
-            | events.claims.SlicesPublished()
-        ):
-            return _claim(state, event, at)
-        case events.claims.GpusLooked():
-            looked, effects = fitness.looked(state.gpus, event, at)
-            return replace(state, gpus=looked), effects
-        case (
-            events.domains.LabelRead()
-            | events.domains.LabelUnreadable()
-            | events.domains.LabelPatched()
-            | events.domains.LabelConflicted()
-            | events.domains.LabelFailed()
-            | events.domains.NodeTouched()
-            | events.domains.DomainRead()
-            | events.domains.DomainUnreadable()
-            | events.domains.DomainsTouched()
-            | events.domains.ImexRead()
-            | events.domains.ImexUnreadable()
-        ):
-            return domains.applied(state, event, at)
-        case events.daemon.Ticked():
-            return _ticked(state, at)
-        case events.host.GroupsObserved() | events.host.SomeGroupsObserved():
-            return usage.observed(state, event, at), []
-        case events.kubelet.LedgerRead() | events.kubelet.LedgerUnreadable():
-            return _ledger(state, event, at)
-        case (
-            events.daemon.PredecessorGone()
-            | events.daemon.HandOverRequested()
-            | events.daemon.SuccessorLost()
-            | events.daemon.ShutdownRequested()
-        ):
-            return _daemon(state, event, at)
-        case _:
-            assert_never(event)
+    if isinstance(event, events.host.HostEvent):
+        return _host(state, event, at)
+    if isinstance(event, events.host.UsageEvent):
+        return usage.observed(state, event, at), []
+    if isinstance(event, events.kubelet.LedgerEvent):
+        return _ledger(state, event, at)
+    if isinstance(event, events.kubelet.KubeletEvent):
+        return _kubelet(state, event, at)
+    if isinstance(event, events.deviceplugin.PluginEvent):
+        return _plugin(state, event, at)
+    if isinstance(event, events.deviceplugin.CallEvent):
+        return _call(state, event, at)
+    if isinstance(event, events.claims.ClaimEvent):
+        return _claim(state, event, at)
+    if isinstance(event, events.claims.GpusLooked):
+        looked, effects = fitness.looked(state.gpus, event, at)
+        return replace(state, gpus=looked), effects
+    if isinstance(event, events.domains.DomainEvent):
+        return domains.applied(state, event, at)
+    if isinstance(event, events.daemon.DaemonEvent):
+        return _daemon(state, event, at)
+    if isinstance(event, events.daemon.Ticked):
+        return _ticked(state, at)
+    assert_never(event)
 
 
 def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
@@ -387,9 +331,7 @@ def _known_fault(state: NodeState, address: PciAddress) -> str | None:
     return function.fault if function is not None else None
 
 
-def _kubelet(
-    state: NodeState, event: events.kubelet.KubeletAppeared | events.kubelet.KubeletGone, at: float
-) -> Stepped:
+def _kubelet(state: NodeState, event: events.kubelet.KubeletEvent, at: float) -> Stepped:
     match event:
         case events.kubelet.KubeletAppeared(socket):
             if socket == state.kubelet.socket:
@@ -410,6 +352,8 @@ def _kubelet(
                 kubelet=replace(state.kubelet, socket=None, missing=reason),
                 published=replace(state.published, plugins=plugins),
             ), [Log(Level.WARNING, "kubelet.gone", {"reason": reason})]
+        case events.kubelet.NeighboursSeen():
+            return listing.neighbours_seen(state, event, at), []
 
 
 def _plugin(state: NodeState, event: events.deviceplugin.PluginEvent, at: float) -> Stepped:

@@ -19,6 +19,7 @@ from gpuactors.core.reports.kube_events import CONTESTED
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.simulation.run import list_scenarios
+from tests.node import pages
 from tests.observe.documented_events import EVENTS
 from tests.support.markdown import anchors, blocks, links, spans
 from tests.support.said import is_said
@@ -125,6 +126,18 @@ def test_command_lines_are_found() -> None:
     text = "    gpuactors doctor -o json | jq .   # all\n    kubectl exec POD -- gpuactors inspect   # it\n"
     text += "    gpuactors is good\n"
     assert list(commands(text)) == ["doctor -o json", "inspect"]
+
+
+def test_each_command_of_an_operators_pages_is_played_or_tried_elsewhere() -> None:
+    """On the real node, by tests/node/test_pages.py, with NODE and POD put in."""
+    sections = {
+        (page, head): pages.commands(pages.section(DOCUMENTS[page], head)) for page, head in pages.PLAYED
+    }
+    assert all({*lines} - {*pages.ELSEWHERE} for lines in sections.values()), sections
+    lines = {line for lines in sections.values() for line in lines}
+    assert {*pages.ELSEWHERE} <= lines
+    open_ends = {word for line in lines - {*pages.ELSEWHERE} for word in re.findall(r"\b[A-Z]{3,}\b", line)}
+    assert open_ends == {"NODE", "POD"}
 
 
 # --- names --------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def install(
         "patches": [{"path": "host.yaml"}],
     }
     (mine / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    (mine / "host.yaml").write_text(yaml.safe_dump(_host_patch(daemonset, environment or {})))
+    (mine / "host.yaml").write_text(yaml.safe_dump(host_patch(daemonset, environment or {})))
     kubectl("apply", "-k", str(mine))
     return Installed(tuple(_rendered(mine)))
 
@@ -134,7 +134,7 @@ def install_chart(values: Mapping[str, object], environment: Environment | None 
         "patches": [{"path": "host.yaml"}],
     }
     (mine / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    (mine / "host.yaml").write_text(yaml.safe_dump(_host_patch(daemonset, environment or {})))
+    (mine / "host.yaml").write_text(yaml.safe_dump(host_patch(daemonset, environment or {})))
     kubectl("apply", "-k", str(mine))
     return Installed(tuple(_rendered(mine)))
 
@@ -183,7 +183,7 @@ def _rendered(directory: Path) -> list[Object]:
     return [item for item in yaml.safe_load_all(kubectl("kustomize", str(directory))) if item]
 
 
-def _host_patch(daemonset: Object, environment: Environment) -> Object:
+def host_patch(daemonset: Object, environment: Environment) -> Object:
     """The strategic merge patch of what differs on this node."""
     pod = daemonset["spec"]["template"]["spec"]
     host, port = api_server_for_pods()

@@ -1,0 +1,54 @@
+"""The commands of the pages that an operator follows from top to bottom: `test_pages.py` plays them on the node.
+
+Pure: a test of `./do test` says that each command is played, or named here with where else it is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from tests.support.markdown import blocks
+
+INSTALL: Final = "docs/install.md"
+UPGRADE: Final = "docs/upgrade.md"
+FROM_NVIDIA: Final = "docs/from-nvidia-plugin.md"
+
+PLAYED: Final[tuple[tuple[str, str], ...]] = (
+    (INSTALL, "3. gpuactors"),
+    (FROM_NVIDIA, "Steps, node by node"),
+    (UPGRADE, "Upgrade"),
+    (UPGRADE, "Roll back"),
+    (UPGRADE, "Uninstall"),
+)
+"""Page and section, in the order in which an operator comes to them."""
+
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "podman build -f deploy/Containerfile -t gpuactors:0.1.0 .": "./do image builds it without an engine",
+    "kubectl debug node/NODE --image=gpuactors:0.1.0 --profile=sysadmin -it -- gpuactors doctor --pre"
+    " --host-root=/host --kubelet-dir=/host/var/lib/kubelet": "test_operators.py",
+    "gpuactors doctor --pre": "test_operators.py",
+    "gpuactors inspect": "test_operators.py has doctor, which reads the node in the same way",
+    "helm upgrade gpuactors deploy/chart/gpuactors -n gpuactors -f values.yaml": "by hand: it needs the host's /sys",
+    "helm uninstall gpuactors -n gpuactors": "by hand",
+    "kubectl delete namespace gpuactors": "by hand, after the one before",
+}
+"""Commands that are not played here, and where they are tried."""
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading of the second level; what stands below those of the third is left out.
+
+    Raises LookupError if there is none.
+    """
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        name, _, below = part.partition("\n")
+        if name == heading:
+            return below.partition("\n### ")[0]
+    raise LookupError(f"there is no heading {heading!r}")
+
+
+def commands(text: str) -> list[str]:
+    """The lines of the blocks of code, without the comments after them."""
+    return [line for line in (re.sub(r"(?:^|\s+)#.*", "", block) for block in blocks(text)) if line]

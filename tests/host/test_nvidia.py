@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,23 @@ import pytest
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.nvidia import GpuUuids
 from gpuactors.host.root import HostRoot
+from gpuactors.simulation.host.kernel import FakeKernel
+from gpuactors.simulation.host.tree import HostTree, PciSpec
 
 GPU = PciAddress("0000:23:00.0")
 UUID = "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
+RECORDED = (
+    "Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00.a5.00.1a\nBus Type: \t PCIe\n"
+    "DMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t {address}\nDevice Minor: \t 0\n"
+    "GPU Firmware: \t 580.159.04\nGPU Excluded:\t No\n"
+)
+"""Of an H200 under the open kernel module 580.159.04, but for the UUID and the address."""
 
 
 def information(root: Path, uuid: str = UUID) -> Path:
     path = root / f"proc/driver/nvidia/gpus/{GPU}/information"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 18\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00\nDevice Minor: \t 0\n"
-    )
+    path.write_text(RECORDED.format(address=GPU, uuid=uuid))
     return path
 
 
@@ -64,3 +71,9 @@ def test_a_file_that_is_not_there_or_is_none_is_no_error(tmp_path: Path) -> None
     information(tmp_path).unlink()
     (tmp_path / f"proc/driver/nvidia/gpus/{GPU}/information").mkdir()
     assert uuids.of(GPU, "nvidia") is None
+
+
+def test_the_fake_driver_writes_what_a_real_one_does(tmp_path: Path) -> None:
+    FakeKernel(HostTree(tmp_path)).plug(PciSpec(GPU, "10de", "2335", "030200", group=1, driver="nvidia"))
+    written = (tmp_path / f"proc/driver/nvidia/gpus/{GPU}/information").read_text()
+    assert re.sub(r"GPU-\S+", "UUID", written) == RECORDED.format(address=GPU, uuid="UUID")

@@ -38,6 +38,14 @@ DRIVERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 _NO_OVERRIDE: Final = "(null)\n"
 
 
+_INFORMATION: Final = (
+    "Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00.a5.00.1a\n"
+    "Bus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t {address}\n"
+    "Device Minor: \t {minor}\nGPU Firmware: \t 580.159.04\nGPU Excluded:\t No\n"
+)
+"""`/proc/driver/nvidia/gpus/ADDRESS/information` of an H200, recorded under the driver 580.159.04."""
+
+
 def uuid_of(address: str) -> str:
     """The UUID of the GPU at this address, as NVIDIA's driver and device plugin write it."""
     return f"GPU-{uuid5(NAMESPACE_OID, address)}"
@@ -402,7 +410,7 @@ class FakeKernel:
         directory = self.tree.root / f"proc/driver/nvidia/gpus/{address}"
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "information").write_text(
-            f"Model: \t\t H100\nGPU UUID: \t {uuid_of(address)}\nDevice Minor: \t {minor}\n"
+            _INFORMATION.format(uuid=uuid_of(address), address=address, minor=minor)
         )
 
     def _unmade(self, address: str) -> None:

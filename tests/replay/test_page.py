@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,15 @@ import pytest
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone
 from gpuactors.core.events.host import HostScanned
 from gpuactors.core.values.model import PciAddress
-from gpuactors.observe.journal import Bounds, Missed
+from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
 from gpuactors.replay.lanes import statuses
-from gpuactors.replay.page import EVENTS_MAX, KINDS, Page
+from gpuactors.replay.page import DOMAIN_KINDS, EVENTS_MAX, KINDS, MARKS, Page
 from gpuactors.replay.play import Played, play
 from gpuactors.replay.reading import files_to_read
 from gpuactors.replay.run import replay
 from gpuactors.replay.text import Tally
 from tests.core.builders import SETTINGS, gpu
-from tests.observe.recording import RecordedCore, story, write
+from tests.observe.recording import WALL, Held, QuietNode, RecordedCore, story, write
 from tests.support.browser import Tab, open_browser
 
 GPUS, EVENTS = 16, 10_000
@@ -228,26 +229,152 @@ def test_two_processes_that_overlap_have_lanes_of_their_own(tmp_path: Path) -> N
         assert all(a[0] <= b[0] for a, b in pairwise(row["marks"])), row["name"]
 
 
-def test_dark_and_light_can_both_be_read(large: Written, tab: Tab) -> None:
-    colours = {}
-    for dark in (False, True):
-        opened(tab, large.url, dark=dark)
-        colours[dark] = tab.run(
-            "['body', '.row.device .name', '.card'].map(s => getComputedStyle(document.querySelector(s)))"
-            ".map(s => [s.color, s.backgroundColor])"
-        )
-    for light, dark in zip(colours[False], colours[True], strict=True):
-        assert light != dark
-    for dark, found in colours.items():
-        text, page = (brightness(colour) for colour in found[0])
-        assert (text > page) is dark
-        assert abs(text - page) > 150
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_that_is_drawn_has_enough_contrast(large: Written, tab: Tab, dark: bool) -> None:
+    opened(tab, large.url, dark=dark)
+    found: list[list[str]] = tab.run(DRAWN)
+    assert len(found) > 50
+    for words, text, background in found:
+        measured = contrast(rgb(text), rgb(background))
+        assert measured >= ENOUGH, f"{words!r}: {text} on {background} is {measured:.2f}"
+    body: list[str] = tab.run("(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))")
+    letters, page = (sum(rgb(colour)) for colour in body)
+    assert (letters > page) is dark
 
 
-def brightness(colour: str) -> float:
-    """Of `rgb(r, g, b)`, from 0 to 255."""
-    red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
-    return 0.299 * red + 0.587 * green + 0.114 * blue
+ENOUGH = 4.5
+"""WCAG 2.2, 1.4.3, for text of any size."""
+
+DRAWN = """(() => {
+  document.querySelectorAll("details").forEach(d => d.open = true);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (colour !== "rgba(0, 0, 0, 0)") return colour;
+    }
+  };
+  const texts = [...document.querySelectorAll("main *")].filter(
+    e => !e.closest("svg") && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
+  const html = texts.map(e => [e.textContent.slice(0, 40), getComputedStyle(e).color, behind(e)]);
+  const svg = [...document.querySelectorAll("#chart svg text")].map(e => {
+    const style = getComputedStyle(e), x = +e.getAttribute("x");
+    const bands = [...e.parentElement.querySelectorAll(".band")].filter(
+      b => +b.getAttribute("x") <= x && x <= +b.getAttribute("x") + +b.getAttribute("width"));
+    let back = bands.length ? getComputedStyle(bands[bands.length - 1]).fill : behind(e.closest(".card"));
+    if (style.stroke !== "none") back = style.stroke;
+    if (back.includes("unhealthy")) back = getComputedStyle(document.querySelector("#unhealthy rect")).fill;
+    return [e.textContent, style.fill, back];
+  });
+  return [...html, ...svg];
+})()"""
+"""Text, its colour, and the colour behind it: of a label with a halo the halo's, of a hatched band its lighter one."""
+
+
+def rgb(colour: str) -> tuple[float, float, float]:
+    """Of `#rrggbb`, or of `rgb(r, g, b)`, from 0 to 255. Raises ValueError."""
+    if colour.startswith("#"):
+        return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+    found = re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", colour)
+    if found is None:
+        raise ValueError(f"{colour} is no opaque colour")
+    return float(found[1]), float(found[2]), float(found[3])
+
+
+def contrast(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    """From 1 to 21 (WCAG 2.2, contrast ratio)."""
+
+    def luminance(colour: tuple[float, float, float]) -> float:
+        parts = [part / 255 for part in colour]
+        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    assert contrast(rgb("#ffffff"), rgb("rgb(0, 0, 0)")) == pytest.approx(21)
+    assert contrast(rgb("#777777"), rgb("#ffffff")) == pytest.approx(4.48, abs=0.01)
+
+
+TEXT_ON = {
+    "text": {"page", "card"},
+    "soft": {"page", "card"},
+    "warning": {"card"},
+    "bug": {"card"},
+    "on-band": {"free", "allocated", "claimed", "orphaned", "external", "unhealthy"},
+    "on-pale": {"track"},
+}
+"""Each colour of text, and what is behind it: `on-band` on the bands of devices and on the result, `on-pale` on its
+halo."""
+
+
+def test_every_colour_of_text_has_enough_contrast_in_both_schemes() -> None:
+    template = (resources.files("gpuactors.replay") / "page.html").read_text(encoding="utf-8")
+    style = template[template.index("<style>") : template.index("</style>")]
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    schemes = {"light": variables(light)}
+    schemes["dark"] = schemes["light"] | variables(dark)
+    for name, colours in schemes.items():
+        for text, backgrounds in TEXT_ON.items():
+            for background in backgrounds:
+                measured = contrast(rgb(colours[text]), rgb(colours[background]))
+                assert measured >= ENOUGH, f"{name}: --{text} on --{background} is {measured:.2f}"
+    # No other colour is one of text, and no other band has a label without a halo.
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", style[style.index("* {") :])
+    used = {found for _, rule in rules for found in re.findall(r"(?<![-\w])color: ([^;}]+?) *(?:;|$)", rule)}
+    used |= {
+        found
+        for selector, rule in rules
+        if "text" in selector
+        for found in re.findall(r"fill: ([^;}]+?) *(?:;|$)", rule)
+    }
+    assert used - {"inherit"} == {f"var(--{name})" for name in TEXT_ON}
+    haloed = re.search(r'\["unknown", .*?\]\.includes\(band\[2\]\)', template)
+    assert haloed is not None
+    labelled = {*KINDS, *DOMAIN_KINDS} - set(re.findall(r'"([\w-]+)"', haloed[0]))
+    fills = dict(re.findall(r"svg \.b-([\w-]+) \{ fill: (?:var\(--|url\(#)([\w-]+)", style))
+    assert {fills[kind] for kind in labelled} <= TEXT_ON["on-band"]
+    assert {*KINDS, *DOMAIN_KINDS} <= fills.keys()
+
+
+def variables(rule: str) -> dict[str, str]:
+    """Its custom properties."""
+    return dict(re.findall(r"--([\w-]+): (#\w{6})", rule))
+
+
+def test_the_legend_has_what_occurs_and_nothing_else(large: Written, tab: Tab) -> None:
+    opened(tab, large.url)
+    rows = large.data["rows"]
+    bands = {band[2] for row in rows if row["kind"] == "device" for band in row["bands"]}
+    marks = {mark[1] for row in rows for mark in row["marks"]}
+    legend = tab.run("[...document.querySelectorAll('.legend li')].map(li => li.textContent)")
+    assert len(bands) > 3
+    assert "offered" not in bands
+    expected = {KINDS[kind] for kind in bands} | {MARKS[kind] for kind in marks} | {"missing in the journal"}
+    assert set(legend) == expected
+    assert len(legend) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("held", "headline"),
+    [
+        ("in use", '<p class="headline ">At the end no GPU of 3 needs attention: 3 allocated to pods.</p>'),
+        (
+            "one held externally",
+            '<p class="headline attention">At the end 1 of 3 GPUs needs attention: 1 held by another process.'
+            " The others: 2 free.</p>",
+        ),
+    ],
+)
+def test_the_headline_says_which_gpus_need_attention(tmp_path: Path, held: Held, headline: str) -> None:
+    journal = JournalFiles(str(tmp_path / "journal"), Origin("0.1.0", "a", "boot", 4711, "n-7"), Bounds())
+    node = QuietNode(held, 3)
+    journal.write(node.steps, Anchor(node.at, WALL))
+    journal.close()
+    text = written(tmp_path / "journal", tmp_path / "page.html").page.read_text()
+    assert headline in text
+    assert "<title>gpuactors on node n-7</title>" in text
 
 
 def test_the_tables_tell_the_same_without_a_script(large: Written) -> None:
@@ -270,7 +397,7 @@ def test_what_stands_in_a_name_is_no_markup(tmp_path: Path, tab: Tab) -> None:
     page = written(tmp_path / "journal", tmp_path / "page.html")
     opened(tab, page.url)
     assert any(evil in text for text in page.data["texts"])
-    assert tab.run("document.title").startswith("gpuactors")
+    assert tab.run("document.title").startswith("gpuactors on ")
     assert tab.run("document.getElementById('devices').textContent").count("onerror")
     assert tab.run("document.images.length") == 0
 

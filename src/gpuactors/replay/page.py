@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, assert_never
@@ -60,7 +60,43 @@ DOMAIN_KINDS: Final = {
     "unread": "compute domain: readiness not read",
     "unused": "compute domain: no channel of it is claimed",
 }
-"""The same of compute domains, for a journal that has any."""
+"""The same of compute domains."""
+
+MARKS: Final = {
+    "granted": "call granted",
+    "refused": "call refused",
+    "list": "device list sent",
+    "event": "event",
+    "call": "call of kubelet",
+    "warning": "warning or error",
+    "bug": "bug of gpuactors",
+    "differs": "differs from the journal",
+}
+"""The kinds of marks, in the words of the legend."""
+
+SHAPES: Final = {
+    "granted": ("m-granted", "M6 2 10 10H2Z"),
+    "refused": ("m-refused over", "M2 2 10 10M10 2 2 10"),
+}
+"""Class and path of a mark that is no tick."""
+
+NEEDS_ATTENTION: Final = {
+    "orphaned": "held by a pod that is gone",
+    "external": "held by another process",
+    "unhealthy": "unhealthy",
+    "unknown": "in use by an unknown owner",
+}
+"""The kinds of bands of a GPU for which an operator has something to do, as the headline has them."""
+
+AS_EXPECTED: Final = {
+    "free": "free",
+    "allocated": "allocated to pods",
+    "claimed": "allocated by claims",
+    "group-in-use": "in an IOMMU group that is in use",
+    "offered": "offered to claims",
+    "not-offered": "not on a vfio driver",
+}
+"""The other kinds."""
 
 
 @dataclass
@@ -76,6 +112,7 @@ class Page:
     _differences: list[tuple[float, str]] = field(default_factory=list)
     _damage: list[str] = field(default_factory=list)
     _runs: list[str] = field(default_factory=list)
+    _node: str = ""
     _began: float | None = None
     _last: float = 0.0
     _run_last: float = 0.0
@@ -96,6 +133,7 @@ class Page:
                     self._began = wall
                 self.lanes.ends(self._run_last)
                 self._runs.append(f"{process(header)} from {day(wall)} UTC")
+                self._node = header.node or self._node
                 self._asked.clear()
                 at = wall - self._began
                 self.lanes.begins(at)
@@ -231,8 +269,55 @@ class Page:
                 of_domains.devices = {device: of_domains.devices[device] for device in shown}
 
     def _kinds(self) -> dict[str, str]:
-        """Those that the journal may have."""
-        return KINDS if self.lanes.of_domains.label is None else KINDS | DOMAIN_KINDS
+        """Those that occur."""
+        of_domains = self.lanes.of_domains
+        lanes = (*self.lanes.devices.values(), *of_domains.domains.values(), *of_domains.devices.values())
+        occur = {band.kind for lane in lanes for band in lane.bands}
+        return {kind: words for kind, words in (KINDS | DOMAIN_KINDS).items() if kind in occur}
+
+    def _marks(self) -> dict[str, str]:
+        """Those that occur."""
+        of_domains = self.lanes.of_domains
+        lanes = (*self.lanes.devices.values(), *of_domains.all(), *self.lanes.resources.values())
+        occur = {mark.kind for lane in lanes if lane is not None for mark in lane.marks}
+        occur |= {mark.kind for mark in self._events} | ({"differs"} if self._differences else set())
+        return {kind: words for kind, words in MARKS.items() if kind in occur}
+
+    def _legend(self) -> Iterator[str]:
+        for kind, words in self._kinds().items():
+            yield f'<i class="swatch k-{kind}"></i>{html.escape(words)}'
+        for kind, words in self._marks().items():
+            if shape := SHAPES.get(kind):
+                name, path = shape
+                drawn = f'<path class="{name}" d="{path}"></path>'
+                yield f'<svg width="12" height="12" aria-hidden="true">{drawn}</svg>{words}'
+            else:
+                yield f'<i class="tick t-{kind}"></i>{words}'
+        if self._gaps:
+            yield '<i class="swatch k-gap"></i>missing in the journal'
+
+    def _headline(self) -> tuple[str, bool]:
+        """The GPUs at the end as a sentence, and whether an operator must act on one."""
+        shown = [
+            lane.bands[-1].kind
+            for lane in self.lanes.devices.values()
+            if lane.bands and lane.bands[-1].ended >= self._run_last
+        ]
+        if not shown:
+            return "At the end no GPU is known.", False
+
+        def listed(words: Mapping[str, str]) -> list[str]:
+            return [f"{shown.count(kind)} {text}" for kind, text in words.items() if kind in shown]
+
+        wrong = listed(NEEDS_ATTENTION)
+        number = sum(shown.count(kind) for kind in NEEDS_ATTENTION)
+        ok = ", ".join(listed(AS_EXPECTED))
+        if not wrong:
+            return f"At the end no GPU of {len(shown)} needs attention: {ok}.", False
+        need = "needs" if number == 1 else "need"
+        return f"At the end {number} of {count(len(shown), 'GPU')} {need} attention: {', '.join(wrong)}." + (
+            f" The others: {ok}." if ok else ""
+        ), True
 
     def html(self, tally: Tally) -> str:
         """The whole page."""
@@ -240,16 +325,17 @@ class Page:
         self._narrow()
         began = self._began or 0.0
         page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        headline, attention = self._headline()
+        node = f"node {self._node}" if self._node else "a node without a name"
         parts = {
-            "TITLE": html.escape(f"gpuactors, {day(began)} UTC"),
+            "TITLE": html.escape(f"gpuactors on {node}"),
+            "HEADLINE": html.escape(headline),
+            "URGENCY": "attention" if attention else "",
             "WHEN": html.escape(f"{day(began)} to {clock(began + self._last)} UTC"),
             "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in self._notes(tally)),
             "RESULT": "differs" if tally.differing else "same",
             "TALLY": html.escape(str(tally)),
-            "LEGEND": "".join(
-                f'<li><i class="swatch k-{kind}"></i>{html.escape(words)}</li>'
-                for kind, words in self._kinds().items()
-            ),
+            "LEGEND": "".join(f"<li>{entry}</li>" for entry in self._legend()),
             "DEVICES": self._device_rows(began),
             "EVENTS": self._event_rows(began),
             "DIFFERENCES": "".join(

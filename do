@@ -3,7 +3,7 @@
 #
 # Needs git and Python >= 3.11, nothing else: neither pip nor venv need to work on the system. Everything goes into
 # .venv of this checkout, in the versions and with the hashes of requirements/dev.txt. What only Debian can provide
-# (venv itself, libudev, kubectl and systemd-analyze for the tests) is installed with apt as root or by sudo, or asked for in one sentence.
+# (venv itself, libudev, systemd-analyze for the tests) is installed with apt as root or by sudo, or asked for in one sentence.
 set -eu
 cd "$(dirname "$0")"
 here=$(pwd -P)
@@ -99,15 +99,10 @@ fi
 # pyudev loads it when it is imported; apt itself depends on it, so Debian has it, but not every image is Debian.
 .venv/bin/python -c 'import pyudev' 2>/dev/null || system_package libudev1 "libudev.so.1"
 
-# The tests render the manifests of deploy/ with it; no other recipe needs it. Where it cannot be had, the other tests still
+# The tests render the manifests and the chart of deploy/ with kubectl and Helm. Where they cannot be had, the other tests still
 # tell something: those of deploy/ fail and say why.
 case "${1:-}" in
-test | kustomize) command -v kubectl >/dev/null 2>&1 || (system_package kubernetes-client "kubectl") || true ;;
-esac
-
-# The same tests render the chart with Helm, which Debian does not have; as above, the other tests tell something without it.
-case "${1:-}" in
-test) .venv/bin/python -m tests.deploy.tools || say "there is no Helm: the tests of deploy/chart will fail" ;;
+test) .venv/bin/python -m tests.deploy.tools || say "there are no Helm and kubectl: the tests of deploy/ will fail" ;;
 esac
 
 # They have systemd read the unit of deploy/systemd; nothing of it is started.

@@ -98,7 +98,8 @@ fmt:
 
 # Render the manifests as `kubectl apply -k deploy/base` would.
 kustomize DIR="deploy/base":
-    @kubectl kustomize {{ DIR }}
+    @python -m tests.deploy.tools
+    @.venv/tools/kubectl kustomize {{ DIR }}
 
 # Render the chart as `helm install` would: `just chart --set dra.enabled=true`.
 chart *ARGS:
@@ -121,7 +122,7 @@ pci-ids:
 # Write all of docs/ again that follows from the code.
 docs: causes metrics tables
 
-# Write deploy/base, the overlays and the PodMonitor again from the templates of the chart.
+# Write deploy/base, the components and the PodMonitor again from the templates of the chart.
 overlays:
     @python -m tests.deploy.tools
     python -m tests.deploy.overlays

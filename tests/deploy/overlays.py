@@ -1,13 +1,15 @@
-"""deploy/base, the overlays and the PodMonitor, made from the Helm chart: `just overlays` writes them.
+"""deploy/base, the components and the PodMonitor, made from the Helm chart: `just overlays` writes them.
 
 A resource in a kustomization.yaml is what the template renders whose name ends with the resource's: `rbac.yaml` of
-overlays/dra is `templates/dra-rbac.yaml`. A patch has the lines of the DaemonSet that differ from the DaemonSet of the
-overlay below. The kustomization.yaml, `example` and `k0s` are written by hand.
+components/dra is `templates/dra-rbac.yaml`. A patch has the lines of the DaemonSet, or of OpenShift's constraints, that
+differ from those of what the component is on top of. The kustomization.yaml, the overlays and `k0s` are written by
+hand.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,24 +25,42 @@ DRA: Final[Values] = {"dra": {"enabled": True}}
 DOMAINS: Final[Values] = {**DRA, "computeDomains": {"enabled": True}}
 EVENTS: Final[Values] = {"events": {"enabled": True}}
 OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
+HOLDERS: Final[Values] = {"holders": "proc"}
+FEATURES: Final[Values] = {"nodeFeatures": {"enabled": True}}
+MODULES: Final[Values] = {"dra": {"enabled": True, "loadModules": True}}
+HOST_MANAGED: Final[Values] = {**DRA, "computeDomains": {"enabled": True, "hostManaged": True}}
+MONITORING: Final[Values] = {"monitoring": {"enabled": True}}
 
 VALUES: Final[Mapping[str, Values]] = {
     "base": {},
-    "overlays/holders-proc": {"holders": "proc"},
+    "overlays/holders-proc": HOLDERS,
     "overlays/dra": DRA,
-    "overlays/load-modules": {"dra": {"enabled": True, "loadModules": True}},
+    "overlays/load-modules": MODULES,
     "overlays/compute-domains": DOMAINS,
-    "overlays/compute-domains-host-managed": {
-        **DRA,
-        "computeDomains": {"enabled": True, "hostManaged": True},
-    },
+    "overlays/compute-domains-host-managed": HOST_MANAGED,
     "overlays/events": EVENTS,
-    "overlays/node-features": {"nodeFeatures": {"enabled": True}},
+    "overlays/node-features": FEATURES,
     "overlays/openshift": OPENSHIFT,
     "overlays/openshift-dra": {**DRA, **OPENSHIFT},
-    "monitoring": {"monitoring": {"enabled": True}},
+    "monitoring": MONITORING,
 }
 """The values of which the chart renders what each directory adds up to."""
+
+MADE: Final[Mapping[str, tuple[Values, Values]]] = {
+    "base": ({}, {}),
+    "monitoring": (MONITORING, {}),
+    "components/openshift": (OPENSHIFT, {}),
+    "components/holders-proc": (HOLDERS, {}),
+    "components/dra": (DRA, HOLDERS),
+    "components/load-modules": (MODULES, DRA),
+    "components/compute-domains": (DOMAINS, DRA),
+    "components/compute-domains-host-managed": (HOST_MANAGED, DOMAINS),
+    "components/events": (EVENTS, {}),
+    "components/node-features": (FEATURES, {}),
+}
+"""By directory, the values of what it adds up to, and of what it is on top of."""
+
+CONSTRAINTS: Final = "openshift-scc.yaml"
 
 LINKED: Final = "rules.yaml"
 """Written by hand: the chart has a link to it."""
@@ -58,27 +78,35 @@ Templates = dict[str, str]
 def written() -> dict[Path, str]:
     """Every generated file and its text."""
     files: dict[Path, str] = {}
-    for name in VALUES:
+    for name, (values, on_top_of) in MADE.items():
         directory = DEPLOY / name
         kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text(encoding="utf-8"))
-        templates, below = _templates(name), Templates()
-        for base in kustomization.get("bases", ()):
-            below = _templates(str((directory / base).resolve().relative_to(DEPLOY)))
+        templates = _templates(values)
+        below = Templates() if name == "base" else _templates(on_top_of)
         for resource in kustomization.get("resources", ()):
             if resource != LINKED:
                 (found,) = (t for t in templates.keys() - below.keys() if f"-{t}".endswith(f"-{resource}"))
                 files[directory / resource] = _HEAD + templates[found]
-        for patch in kustomization.get("patchesStrategicMerge", ()):
-            text = patched(below["daemonset.yaml"], templates["daemonset.yaml"])
-            files[directory / patch] = _HEAD + text
+        for patch in kustomization.get("patches", ()):
+            path = directory / patch["path"]
+            if "target" in patch:  # applied where another component has brought the constraints
+                constraints = (_templates({**one, **OPENSHIFT})[CONSTRAINTS] for one in (on_top_of, values))
+                files[path] = _HEAD + patched(*constraints)
+            else:
+                files[path] = _HEAD + patched(below["daemonset.yaml"], templates["daemonset.yaml"])
     return files
 
 
+def _templates(values: Values) -> Templates:
+    return _rendered(json.dumps(values))
+
+
 @functools.cache
-def _templates(name: str) -> Templates:
-    """The chart's objects for a directory, without Helm's labels."""
-    values = {"namespace": {"create": True}, **VALUES[name]}
-    text = rendered(values, namespace=NAMESPACE, options=_OPTIONS)
+def _rendered(values: str) -> Templates:
+    """The chart's objects, without Helm's labels."""
+    text = rendered(
+        {"namespace": {"create": True}, **json.loads(values)}, namespace=NAMESPACE, options=_OPTIONS
+    )
     for label in OF_HELM:
         text = re.sub(rf"^ *{re.escape(label)}: .*\n", "", text, flags=re.MULTILINE)
     found = Templates()
@@ -100,7 +128,7 @@ def patched(below: str, text: str) -> str:
     # These name the object that is patched, so they are taken for changed.
     for keys, owner in ((("apiVersion", "kind"), known), (("name", "namespace"), metadata)):
         for key in keys:
-            del owner[key]
+            owner.pop(key, None)
     lines = text.splitlines(keepends=True)
     node = yaml.compose(text)
     assert node is not None

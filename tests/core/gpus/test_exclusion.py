@@ -277,7 +277,7 @@ def test_a_claim_owns_its_iommu_group_also_where_it_has_one_function_of_it_only(
     assert "belongs to the claim default/one" in core.refusal(two)
 
 
-def test_a_pod_with_another_device_of_the_group_is_in_the_way() -> None:
+def test_a_pod_with_another_device_of_the_group_conflicts() -> None:
     core = core_with(gpu(A, 1), gpu(B, 1), one=(A,))
     core.ledger[B] = "vm-1"
     core.allocate(B)
@@ -307,7 +307,7 @@ def test_the_companions_in_iommu_group_0_are_found() -> None:
     assert core.driver(AUDIO) == "vfio-pci"
 
 
-def test_a_process_of_nobody_is_in_the_way_and_named() -> None:
+def test_a_process_of_nobody_conflicts_and_is_named() -> None:
     core = core_with(PRE_BOUND, one=(A,))
     core.enabled[A], core.holders[1] = 1, (Holder(77, "vfio-tool", None),)
     core.pass_time(limits.POLL_S)
@@ -332,7 +332,7 @@ def test_a_gpu_in_a_fabric_of_the_host_is_not_taken_from_it() -> None:
 # --- claims that kubelet lists ----------------------------------------------------------------------------------
 
 
-def test_a_claim_that_only_kubelet_knows_is_in_the_way() -> None:
+def test_a_claim_that_only_kubelet_knows_conflicts() -> None:
     """The checkpoint is lost, or `--dra` was off when it was prepared."""
     core = core_with(PRE_BOUND, one=(A,))
     core.claims = {"gpu-0000-01-00-0": "older"}
@@ -342,7 +342,7 @@ def test_a_claim_that_only_kubelet_knows_is_in_the_way() -> None:
     assert "default/older" in core.refusal(prepare)
 
 
-def test_a_claim_that_kubelet_lists_for_a_little_longer_is_not_in_the_way() -> None:
+def test_a_claim_that_kubelet_lists_for_a_little_longer_does_not_conflict() -> None:
     core = core_with(PRE_BOUND, old=(A,), new=(A,))
     core.prepare(name("old"))
     core.listed(name("old"), A)

@@ -19,7 +19,7 @@ from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriv
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.core.values.status import InTheWay, Reason
+from gpuactors.core.values.status import Conflict, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -68,7 +68,7 @@ class ClaimDriver(Protocol):
         """`state` with fresh looks requested at what the claim is to get, or has: nothing that was seen before counts
         for it; and the entry, which remembers since when."""
 
-    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
+    def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
         """The first reason why the claim cannot reserve its devices now; None if it can."""
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
@@ -77,7 +77,7 @@ class ClaimDriver(Protocol):
     def binding(self, entry: Entry) -> Sequence[str]:
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
-    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> InTheWay | None:
+    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> Conflict | None:
         """The unmet prerequisite of the act AWAITED, or the reason why it will never be met; None if nothing is
         missing."""
 

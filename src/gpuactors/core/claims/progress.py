@@ -221,21 +221,21 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | 
 def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
     """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
     is the error if the wait lasts too long."""
-    obstacle = driver.in_the_way(state, entry)
-    if obstacle is None:
+    conflict = driver.conflict(state, entry)
+    if conflict is None:
         state, owner = driver.reserved(state, replace(entry, why=None))
         claims = transition(driver, driver.claims(state), owner, ClaimTrigger.FREE)
         return driver.with_claims(state, claims), _logged("claim.reserved", entry)
-    if obstacle.is_final:
-        return not_prepared(driver, state, entry, obstacle.why)
-    if obstacle.why != entry.why:
-        waits = replace(entry, why=obstacle.why)
+    if conflict.is_final:
+        return not_prepared(driver, state, entry, conflict.why)
+    if conflict.why != entry.why:
+        waits = replace(entry, why=conflict.why)
         return driver.with_claims(state, with_entry(driver.claims(state), waits)), _logged(
             "claim.waiting",
             entry,
-            cause=obstacle.why.cause,
-            reason=obstacle.why.message,
-            level=Level.INFO if obstacle.is_owner else Level.DEBUG,
+            cause=conflict.why.cause,
+            reason=conflict.why.message,
+            level=Level.INFO if conflict.is_owner else Level.DEBUG,
         )
     return None
 

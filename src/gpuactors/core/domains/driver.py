@@ -38,7 +38,7 @@ from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.core.values.status import InTheWay, Reason
+from gpuactors.core.values.status import Conflict, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -106,11 +106,11 @@ class ComputeDomains:
         domains = looks.imex_asked(looks.domain_asked(state.domains, config.domain))
         return schedule.ask_ledger(replace(state, domains=domains), at), entry
 
-    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
-        reason = exclusion.in_the_way(state.domains, entry)
+    def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
+        reason = exclusion.conflict(state.domains, entry)
         if reason is None and state.kubelet.ledger.outstanding is not None:
             # It was asked for when the claim came.
-            return InTheWay(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
+            return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
         return reason
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
@@ -127,9 +127,9 @@ class ComputeDomains:
     def binding(self, entry: Entry) -> Sequence[str]:  # nothing of it is a worker's
         return (AWAITED,)
 
-    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> InTheWay | None:
+    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> Conflict | None:
         why = exclusion.unmet_prerequisite(state.domains, entry)
-        return InTheWay(why, is_final=why.cause is Cause.DOMAIN_NOT_FOUND) if why is not None else None
+        return Conflict(why, is_final=why.cause is Cause.DOMAIN_NOT_FOUND) if why is not None else None
 
     def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:  # the label is not an act
         return (FILES,)

@@ -27,34 +27,34 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.domain_reservation import devices_wanted
 from gpuactors.core.values.quote import quoted
-from gpuactors.core.values.status import InTheWay, Reason
+from gpuactors.core.values.status import Conflict, Reason
 
 
-def in_the_way(domains: Domains, entry: Entry) -> InTheWay | None:
+def conflict(domains: Domains, entry: Entry) -> Conflict | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     config, settings = entry.config, domains.settings
     assert config is not None
     assert entry.claim is not None
     assert settings is not None
     if (unknown := unseen(domains, entry, config)) is not None:
-        return InTheWay(unknown)
+        return Conflict(unknown)
     if (refused := _refused(domains, entry, config)) is not None:
-        return InTheWay(refused, is_final=True)
+        return Conflict(refused, is_final=True)
     if (incomplete := _incomplete(domains, config.kind)) is not None:
-        return InTheWay(incomplete)
+        return Conflict(incomplete)
     wanted = devices_wanted(entry.claim, config, settings)
     if owner := _by_another_claim(domains, entry, wanted) or _by_strangers(domains, entry, wanted):
-        return InTheWay(owner, is_owner=True)
+        return Conflict(owner, is_owner=True)
     if domains.strangers is None:
-        return InTheWay(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
+        return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
     if config.kind is DeviceKind.DAEMON or settings.mode is not DomainMode.ON:
         return None
     if owner := _by_another_domain(domains, entry, config.domain):
-        return InTheWay(owner, is_owner=True)
+        return Conflict(owner, is_owner=True)
     if (not domains.label.known or domains.label.value is not None) and (
-        why := label.obstacle(domains, config.domain)
+        why := label.conflict(domains, config.domain)
     ) is not None:
-        return InTheWay(why, is_owner=domains.label.known)
+        return Conflict(why, is_owner=domains.label.known)
     return None
 
 
@@ -212,7 +212,7 @@ def daemon_lacks(domains: Domains, uid: DomainUid) -> Reason | None:
         assert domains.imex.facts is not None
         problem = domains.imex.facts.host_problem
         return Reason(Cause.DOMAIN_NOT_READY, problem) if problem else None
-    if (why := label.obstacle(domains, uid)) is not None:
+    if (why := label.conflict(domains, uid)) is not None:
         return why
     if not has_daemon(domains, uid):
         unclaimed = f"the daemon of {_named(domains, uid)} has no prepared claim on this node yet"

@@ -117,7 +117,7 @@ def is_foreign(label: Label, of: Held) -> bool:
     return label.value is not None and label.value not in label.ours and label.value not in of.kept
 
 
-def obstacle(domains: Domains, domain: DomainUid) -> Reason | None:
+def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
     """Why the label cannot be given to this domain now, or does not name it; None if it names it."""
     label, settings = domains.label, domains.settings
     node = settings.node if settings is not None else ""

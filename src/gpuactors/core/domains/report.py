@@ -108,7 +108,7 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
         namespace=namespace,
         status=status,
         missing=missing,
-        labelled=label.obstacle(domains, uid) is None,
+        labelled=label.conflict(domains, uid) is None,
         daemon=daemons[-1] if daemons else None,
         readiness=exclusion.readiness(domains, uid) if domains.settings.mode is DomainMode.ON else None,
         problem=view.problem if view is not None else "",
@@ -142,8 +142,8 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
         ):
             return DomainStatus.UNREAD, ""
     else:
-        obstacle = exclusion.in_the_way(domains, channels[0])
-        missing = obstacle.why if obstacle is not None else exclusion.channels_lack(domains, uid)
+        conflict = exclusion.conflict(domains, channels[0])
+        missing = conflict.why if conflict is not None else exclusion.channels_lack(domains, uid)
     return (DomainStatus.NOT_READY, missing.message) if missing is not None else (DomainStatus.READY, "")
 
 

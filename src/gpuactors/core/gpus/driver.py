@@ -58,7 +58,7 @@ from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import AnyOffer
-from gpuactors.core.values.status import InTheWay, Reason
+from gpuactors.core.values.status import Conflict, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -118,8 +118,8 @@ class GpuDriver:
             return _looked(state, [gpu.address for gpu in entry.gpus], functions, at), entry
         return _looked(state, _own_addresses(entry.claim), frozenset(), at), entry
 
-    def in_the_way(self, state: NodeState, entry: Entry) -> InTheWay | None:
-        return exclusion.in_the_way(state, entry)
+    def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
+        return exclusion.conflict(state, entry)
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
         """Their first drivers are in the same checkpoint."""
@@ -131,7 +131,7 @@ class GpuDriver:
     def binding(self, entry: Entry) -> Sequence[str]:
         return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
 
-    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> InTheWay | None:
+    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> Conflict | None:
         # Their acts are all a worker's.
         return None
 

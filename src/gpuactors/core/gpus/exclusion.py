@@ -24,7 +24,7 @@ from gpuactors.core.values.group import other_holding
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
 from gpuactors.core.values.owner import Given
 from gpuactors.core.values.quote import first_of, quoted, quoted_id, quoted_name
-from gpuactors.core.values.status import InTheWay, Reason
+from gpuactors.core.values.status import Conflict, Reason
 
 _WAITS: Final = (
     "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
@@ -101,33 +101,33 @@ def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Reason | Non
     )
 
 
-def in_the_way(state: NodeState, entry: Entry) -> InTheWay | None:
+def conflict(state: NodeState, entry: Entry) -> Conflict | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
     if not state.host.scanned or not state.kubelet.ledger.tried:
         late = Cause.LEDGER_LATE if state.host.scanned else Cause.INSPECTION_LATE
-        return InTheWay(Reason(late, "the node has not been read yet"))
+        return Conflict(Reason(late, "the node has not been read yet"))
     if missing := not_given(state, allocated_devices(entry.claim)):
-        return InTheWay(missing, is_final=True)
+        return Conflict(missing, is_final=True)
     names = exclusive_devices(entry.claim)
     if names and (nowhere := _by_unplaced(state, entry)):
-        return InTheWay(nowhere, is_owner=True)
+        return Conflict(nowhere, is_owner=True)
     addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
     for address in addresses:
         functions = with_companions(state, address)
         if unseen := _unseen(state, entry, functions):
-            return InTheWay(_of(address, unseen))
+            return Conflict(_of(address, unseen))
         if (function := state.host.functions.get(address)) is not None and (
             fabric := of_the_hosts_fabric(state, function)
         ):
-            return InTheWay(fabric, is_final=True)
+            return Conflict(fabric, is_final=True)
         reason = (
             _by_another_claim(state, entry, address, functions)
             or _by_ledger(state, entry, address, functions)
             or _by_use(state, address)
         )
         if reason is not None:
-            return InTheWay(_of(address, reason), is_owner=True)
+            return Conflict(_of(address, reason), is_owner=True)
     return None
 
 

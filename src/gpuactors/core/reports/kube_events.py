@@ -35,7 +35,7 @@ _OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
 """Causes of refused calls that are never posted: kubelet asks the next daemon, or the caller was not kubelet."""
 
 OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
-"""States of a claim whose obstacle is posted on its pods: kubelet's call is not answered yet, or is asked again."""
+"""States of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is asked again."""
 
 
 @dataclass(frozen=True, slots=True)

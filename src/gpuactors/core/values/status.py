@@ -20,7 +20,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class InTheWay:
+class Conflict:
     """Why a claim cannot have its devices now."""
 
     why: Reason

@@ -34,7 +34,7 @@ from gpuactors.core.values.model import (
     Token,
     pci_address,
 )
-from gpuactors.core.values.owner import Given
+from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.selector import parse_selector
 from tests.core.builders import H100, MODEL, SETTINGS, Core, gpu, ledger_read, read_of_young
 
@@ -237,12 +237,12 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_an_inspection_
     functions = tuple(gpu(f"{n:02x}:00.0") for n in range(gpus))
     touched = 0
 
-    def counted(*args: Any) -> Given:
+    def counted(*args: Any) -> Allocation:
         nonlocal touched
         touched += 1
-        return Given(*args)
+        return Allocation(*args)
 
-    monkeypatch.setattr(holdings, "Given", counted)
+    monkeypatch.setattr(holdings, "Allocation", counted)
 
     def cost(others: dict[tuple[str, str], str]) -> int:
         """Entries of devices made in half a minute of a node at rest, and by one Allocate."""

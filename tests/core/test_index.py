@@ -97,7 +97,7 @@ DERIVATIONS = (
 
 VALUES = (
     (inventory, ("is_selected", "Device")),
-    (holdings, ("Given",)),
+    (holdings, ("Allocation",)),
     (owner, ("Owner",)),
     (assessments, ("assess",)),
     (entries, ("_advertised",)),
@@ -141,7 +141,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
             {
                 "Meanings": 1,
                 "Holdings": 2,
-                "Given": 2,
+                "Allocation": 2,
                 "Owner": 2,
                 "view": 3,
                 "assess": 2,
@@ -172,7 +172,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
             {
                 "Meanings": 1,
                 "Holdings": 2,
-                "Given": 1,
+                "Allocation": 1,
                 "Owner": 1,
                 "by_id": 1,
                 "view": 1,

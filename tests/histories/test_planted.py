@@ -16,7 +16,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Refusal, Refused
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
-from gpuactors.core.values.owner import Given
+from gpuactors.core.values.owner import Allocation
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
@@ -238,7 +238,7 @@ def test_a_daemon_that_does_not_rest_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 
 VM, OLDER, BY_UID = (
-    Given(ResourceName("nvidia.com/H100"), DeviceId("0000:01:00.0"), pod)
+    Allocation(ResourceName("nvidia.com/H100"), DeviceId("0000:01:00.0"), pod)
     for pod in (Pod("default", "vm-1", ""), Pod("default", "older-1", ""), Pod("", "", "0b0f"))
 )
 OLDER_PLUGIN = "an older plugin has given a card away"
@@ -261,7 +261,7 @@ OLDER_PLUGIN = "an older plugin has given a card away"
     ],
 )
 def test_a_refused_pod_needs_a_cause(
-    causes: tuple[Cause, ...], owners: tuple[Given, ...], happened: list[str], for_nothing: bool
+    causes: tuple[Cause, ...], owners: tuple[Allocation, ...], happened: list[str], for_nothing: bool
 ) -> None:
     refused = Refused(Refusal.FAILED_PRECONDITION, "any sentence", causes, owners)
     assert failed_for_nothing("any message of kubelet", refused, happened) is for_nothing

@@ -66,7 +66,7 @@ class _Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Allocation:
     """One entry of kubelet's ledger. `response` is the container's part of AllocateResponse."""
 
     devices: Mapping[str, Nodes]
@@ -93,7 +93,7 @@ class PodLedger:
         self._synced = synced
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
-        self._given: dict[tuple[str, str], _Given] = {}
+        self._given: dict[tuple[str, str], _Allocation] = {}
         """By pod UID and resource."""
         self._registered: dict[str, tuple[str, ...]] = {}
         self._healthy = healthy
@@ -146,7 +146,7 @@ class PodLedger:
                         f"{', '.join(sorted(taken))} of {resource} belongs to pod {names.get(uid, uid)}"
                     )
             self._pods[pod] = found
-            self._given[found.uid, resource] = _Given(dict(devices), response)
+            self._given[found.uid, resource] = _Allocation(dict(devices), response)
             self._write()
 
     def taken(self, resource: str) -> set[str]:
@@ -295,7 +295,7 @@ class PodLedger:
 
     # --- the file -----------------------------------------------------------------------------------------
 
-    def _read(self) -> tuple[dict[tuple[str, str], _Given], dict[str, tuple[str, ...]]]:
+    def _read(self) -> tuple[dict[tuple[str, str], _Allocation], dict[str, tuple[str, ...]]]:
         data = json.loads(self._file.read_text(encoding="utf-8"))["Data"]
         given = {}
         for entry in data["PodDeviceEntries"] or ():
@@ -303,7 +303,7 @@ class PodLedger:
             for node, device in _devices_in(entry):
                 devices[device] = devices.get(device, ()) + ((node,) if node != WITHOUT_TOPOLOGY else ())
             response = base64.b64decode(entry["AllocResp"])
-            given[entry["PodUID"], entry["ResourceName"]] = _Given(devices, response)
+            given[entry["PodUID"], entry["ResourceName"]] = _Allocation(devices, response)
         return given, dict.fromkeys(data["RegisteredDevices"], ())
 
     def _write(self) -> None:

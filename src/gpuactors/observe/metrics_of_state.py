@@ -21,7 +21,7 @@ from gpuactors.core.state.claims import Claims
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, Health, PciAddress, Pod, Role
-from gpuactors.core.values.owner import Given
+from gpuactors.core.values.owner import Allocation
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of the labels, in the order in which they are declared, and the value."""
@@ -79,7 +79,7 @@ def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
     return ((labels, 1) for labels in named)
 
 
-def _owner(address: PciAddress, given: Given) -> tuple[str, ...]:
+def _owner(address: PciAddress, given: Allocation) -> tuple[str, ...]:
     match given.to:
         case Pod(namespace, name, uid):
             return address, given.resource or "", "", namespace, name, uid

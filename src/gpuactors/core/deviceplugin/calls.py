@@ -67,7 +67,7 @@ from gpuactors.core.values.model import (
     differences,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Given
+from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.values.status import Reason, causes_of
 
@@ -280,7 +280,7 @@ def _answered(
     return [Reply(token, answer), line]
 
 
-def _refused(status: Refusal, *why: Reason, owners: tuple[Given, ...] = ()) -> Refused:
+def _refused(status: Refusal, *why: Reason, owners: tuple[Allocation, ...] = ()) -> Refused:
     """The refusal for all of these reasons; its sentence has the first of them. `owners`: those that are a reason."""
     return Refused(status, "; ".join(first_of([r.message for r in why])), causes_of(why), owners)
 
@@ -517,12 +517,12 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
     return f"{quoted_id(node)} belongs to no GPU any more"
 
 
-def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Given, ...]]:
+def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Allocation, ...]]:
     """Why Allocate must refuse although the files are in order: the devices' owners and holders; and of these the
     owners."""
     known = devices_by_id(state, call.resource)
     asked = {known[i].function.address: i for request in call.requests for i in request}
-    reasons, owners = list[Reason](), list[Given]()
+    reasons, owners = list[Reason](), list[Allocation]()
     for address in sorted(call.seen):
         device = known[DeviceId(address)]
         holding = other_holding(
@@ -536,11 +536,13 @@ def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Given, ...
     return reasons, tuple(owners)
 
 
-def _is_calls(call: Call, address: PciAddress, asked_as: DeviceId) -> Callable[[PciAddress, Given], bool]:
+def _is_calls(
+    call: Call, address: PciAddress, asked_as: DeviceId
+) -> Callable[[PciAddress, Allocation], bool]:
     """Whether an owner does not stand in the way of the device at `address`: it is the pod of the call, or has another
     device of the call, for which it is a reason by itself."""
 
-    def is_own(function: PciAddress, entry: Given) -> bool:
+    def is_own(function: PciAddress, entry: Allocation) -> bool:
         if function == address:
             return (entry.resource, entry.device) == (call.resource, asked_as)
         return function in call.seen

@@ -37,7 +37,7 @@ from gpuactors.core.values.model import (
     differences,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Given, Named
+from gpuactors.core.values.owner import Allocation, Named
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Reason
@@ -205,9 +205,9 @@ def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -
     return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
 
 
-def _given(state: NodeState, name: Named) -> Given:
+def _given(state: NodeState, name: Named) -> Allocation:
     """The entry of kubelet's ledger with that name; a pending allocation if there is none."""
-    return Given(*name, state.kubelet.ledger.entries.get(name))
+    return Allocation(*name, state.kubelet.ledger.entries.get(name))
 
 
 def _device_list(

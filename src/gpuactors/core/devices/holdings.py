@@ -22,7 +22,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Given, Named, Owner, gpu_uuid, owner_of
+from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, owner_of
 from gpuactors.core.values.remade import grouped, remade
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
@@ -46,11 +46,11 @@ class Holdings:
 
     pods: Mapping[Named, Pod | None] = field(default_factory=dict)
     """The pod of each name that means a device, by kubelet's ledger."""
-    by_name: Mapping[Named, Given] = field(default_factory=dict)
+    by_name: Mapping[Named, Allocation] = field(default_factory=dict)
     """The entry of each of these names."""
-    by_claim: Mapping[PciAddress, list[Given]] = field(default_factory=dict)
+    by_claim: Mapping[PciAddress, list[Allocation]] = field(default_factory=dict)
     """The claims that have a device for themselves."""
-    by_address: Mapping[PciAddress, tuple[Given, ...]] = field(default_factory=dict)
+    by_address: Mapping[PciAddress, tuple[Allocation, ...]] = field(default_factory=dict)
     """Both, by the device."""
     owners: Mapping[PciAddress, Owner] = field(default_factory=dict)
     """Every device that kubelet has given to a pod or claim, under whatever ID and API."""
@@ -87,7 +87,7 @@ def holdings(
         return before
     known = [*chain.from_iterable(names.values())]
     pods = dict(zip(known, map(entries.get, known), strict=True))
-    by_name = remade(before.by_name, before.pods, pods, lambda name, pod: Given(*name, pod))
+    by_name = remade(before.by_name, before.pods, pods, lambda name, pod: Allocation(*name, pod))
     by_claim = before.by_claim if same_claims else _by_claim(claims, reserved, admin, ended)
     by_address = {a: tuple(map(by_name.__getitem__, of_it)) for a, of_it in names.items()}
     for address, given in by_claim.items():
@@ -111,7 +111,7 @@ def holdings(
     )
 
 
-def _owner(_: PciAddress, given: tuple[Given, ...]) -> Owner:
+def _owner(_: PciAddress, given: tuple[Allocation, ...]) -> Owner:
     return owner_of(given)
 
 
@@ -120,7 +120,7 @@ def _by_claim(
     reserved: Mapping[PciAddress, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
-) -> dict[PciAddress, list[Given]]:
+) -> dict[PciAddress, list[Allocation]]:
     """Kubelet's list without our claims that own nothing, and with our claims that it does not list."""
     owning = {
         a: [c for c in listed if (c.name, a) not in admin and c.name not in ended]
@@ -129,7 +129,7 @@ def _by_claim(
     for address, own in reserved.items():
         if own.name not in {c.name for c in owning.get(address, ())}:
             owning.setdefault(address, []).append(own)
-    return {a: [Given(None, c.claim, c) for c in of_it] for a, of_it in owning.items() if of_it}
+    return {a: [Allocation(None, c.claim, c) for c in of_it] for a, of_it in owning.items() if of_it}
 
 
 def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceId]]:

@@ -22,7 +22,7 @@ from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.group import other_holding
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
-from gpuactors.core.values.owner import Given
+from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.quote import first_of, quoted, quoted_id, quoted_name
 from gpuactors.core.values.status import Conflict, Reason
 
@@ -234,7 +234,7 @@ def _by_ledger(
     """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
     wanted = {f.address for f in functions}
 
-    def is_own(function: PciAddress, given: Given) -> bool:
+    def is_own(function: PciAddress, given: Allocation) -> bool:
         is_hosts = ends and given.is_by_hosts_driver
         return function not in wanted or is_hosts or _is_own(state, entry, given)
 
@@ -247,7 +247,7 @@ def _by_ledger(
     return Reason(_taken(address, function), f"{of_companion}{given.message}{resource}; {_WAITS}")
 
 
-def _is_own(state: NodeState, entry: Entry, given: Given) -> bool:
+def _is_own(state: NodeState, entry: Entry, given: Allocation) -> bool:
     """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
     claim until its pod has ended, and was read some seconds ago. What such a claim owns is in its entry."""
     claimed, settings = given.to, state.gpus.claims.settings

@@ -13,7 +13,7 @@ from enum import StrEnum
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
-from gpuactors.core.values.owner import Given
+from gpuactors.core.values.owner import Allocation
 
 
 class Refusal(StrEnum):
@@ -64,7 +64,7 @@ class Refused:
     reason: str
     causes: tuple[Cause, ...]
     """The causes, each once, sorted. For the log and the metrics."""
-    owners: tuple[Given, ...] = ()
+    owners: tuple[Allocation, ...] = ()
     """The owners of the devices in the way, as far as the call is refused for that."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Health, Observed, PciAddress, Pod
-from gpuactors.core.values.owner import Given, Owner
+from gpuactors.core.values.owner import Allocation, Owner
 
 GroupKey = int | PciAddress
 """An IOMMU group by its number; a function that is in none is a group of its own, by its address."""
@@ -25,7 +25,7 @@ class Holding:
 
 
 def other_holding(
-    owned: Owned, address: PciAddress, is_own: Callable[[PciAddress, Given], bool] = lambda *_: False
+    owned: Owned, address: PciAddress, is_own: Callable[[PciAddress, Allocation], bool] = lambda *_: False
 ) -> Holding | None:
     """The owner of the group of the function at `address`, apart from the asking one: an owner of that function first,
     then of the others. `is_own`: whether an entry, of a function, is of whoever asks."""

@@ -27,7 +27,7 @@ def gpu_uuid(device: DeviceId | str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Allocation:
     """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA
     claim."""
 
@@ -67,7 +67,7 @@ class Owner:
     plugin and driver on the node has a list of its own; the entries are sorted, as the order of kubelet's pods has no
     meaning."""
 
-    entries: tuple[Given, ...]
+    entries: tuple[Allocation, ...]
 
     def cause(self, resource: ResourceName) -> Cause:
         """The cause in a list of that resource: kubelet counts it in `allocated` there, or elsewhere."""
@@ -87,10 +87,10 @@ class Owner:
         return "; also ".join(first_of(parts))
 
 
-def owner_of(given: Iterable[Given]) -> Owner:
+def owner_of(given: Iterable[Allocation]) -> Owner:
     """The owner of a device with these entries, of which there is one at least."""
     return Owner(tuple(sorted(given, key=_order)))
 
 
-def _order(entry: Given) -> tuple[str, str]:
+def _order(entry: Allocation) -> tuple[str, str]:
     return (entry.resource or "", entry.device)

@@ -16,7 +16,7 @@ from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
-from gpuactors.core.values.claim import ClaimUid, FirstDriver
+from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.places import Places
@@ -30,7 +30,7 @@ PATH = f"{DIRECTORY}/gpuactors-checkpoint.json"
 BOOT = "b1"
 
 A = PciAddress("0000:23:00.0")
-FIRST = {A: FirstDriver(A, "nvidia")}
+FIRST = {A: OriginalDriver(A, "nvidia")}
 
 
 def checkpoint(*uids: str) -> Checkpoint:
@@ -69,8 +69,8 @@ def test_without_a_file_nothing_was_ever_prepared() -> None:
     assert (restored.checkpoint, restored.origin) == (Checkpoint(), Origin.NONE)
 
 
-def test_the_first_drivers_of_this_boot_are_in_it() -> None:
-    assert file(written(ONE)).read().checkpoint.first_drivers == FIRST
+def test_the_original_drivers_of_this_boot_are_in_it() -> None:
+    assert file(written(ONE)).read().checkpoint.original_drivers == FIRST
 
 
 def test_after_a_reboot_it_counts_as_empty() -> None:

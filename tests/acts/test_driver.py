@@ -15,7 +15,7 @@ import trio.testing
 
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.core.values.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
+from gpuactors.core.values.claim import ActFault, BoundFunction, LookFinding, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
@@ -36,7 +36,11 @@ SPECS = (
     PciSpec(AUDIO, "10de", "22ba", "040300", 51, driver="snd_hda_intel"),
     PciSpec(OTHER, "10de", "2330", "030200", 52, driver="nvidia"),
 )
-FIRSTS = (FirstDriver(GPU, "nvidia"), FirstDriver(AUDIO, "snd_hda_intel"), FirstDriver(OTHER, "nvidia"))
+FIRSTS = (
+    OriginalDriver(GPU, "nvidia"),
+    OriginalDriver(AUDIO, "snd_hda_intel"),
+    OriginalDriver(OTHER, "nvidia"),
+)
 AT_HOME = {GPU: "nvidia", AUDIO: "snd_hda_intel", BRIDGE: "pcieport", OTHER: "nvidia"}
 ON_VFIO = {**AT_HOME, GPU: "vfio-pci", AUDIO: "vfio-pci"}
 
@@ -64,7 +68,7 @@ class Node:
             raise StoppedError(what)
 
     def bring(
-        self, target: Target, firsts: Collection[FirstDriver] = FIRSTS, device: PciAddress = GPU
+        self, target: Target, firsts: Collection[OriginalDriver] = FIRSTS, device: PciAddress = GPU
     ) -> tuple[BoundFunction, ...]:
         async def go() -> tuple[BoundFunction, ...]:
             with trio.fail_after(600):
@@ -83,7 +87,7 @@ class Node:
         assert all((f.fault is None) is (not f.reason) for f in found)
         return {f.device: f.fault for f in found}
 
-    def fails(self, target: Target = Target.VFIO, firsts: Collection[FirstDriver] = FIRSTS) -> ActError:
+    def fails(self, target: Target = Target.VFIO, firsts: Collection[OriginalDriver] = FIRSTS) -> ActError:
         with pytest.raises(ActError) as caught:
             self.bring(target, firsts)
         return caught.value
@@ -147,10 +151,10 @@ def test_each_function_is_released_and_bound_under_an_override_of_its_own(node: 
     ]
 
 
-def test_they_come_back_in_reverse_order_each_to_its_own_first_driver(node: Node) -> None:
+def test_they_come_back_in_reverse_order_each_to_its_own_original_driver(node: Node) -> None:
     node.bring(Target.VFIO)
     before = len(node.written)
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.drivers == AT_HOME
     assert node.overrides == []
     assert [w for w in node.written[before:] if "override" not in w] == [
@@ -164,7 +168,7 @@ def test_they_come_back_in_reverse_order_each_to_its_own_first_driver(node: Node
 def test_the_group_and_cdev_are_read_anew_after_the_bind(tmp_path: Path) -> None:
     node = Node(tmp_path, cdev=True)
     assert [f.cdev for f in node.bring(Target.VFIO)] == ["vfio0", "vfio1"]
-    assert [f.cdev for f in node.bring(Target.FIRST_DRIVER)] == [None, None]
+    assert [f.cdev for f in node.bring(Target.ORIGINAL_DRIVER)] == [None, None]
 
 
 def test_without_a_node_for_it_there_is_no_cdev(tmp_path: Path) -> None:
@@ -175,8 +179,8 @@ def test_without_a_node_for_it_there_is_no_cdev(tmp_path: Path) -> None:
 
 def test_a_prebound_gpu_is_written_nothing_to_and_leaves_vfio_for_nobody(tmp_path: Path) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci")])
-    firsts = (FirstDriver(GPU, "vfio-pci", vfio=True),)
-    for target in (Target.VFIO, Target.FIRST_DRIVER, Target.VFIO):
+    firsts = (OriginalDriver(GPU, "vfio-pci", vfio=True),)
+    for target in (Target.VFIO, Target.ORIGINAL_DRIVER, Target.VFIO):
         assert node.bring(target, firsts)[0].driver == "vfio-pci"
     assert node.written == []
 
@@ -184,8 +188,8 @@ def test_a_prebound_gpu_is_written_nothing_to_and_leaves_vfio_for_nobody(tmp_pat
 def test_an_operators_override_on_a_prebound_gpu_stays(tmp_path: Path) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci")])
     node.kernel.write(f"{tmp_path}/sys/bus/pci/devices/{GPU}/driver_override", "vfio-pci\n")
-    for target in (Target.VFIO, Target.FIRST_DRIVER):
-        node.bring(target, (FirstDriver(GPU, "vfio-pci", vfio=True),))
+    for target in (Target.VFIO, Target.ORIGINAL_DRIVER):
+        node.bring(target, (OriginalDriver(GPU, "vfio-pci", vfio=True),))
     assert node.overrides == ["vfio-pci"]
 
 
@@ -198,10 +202,10 @@ def test_a_gpu_on_a_variant_driver_is_on_vfio(tmp_path: Path) -> None:
 def test_of_a_mixed_group_only_the_function_off_vfio_is_bound_and_only_it_goes_back(tmp_path: Path) -> None:
     gpu, audio = SPECS[1], SPECS[2]
     node = Node(tmp_path, [PciSpec(gpu.address, "10de", "2330", "030200", 51, driver="vfio-pci"), audio])
-    firsts = (FirstDriver(GPU, "vfio-pci", vfio=True), FirstDriver(AUDIO, "snd_hda_intel"))
+    firsts = (OriginalDriver(GPU, "vfio-pci", vfio=True), OriginalDriver(AUDIO, "snd_hda_intel"))
     node.bring(Target.VFIO, firsts)
     assert node.drivers == {GPU: "vfio-pci", AUDIO: "vfio-pci"}
-    node.bring(Target.FIRST_DRIVER, firsts)
+    node.bring(Target.ORIGINAL_DRIVER, firsts)
     assert node.drivers == {GPU: "vfio-pci", AUDIO: "snd_hda_intel"}
     assert not any(GPU in text for _, text in node.writes.written)
 
@@ -209,7 +213,10 @@ def test_of_a_mixed_group_only_the_function_off_vfio_is_bound_and_only_it_goes_b
 def test_a_prebound_function_that_lost_its_driver_goes_back_to_vfio(tmp_path: Path) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver="vfio-pci")])
     node.tree.unbind(GPU)
-    assert node.bring(Target.FIRST_DRIVER, (FirstDriver(GPU, "vfio-pci", vfio=True),))[0].driver == "vfio-pci"
+    assert (
+        node.bring(Target.ORIGINAL_DRIVER, (OriginalDriver(GPU, "vfio-pci", vfio=True),))[0].driver
+        == "vfio-pci"
+    )
     assert node.overrides == []
 
 
@@ -219,7 +226,10 @@ def test_a_gpu_that_is_prebound_by_the_operators_word_never_goes_to_the_hosts_dr
 ) -> None:
     # --prebound, and first seen on nvidia; None: our act was killed between the unbind and the bind.
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51, driver=now)])
-    assert node.bring(Target.FIRST_DRIVER, (FirstDriver(GPU, "nvidia", vfio=True),))[0].driver == "vfio-pci"
+    assert (
+        node.bring(Target.ORIGINAL_DRIVER, (OriginalDriver(GPU, "nvidia", vfio=True),))[0].driver
+        == "vfio-pci"
+    )
     assert not any("nvidia" in write for write in node.written)
 
 
@@ -228,16 +238,16 @@ def test_a_gpu_that_had_no_driver_is_given_to_the_one_that_takes_it(
     tmp_path: Path, device: str, taken_by: str | None
 ) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", device, "030200", 51)])
-    firsts = (FirstDriver(GPU, None),)
+    firsts = (OriginalDriver(GPU, None),)
     assert node.bring(Target.VFIO, firsts)[0].driver == "vfio-pci"
-    assert node.bring(Target.FIRST_DRIVER, firsts)[0].driver == taken_by
+    assert node.bring(Target.ORIGINAL_DRIVER, firsts)[0].driver == taken_by
     assert node.overrides == []
     assert node.written[-1] == f"pci/drivers_probe: {GPU}"
 
 
 def test_a_gpu_that_never_left_its_lack_of_a_driver_is_not_probed(tmp_path: Path) -> None:
     node = Node(tmp_path, [PciSpec(GPU, "10de", "2330", "030200", 51)])
-    assert node.bring(Target.FIRST_DRIVER, (FirstDriver(GPU, None),))[0].driver is None
+    assert node.bring(Target.ORIGINAL_DRIVER, (OriginalDriver(GPU, None),))[0].driver is None
     assert node.written == []
 
 
@@ -254,7 +264,7 @@ def test_a_function_that_somebody_else_has_bound_elsewhere_meanwhile_is_left_to_
     node.kernel.load("nouveau", frozenset({"10de:2330"}))
     node.tree.unbind(GPU)
     node.tree.bind(GPU, "nouveau")
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.drivers[GPU] == "nouveau"
     assert node.drivers[AUDIO] == "snd_hda_intel"
 
@@ -269,7 +279,7 @@ def test_an_override_of_somebody_elses_is_there_again_after_the_bind_and_counts_
     node.set_override(GPU, "nouveau")
     node.bring(Target.VFIO)
     assert (node.drivers, node.overrides) == (ON_VFIO, ["nouveau"])
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert (node.drivers, node.overrides) == ({**AT_HOME, GPU: "nouveau"}, ["nouveau"])
 
 
@@ -278,7 +288,7 @@ def test_a_gpu_with_an_override_for_vfio_that_is_not_ours_stays_on_it(node: Node
     node.bring(Target.VFIO)
     node.set_override(GPU, "vfio-pci")
     firsts = [replace(first, was_bound=True) for first in FIRSTS]
-    node.bring(Target.FIRST_DRIVER, firsts)
+    node.bring(Target.ORIGINAL_DRIVER, firsts)
     assert node.drivers == {**AT_HOME, GPU: "vfio-pci"}
     assert node.overrides == ["vfio-pci"]
 
@@ -287,9 +297,9 @@ def test_a_gpu_that_was_plugged_in_since_is_not_touched(node: Node) -> None:
     node.bring(Target.VFIO)
     before = len(node.written)
     firsts = [replace(first, presence=node.presence(first.address) + 1) for first in FIRSTS]
-    node.bring(Target.FIRST_DRIVER, firsts)
+    node.bring(Target.ORIGINAL_DRIVER, firsts)
     assert (node.drivers, len(node.written)) == (ON_VFIO, before)
-    node.bring(Target.FIRST_DRIVER, [replace(f, presence=node.presence(f.address)) for f in FIRSTS])
+    node.bring(Target.ORIGINAL_DRIVER, [replace(f, presence=node.presence(f.address)) for f in FIRSTS])
     assert node.drivers == AT_HOME
 
 
@@ -326,11 +336,11 @@ def test_a_variant_driver_that_is_not_loaded_is_named_with_its_remedy_and_nothin
     assert node.drivers == AT_HOME
 
 
-def test_a_first_driver_that_is_not_loaded_any_more_leaves_the_gpu_on_vfio(node: Node) -> None:
+def test_a_original_driver_that_is_not_loaded_any_more_leaves_the_gpu_on_vfio(node: Node) -> None:
     node.bring(Target.VFIO)
     before = len(node.written)
     error = node.fails(
-        Target.FIRST_DRIVER, (FirstDriver(GPU, "nouveau"), FirstDriver(AUDIO, "snd_hda_intel"))
+        Target.ORIGINAL_DRIVER, (OriginalDriver(GPU, "nouveau"), OriginalDriver(AUDIO, "snd_hda_intel"))
     )
     assert error.fault is ActFault.NO_DRIVER
     assert len(node.written) == before
@@ -355,12 +365,12 @@ def test_a_companion_in_use_is_refused_as_well(node: Node) -> None:
     node.bring(Target.VFIO)
     node.tree.open_group(51, 77)
     before = len(node.written)
-    error = node.fails(Target.FIRST_DRIVER)
+    error = node.fails(Target.ORIGINAL_DRIVER)
     assert error.fault is ActFault.IN_USE
     assert "process 77 (qemu-system-x86)" in str(error)
     assert len(node.written) == before
     node.kernel.end(77)
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.drivers == AT_HOME
 
 
@@ -381,8 +391,8 @@ def test_active_virtual_functions_are_refused(node: Node, shown_by: str) -> None
     assert node.written == []
 
 
-def test_a_function_of_which_no_first_driver_was_noted_is_not_touched(node: Node) -> None:
-    error = node.fails(firsts=(FirstDriver(GPU, "nvidia"),))
+def test_a_function_of_which_no_original_driver_was_noted_is_not_touched(node: Node) -> None:
+    error = node.fails(firsts=(OriginalDriver(GPU, "nvidia"),))
     assert error.fault is ActFault.UNKNOWN_FUNCTION
     assert AUDIO in str(error)
     assert node.written == []
@@ -400,13 +410,13 @@ def test_a_gpu_that_is_not_there_or_has_no_group(node: Node) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EPIPE, errno.EAGAIN])
-@pytest.mark.parametrize("target", [Target.VFIO, Target.FIRST_DRIVER])
+@pytest.mark.parametrize("target", [Target.VFIO, Target.ORIGINAL_DRIVER])
 @pytest.mark.parametrize("call", ["read", "write", "at_the_end"])
 def test_whatever_the_writing_process_answers_is_the_acts_error(
     node: Node, monkeypatch: pytest.MonkeyPatch, call: str, target: Target, number: int
 ) -> None:
     """Issue 24, 2: `sriov_numvfs` that cannot be read, and a process killed before `at_the_end`, ended the daemon."""
-    if target is Target.FIRST_DRIVER:
+    if target is Target.ORIGINAL_DRIVER:
         node.bring(Target.VFIO)
     is_struck = call != "at_the_end" or target is Target.VFIO  # nothing is left behind on the way back
 
@@ -436,9 +446,9 @@ def test_a_gpu_whose_files_cannot_be_read_is_not_gone(
 
     with monkeypatch.context() as patched:
         patched.setattr("gpuactors.host.group.os.readlink", fails)
-        error = node.fails(Target.FIRST_DRIVER)
+        error = node.fails(Target.ORIGINAL_DRIVER)
     assert error.fault is ActFault.REFUSED
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.drivers == AT_HOME
 
 
@@ -651,10 +661,10 @@ def test_a_return_that_waits_for_a_virtual_machine_ends_when_it_closes_the_devic
 
     node.writes = MemoryWrites(node.kernel, before=then_open)
     node.binder = node.new_daemon()
-    assert node.fails(Target.FIRST_DRIVER).fault is ActFault.HANGS
-    assert node.fails(Target.FIRST_DRIVER).fault is ActFault.BLOCKED
+    assert node.fails(Target.ORIGINAL_DRIVER).fault is ActFault.HANGS
+    assert node.fails(Target.ORIGINAL_DRIVER).fault is ActFault.BLOCKED
     node.kernel.end(77)
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.drivers == AT_HOME
     assert node.overrides == []
 
@@ -674,7 +684,7 @@ def test_a_companion_that_the_kernel_refuses_to_return_beside_a_user_says_so_and
 
     node.writes = MemoryWrites(node.kernel, before=then_open)
     node.binder = node.new_daemon()
-    error = node.fails(Target.FIRST_DRIVER)
+    error = node.fails(Target.ORIGINAL_DRIVER)
     assert error.fault is ActFault.REFUSED
     assert f"the write of {AUDIO}" in str(error)
     assert "usually because a process has a device of IOMMU group 51 open" in str(error)
@@ -682,7 +692,7 @@ def test_a_companion_that_the_kernel_refuses_to_return_beside_a_user_says_so_and
     node.kernel.end(77)
     node.writes = MemoryWrites(node.kernel)
     node.binder = node.new_daemon()
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.drivers == AT_HOME
     assert node.overrides == []
 
@@ -705,7 +715,7 @@ def test_a_wait_that_is_given_up_leaves_the_write_to_its_process(node: Node) -> 
 def test_two_gpus_of_one_group_are_brought_at_once_without_blocking_each_other(tmp_path: Path) -> None:
     second = PciAddress("0000:23:00.2")
     node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
-    firsts = (*FIRSTS, FirstDriver(second, "nvidia"))
+    firsts = (*FIRSTS, OriginalDriver(second, "nvidia"))
 
     async def go() -> None:
         with trio.fail_after(600):
@@ -764,12 +774,12 @@ def test_an_act_of_many_slow_writes_is_given_up_in_time_and_gone_on_with(node: N
 def test_nvidia_persistenced_lets_go_before_and_takes_each_gpu_again_after(tmp_path: Path) -> None:
     second = PciAddress("0000:23:00.2")
     node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
-    firsts = (*FIRSTS, FirstDriver(second, "nvidia"))
+    firsts = (*FIRSTS, OriginalDriver(second, "nvidia"))
     node.persistence.runs = True
     node.persistence.take(GPU, second)
     node.bring(Target.VFIO, firsts)
     assert node.persistence.asked == [(GPU, False), (second, False)]
-    node.bring(Target.FIRST_DRIVER, firsts)
+    node.bring(Target.ORIGINAL_DRIVER, firsts)
     assert node.persistence.asked[2:] == [(second, True), (GPU, True)]
 
 
@@ -792,7 +802,7 @@ def test_if_it_does_not_let_go_it_is_named_and_given_back_what_it_had(node: Node
 def test_what_it_had_it_gets_again_and_nothing_else(tmp_path: Path, restart: bool) -> None:
     second = PciAddress("0000:23:00.2")
     node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
-    firsts: tuple[FirstDriver, ...] = (*FIRSTS, FirstDriver(second, "nvidia"))
+    firsts: tuple[OriginalDriver, ...] = (*FIRSTS, OriginalDriver(second, "nvidia"))
     node.persistence.runs = True
     node.persistence.take(second)
     bound = {b.address: b.persistence for b in node.bring(Target.VFIO, firsts)}
@@ -800,7 +810,7 @@ def test_what_it_had_it_gets_again_and_nothing_else(tmp_path: Path, restart: boo
     if restart:
         node.binder = node.new_daemon()
         firsts = tuple(replace(f, persistence=bound.get(f.address, False)) for f in firsts)
-    node.bring(Target.FIRST_DRIVER, firsts)
+    node.bring(Target.ORIGINAL_DRIVER, firsts)
     assert node.persistence.asked == [(second, False), (second, True)]
 
 
@@ -860,7 +870,7 @@ def test_a_process_that_opens_a_function_after_the_first_check_is_seen_before_it
 ) -> None:
     second = PciAddress("0000:23:00.2")
     node = Node(tmp_path, (*SPECS, PciSpec(second, "10de", "2330", "030200", 51, driver="nvidia")))
-    firsts = (*FIRSTS, FirstDriver(second, "nvidia"))
+    firsts = (*FIRSTS, OriginalDriver(second, "nvidia"))
 
     def then_open(what: str) -> None:
         if what.endswith("vfio-pci/bind"):
@@ -924,7 +934,7 @@ def test_killed_at_every_write_the_next_daemon_brings_it_to_either_goal(
     points = 0
     for stop in range(20):
         node = Node(tmp_path / str(stop))
-        if target is Target.FIRST_DRIVER:
+        if target is Target.ORIGINAL_DRIVER:
             node.bring(Target.VFIO)
             first = len(node.writes.written)
         else:
@@ -961,7 +971,7 @@ def test_writes_to_sysfs_are_counted_with_the_operations_of_the_disk(node: Node)
 def test_an_override_that_a_killed_writing_process_left_is_cleared_by_the_next_act(
     node: Node, then: Target
 ) -> None:
-    for before in (Target.FIRST_DRIVER, Target.VFIO):
+    for before in (Target.ORIGINAL_DRIVER, Target.VFIO):
         node.bring(before)
         for address in (GPU, AUDIO):
             node.kernel.write(f"{node.tree.root}/sys/bus/pci/devices/{address}/driver_override", "vfio-pci\n")
@@ -971,5 +981,5 @@ def test_an_override_that_a_killed_writing_process_left_is_cleared_by_the_next_a
 
 def test_an_operators_override_that_names_no_vfio_driver_stays(node: Node) -> None:
     node.kernel.write(f"{node.tree.root}/sys/bus/pci/devices/{GPU}/driver_override", "nvidia\n")
-    node.bring(Target.FIRST_DRIVER)
+    node.bring(Target.ORIGINAL_DRIVER)
     assert node.overrides == ["nvidia"]

@@ -13,7 +13,7 @@ import trio
 from gpuactors.acts.blocking_runner import in_a_thread, inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
-from gpuactors.core.values.claim import ActFault, FirstDriver, Target
+from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.limits import MODPROBE_AGAIN_S
@@ -25,7 +25,7 @@ from tests.host.test_imex import script
 from tests.support.patience import patient
 
 GPU = PciAddress("0000:23:00.0")
-FIRSTS = (FirstDriver(GPU, "nvidia"),)
+FIRSTS = (OriginalDriver(GPU, "nvidia"),)
 RELEASE = "6.12.0-test"
 VARIANT = "vfio_pci:v000010DEd00002330sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci"
 

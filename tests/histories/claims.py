@@ -51,7 +51,7 @@ class ClaimsNode(DraNode):
         """The second one; None if nobody but the daemon touches drivers and files."""
         self.writes = self._open_writes()
         self.forgotten: set[str] = set()
-        """Functions that a daemon had written to before the checkpoint was lost in this boot: their first driver and
+        """Functions that a daemon had written to before the checkpoint was lost in this boot: their original driver and
         override are not known any more."""
         self.forgotten_claims: set[str] = set()
         """The UIDs of claims that were there when the checkpoint was lost in this boot: only their files, and kubelet,

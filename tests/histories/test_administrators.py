@@ -13,7 +13,7 @@ import trio
 from gpuactors.actors import cdi_watcher
 from gpuactors.core.gpus import driver as gpus
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import FirstDriver
+from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -254,14 +254,14 @@ def _looks_at_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_the_first_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first driver of the boot counts for ever, whoever has bound it since."""
+    """The original driver of the boot counts for ever, whoever has bound it since."""
     noted = prebound.noted
 
     def once(
-        known: Mapping[PciAddress, FirstDriver],
+        known: Mapping[PciAddress, OriginalDriver],
         functions: Iterable[PciFunction],
         acted: Collection[PciAddress] = (),
-    ) -> Mapping[PciAddress, FirstDriver]:
+    ) -> Mapping[PciAddress, OriginalDriver]:
         return {**noted({}, functions), **known}
 
     monkeypatch.setattr(prebound, "noted", once)

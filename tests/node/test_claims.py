@@ -138,7 +138,7 @@ def test_admin_access_touches_nothing(claims: ClaimNode) -> None:
 
 
 def test_pre_bound_beside_bound_by_the_claim(claims: ClaimNode) -> None:
-    # Addresses of its own: the daemon remembers the first driver of a function that has gone.
+    # Addresses of its own: the daemon remembers the original driver of a function that has gone.
     before = claims.host.plug(0x25)
     other = claims.host.plug(0x26, driver=NVIDIA)
     claims.offered(before, other)

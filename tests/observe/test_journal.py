@@ -29,9 +29,9 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     ClaimUid,
-    FirstDriver,
     LookFinding,
     OpaqueConfig,
+    OriginalDriver,
 )
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
@@ -84,7 +84,7 @@ CLAIM = Claim(
     (AllocatedDevice("gpu/any", "node-1", "gpu-0000-23-00-0", share_id="s", admin_access=True),),
     (OpaqueConfig(True, ("gpu",), {"kind": "VfioDeviceConfig", "iommu": {"enableAPIDevice": False}}),),
 )
-NVIDIA = FirstDriver(GPU, "nvidia")
+NVIDIA = OriginalDriver(GPU, "nvidia")
 ENTRY = StoredEntry(
     CLAIM.name,
     ClaimState.PREPARED,

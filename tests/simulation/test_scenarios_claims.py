@@ -87,12 +87,12 @@ def test_the_gpus_and_their_claims_are_a_table() -> None:
 
 def test_a_daemon_that_returns_a_pre_bound_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> PreBound:
-        return PreBound(False, Rule.FIRST_DRIVER, "planted")
+        return PreBound(False, Rule.ORIGINAL_DRIVER, "planted")
 
     monkeypatch.setattr("gpuactors.core.values.prebound.decide", never)
     monkeypatch.setattr(
         reservation,
-        "_first_driver",
+        "_original_driver",
         lambda known, function, *, stays: replace(
             known[function.address], driver=_home(function), vfio=stays
         ),

@@ -52,7 +52,7 @@ async def run(
                 await inbox.send(
                     CheckpointRead(
                         entries=found.entries,
-                        first_drivers=found.first_drivers,
+                        original_drivers=found.original_drivers,
                         warning=found.warning,
                         load=loaded,
                         of=of,

@@ -2,7 +2,7 @@
 
 The act says the goal. It begins with a look and goes on from where the functions are, so it can be done again after
 any failure or death; nothing is rolled back. It refuses before its first write what would hang or harm: a function that
-a process has open, active virtual functions, a driver that is not loaded, a function of which no first driver is known.
+a process has open, active virtual functions, a driver that is not loaded, a function without a known original driver.
 
 `driver_override` is only used between the unbind and the bind, and removed at the end of each act by the writing
 process, whatever becomes of this one. What a write did is not believed but looked at.
@@ -26,7 +26,7 @@ from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
-from gpuactors.core.values.claim import ActFault, BoundFunction, FirstDriver, LookFinding, Target
+from gpuactors.core.values.claim import ActFault, BoundFunction, LookFinding, OriginalDriver, Target
 from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.host import modules
@@ -99,7 +99,7 @@ class SysfsBinder:
         """By IOMMU group: acts of this daemon, one after the other."""
 
     async def bring(
-        self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
+        self, device: PciAddress, target: Target, firsts: Collection[OriginalDriver]
     ) -> tuple[BoundFunction, ...]:
         """Implement `ports.node.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
@@ -195,7 +195,7 @@ class SysfsBinder:
                 await self._refuse_started(address, step_s=limits.LOOK_SETTLE_STEP_S)
 
     async def _bring(
-        self, device: PciAddress, target: Target, noted: Mapping[PciAddress, FirstDriver]
+        self, device: PciAddress, target: Target, noted: Mapping[PciAddress, OriginalDriver]
     ) -> tuple[BoundFunction, ...]:
         group = await self._look(device)
         if (await self._plan(group, target, noted)).is_done:
@@ -250,16 +250,16 @@ class SysfsBinder:
             )
         return group
 
-    async def _plan(self, group: Group, target: Target, noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
+    async def _plan(self, group: Group, target: Target, noted: Mapping[PciAddress, OriginalDriver]) -> _Plan:
         """Raises `ActError` for what cannot be done."""
         functions = [function for function in group.functions if not function.is_bridge]
         match target:
             case Target.VFIO:
                 return await self._run_blocking(lambda: self._to_vfio(functions, noted))
-            case Target.FIRST_DRIVER:
+            case Target.ORIGINAL_DRIVER:
                 return await self._run_blocking(lambda: self._to_first(functions[::-1], noted))
 
-    def _to_vfio(self, functions: list[GroupFunction], noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
+    def _to_vfio(self, functions: list[GroupFunction], noted: Mapping[PciAddress, OriginalDriver]) -> _Plan:
         moves: list[_Move] = []
         leftovers: list[PciAddress] = []
         for function in functions:
@@ -277,7 +277,7 @@ class SysfsBinder:
                 moves.append(_Move(function, self._vfio_driver(function), by_override=True))
         return _Plan(tuple(moves), tuple(leftovers))
 
-    def _to_first(self, functions: list[GroupFunction], noted: Mapping[PciAddress, FirstDriver]) -> _Plan:
+    def _to_first(self, functions: list[GroupFunction], noted: Mapping[PciAddress, OriginalDriver]) -> _Plan:
         moves: list[_Move] = []
         leftovers: list[PciAddress] = []
         for function in functions:
@@ -368,7 +368,7 @@ class SysfsBinder:
     # --- doing it -----------------------------------------------------------------------------------------------------
 
     async def _act(
-        self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]
+        self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, OriginalDriver]
     ) -> None:
         for address in plan.leftovers:
             await self._clear_leftover(writes, address)
@@ -384,7 +384,7 @@ class SysfsBinder:
                 await self._persisted_again(plan, noted)
 
     async def _may_move(
-        self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]
+        self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, OriginalDriver]
     ) -> None:
         """Raises `ActError` where a function may not change its driver now, and as `_refuse_virtual_functions`."""
         try:
@@ -415,7 +415,7 @@ class SysfsBinder:
         if gpus:
             await self._refuse_users(group, but_persistenced=False)
 
-    async def _persisted_again(self, plan: _Plan, noted: Mapping[PciAddress, FirstDriver]) -> None:
+    async def _persisted_again(self, plan: _Plan, noted: Mapping[PciAddress, OriginalDriver]) -> None:
         """Give a GPU back to nvidia-persistenced that has released it for gpuactors, if it is on NVIDIA's driver now,
         and nothing else."""
         for address in (move.function.address for move in plan.moves):
@@ -439,7 +439,7 @@ class SysfsBinder:
             raise self._refused(address, path, error) from None
 
     async def _move(
-        self, writes: Writes, group: Group, move: _Move, noted: Mapping[PciAddress, FirstDriver]
+        self, writes: Writes, group: Group, move: _Move, noted: Mapping[PciAddress, OriginalDriver]
     ) -> None:
         address, before = move.function.address, move.function.bound.driver
         override = self._real(PCI_DEVICES, address, "driver_override")

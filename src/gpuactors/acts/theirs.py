@@ -22,7 +22,7 @@ from gpuactors.core.claims import theirs
 from gpuactors.core.claims.checkpoint import Theirs
 from gpuactors.core.claims.theirs import TheirClaim, TheirDevice
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimUid, FirstDriver
+from gpuactors.core.values.claim import Claim, ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
 from gpuactors.core.values.model import PciAddress
@@ -122,7 +122,7 @@ class TheirClaims:
             claim.name,
             ClaimState.TAKEN_OVER,
             Claim(claim.name, None, 0, claim.results),
-            tuple(ClaimedGpu(a, (FirstDriver(a, None, vfio=True),), STAYS) for a in sorted(gpus)),
+            tuple(ClaimedGpu(a, (OriginalDriver(a, None, vfio=True),), STAYS) for a in sorted(gpus)),
             domain=domain,
             given=tuple(device.prepared for device in claim.devices),
             unplaced=tuple(unplaced),

@@ -91,8 +91,8 @@ class ClaimsView:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstDriverView:
-    """The first driver of a function in this boot, before any act of gpuactors; None: it had none."""
+class OriginalDriverView:
+    """The original driver of a function in this boot, before any act of gpuactors; None: it had none."""
 
     address: str
     driver: str | None
@@ -106,7 +106,7 @@ class DeviceOfClaimsView:
     stays: bool
     rule: str
     why: str
-    first_drivers: tuple[FirstDriverView, ...]
+    first_drivers: tuple[OriginalDriverView, ...]
     offer: str
     blocked: str = ""
 
@@ -188,7 +188,7 @@ def device_of_claims_view(state: NodeState, address: PciAddress) -> DeviceOfClai
         stays=found.stays,
         rule=str(found.rule) if found.rule is not None else "",
         why=found.why,
-        first_drivers=tuple(FirstDriverView(f.address, f.driver) for f in found.first_drivers),
+        first_drivers=tuple(OriginalDriverView(f.address, f.driver) for f in found.original_drivers),
         offer=found.offer,
         blocked=found.blocked,
     )

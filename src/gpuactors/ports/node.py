@@ -24,8 +24,8 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimUid,
     DeviceHealth,
-    FirstDriver,
     LookFinding,
+    OriginalDriver,
     Prepared,
     Target,
     Unprepared,
@@ -485,10 +485,10 @@ class DriverBinder(Protocol):
     """Binds GPUs to drivers."""
 
     async def bring(
-        self, device: PciAddress, target: Target, firsts: Collection[FirstDriver]
+        self, device: PciAddress, target: Target, firsts: Collection[OriginalDriver]
     ) -> tuple[BoundFunction, ...]:
         """Brings a GPU and its companions (every function of its IOMMU group but bridges) to `target`, from wherever
-        they are, and returns what they are bound to then, the GPU first. `firsts` are the first drivers of these
+        they are, and returns what they are bound to then, the GPU first. `firsts` are the original drivers of these
         functions, written to disk before; a function without one is never touched.
 
         Raises `ActError`. When cancelled the wait ends at once; a write that has begun goes on in its process, and

@@ -123,7 +123,7 @@ def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None
             (
                 "Claim             default/one, UID uid-one: Prepared for 3 min",
                 "At a claim's end  it is returned to nvidia: it was found on nvidia",
-                "First driver      nvidia",
+                "Original driver   nvidia",
                 "                  snd_hda_intel (0000:01:00.1)",
             ),
         ),
@@ -132,7 +132,7 @@ def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None
             (
                 "At a claim's end  it stays on its vfio driver: it was found on vfio-pci, and no claim had put it",
                 "                  there",
-                "First driver      vfio-pci",
+                "Original driver   vfio-pci",
             ),
         ),
         (

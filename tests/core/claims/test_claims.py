@@ -51,7 +51,7 @@ def test_a_pre_bound_gpu_stays_on_vfio() -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     core.unprepare(name("one"))
     assert core.driver(A) == "vfio-pci"
-    assert (Target.FIRST_DRIVER, A) not in core.acts
+    assert (Target.ORIGINAL_DRIVER, A) not in core.acts
 
 
 def test_no_act_before_its_intent_is_on_disk() -> None:

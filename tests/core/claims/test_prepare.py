@@ -368,7 +368,7 @@ def stopped() -> ClaimCore:
 def test_after_a_failed_act_the_next_prepare_goes_on_from_where_the_device_is() -> None:
     core = stopped()
     assert core.claim_state(ONE) is ClaimState.STOPPED
-    assert (Target.FIRST_DRIVER, A) not in core.acts, "upstream returns it between its tries"
+    assert (Target.ORIGINAL_DRIVER, A) not in core.acts, "upstream returns it between its tries"
     token = core.prepare(ONE)
     core.release("device")
     assert isinstance(core.answer(token), Prepared)

@@ -13,7 +13,7 @@ from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, Shu
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings
-from gpuactors.core.values.claim import ClaimsOf, FirstDriver, Prepared, Target, Unprepared
+from gpuactors.core.values.claim import ClaimsOf, OriginalDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
 from gpuactors.core.values.model import PciAddress
@@ -154,12 +154,12 @@ def test_when_the_checkpoint_is_lost_everything_on_vfio_stays() -> None:
     core.prepare(name("one"))
     core.unprepare(name("one"))
     assert core.driver(A) == "vfio-pci"
-    assert (Target.FIRST_DRIVER, A) not in core.acts
+    assert (Target.ORIGINAL_DRIVER, A) not in core.acts
 
 
 def rebuilt(*addresses: str) -> CheckpointRead:
     """What is found out from the files of the claim `one`."""
-    first = (FirstDriver(PciAddress(a), None, vfio=True) for a in addresses)
+    first = (OriginalDriver(PciAddress(a), None, vfio=True) for a in addresses)
     gpus = tuple(ClaimedGpu(f.address, (f,), "the checkpoint is lost") for f in first)
     return CheckpointRead(
         (StoredEntry(name("one"), ClaimState.PREPARED, None, gpus),), (), "it is lost", of=ClaimsOf.GPUS

@@ -14,7 +14,7 @@ from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.restoration import Restoration, next_content, restoration
 from gpuactors.core.claims.stored import encoded_entry
 from gpuactors.core.state.claims import StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, FirstDriver
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import PciAddress
 
@@ -51,11 +51,11 @@ def on_disk(*entries: StoredEntry) -> Checkpoint:
 
 
 def test_the_claims_of_the_checkpoint_go_on_and_files_of_no_claim_are_removed() -> None:
-    first = FirstDriver(GPU, "nvidia", vfio=False)
-    before = replace(on_disk(stored(ONE)), first_drivers={GPU: first})
+    first = OriginalDriver(GPU, "nvidia", vfio=False)
+    before = replace(on_disk(stored(ONE)), original_drivers={GPU: first})
     found = restored(Restored(before, Origin.FOUND, ""), (files(ONE), files(TWO)))
     assert [entry.name.uid for entry in found.entries] == [ONE]
-    assert (found.first_drivers, found.stray, found.warning) == ((first,), (TWO,), "")
+    assert (found.original_drivers, found.stray, found.warning) == ((first,), (TWO,), "")
     assert found.kept == before
 
 

@@ -29,7 +29,7 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     ClaimUid,
-    FirstDriver,
+    OriginalDriver,
     Target,
 )
 from gpuactors.core.values.effects import Answer, Effect, Reply
@@ -90,7 +90,7 @@ class ClaimCore(CallsCore):
         if self.disk is None:
             return CheckpointRead(of=ClaimsOf.GPUS)
         return CheckpointRead(
-            self.disk.entries, self.disk.first_drivers, owed=self.disk.owed, of=ClaimsOf.GPUS
+            self.disk.entries, self.disk.original_drivers, owed=self.disk.owed, of=ClaimsOf.GPUS
         )
 
     def restarted(self, *held_back: str, settings: GpuSettings | None = None) -> ClaimCore:
@@ -210,7 +210,7 @@ def as_bound(now: PciFunction) -> BoundFunction:
     )
 
 
-def driver_after(known: PciFunction, first: FirstDriver, target: Target) -> str | None:
+def driver_after(known: PciFunction, first: OriginalDriver, target: Target) -> str | None:
     if target is Target.VFIO:
         return known.driver if known.vfio_bound else "vfio-pci"
     if first.presence and known.presence not in (0, first.presence):

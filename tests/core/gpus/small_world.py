@@ -132,7 +132,9 @@ def _started(node: Node) -> Node:
     disk = node.outside.disk
     if disk is None:
         return stepped(fresh, CheckpointRead(of=ClaimsOf.GPUS))
-    return stepped(fresh, CheckpointRead(disk.entries, disk.first_drivers, owed=disk.owed, of=ClaimsOf.GPUS))
+    return stepped(
+        fresh, CheckpointRead(disk.entries, disk.original_drivers, owed=disk.owed, of=ClaimsOf.GPUS)
+    )
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------
@@ -437,7 +439,7 @@ def _check_grant(node: Node) -> None:
 def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     """Its intent is on disk, and nobody else has the device."""
     o = node.outside
-    undoes = act.claim is None if isinstance(act, FilesAct) else act.target is Target.FIRST_DRIVER
+    undoes = act.claim is None if isinstance(act, FilesAct) else act.target is Target.ORIGINAL_DRIVER
     meant = [e for e in stored(o.disk).values() if undoes == (e.state is ClaimState.RELEASING)]
     if isinstance(act, FilesAct):
         meant = [e for e in meant if e.name.uid == act.name.uid]
@@ -503,7 +505,7 @@ def canonical(node: Node) -> object:
         (o.pod, o.disturbed, o.admitting is None),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
-        frozenset(gpus.first_drivers.items()),
+        frozenset(gpus.original_drivers.items()),
         (gpus.acted, frozenset(gpus.reserved.items())),
         frozenset((a, r.claim, ranks[r.since]) for a, r in gpus.returned.items()),
         frozenset((a, ranks[n]) for a, n in gpus.settled.items()),
@@ -515,4 +517,4 @@ def _disk(outside: Outside) -> object:
     if outside.disk is None:
         return None
     entries = tuple((e.name.uid, e.state, e.gpus, frozenset(e.bound.items())) for e in outside.disk.entries)
-    return entries, outside.disk.first_drivers, outside.disk.owed
+    return entries, outside.disk.original_drivers, outside.disk.owed

@@ -192,7 +192,7 @@ def released_without_driver(*functions: PciFunction) -> ClaimCore:
 
 def not_loaded(core: ClaimCore) -> None:
     (act,) = core.wanted.devices.values()
-    assert act.target is Target.FIRST_DRIVER
+    assert act.target is Target.ORIGINAL_DRIVER
     core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER, of=ClaimsOf.GPUS))
 
 

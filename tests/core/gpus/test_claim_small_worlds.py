@@ -83,7 +83,7 @@ def _a_release_is_over_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "OWNING", owning)
 
 
-def _the_first_driver_is_noted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def _the_original_driver_is_noted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's: a retry after its own bind finds the GPU on vfio."""
     noted = prebound.noted
     monkeypatch.setattr(prebound, "noted", lambda known, functions, _acted: noted(known, functions))
@@ -138,7 +138,7 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _pods_are_not_seen: ("pre-bound", 3),
     _pods_do_not_see_claims: ("pre-bound", 1),
     _a_release_is_over_when_it_begins: (WAITS, 2),
-    _the_first_driver_is_noted_anew: (HELD, 2),
+    _the_original_driver_is_noted_anew: (HELD, 2),
     _companions_stay_behind: (PAIR, 1),
     _the_checkpoint_does_not_tell_a_release: (HOST, 2),
     _a_stopped_claim_is_forgotten_without_a_release: (BOUND, 2),

@@ -359,7 +359,7 @@ def test_the_release_leaves_a_gpu_alone_that_another_drivers_claim_has() -> None
     core.pass_time(limits.LEDGER_QUIET_S)
     assert "default/theirs" in core.reason(A)
     core.unprepare(name("one"))
-    assert (Target.FIRST_DRIVER, A) not in core.acts
+    assert (Target.ORIGINAL_DRIVER, A) not in core.acts
     assert core.driver(A) == "vfio-pci"
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
 

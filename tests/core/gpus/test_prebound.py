@@ -1,4 +1,4 @@
-"""Which GPU is pre-bound: the first driver of this boot by PCI address, the operator's list, the kernel's words."""
+"""Which GPU is pre-bound: the original driver of this boot by PCI address, the operator's list, the kernel's words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuactors.core.values.claim import FirstDriver
+from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.prebound import KernelId, OperatorsList, PreBound, Rule, decide, kernel_ids, noted
 
@@ -34,7 +34,7 @@ def test_of_two_identical_gpus_one_is_prebound_and_the_other_is_not() -> None:
     assert found[B].sentence == "it was found on nvidia"
 
 
-def test_a_retry_after_our_own_bind_does_not_change_the_first_driver() -> None:
+def test_a_retry_after_our_own_bind_does_not_change_the_original_driver() -> None:
     known = noted({}, [function(A, "nvidia")])
     bound = noted(known, [function(A, "vfio-pci")], acted={A})
     assert bound is known
@@ -43,7 +43,7 @@ def test_a_retry_after_our_own_bind_does_not_change_the_first_driver() -> None:
 
 def test_a_gpu_that_had_no_driver_when_our_act_began_is_given_back_without_one() -> None:
     known = noted({}, [function(A, None)])
-    assert noted(known, [function(A, "vfio-pci")], acted={A})[A] == FirstDriver(A, None)
+    assert noted(known, [function(A, "vfio-pci")], acted={A})[A] == OriginalDriver(A, None)
     assert by_first(None).sentence == "it was found without a driver"
 
 
@@ -51,7 +51,7 @@ def test_a_gpu_that_a_boot_script_binds_before_any_act_of_ours_is_prebound() -> 
     for first in (None, "nvidia"):
         known = noted({}, [function(A, first)])
         later = noted(known, [function(A, "vfio-pci")])
-        assert later[A] == FirstDriver(A, "vfio-pci", vfio=True)
+        assert later[A] == OriginalDriver(A, "vfio-pci", vfio=True)
 
 
 def test_a_gpu_that_gets_its_host_driver_late_had_that_one_first() -> None:
@@ -74,14 +74,14 @@ def test_a_function_between_two_drivers_is_found_on_the_one_before() -> None:
 def test_a_function_that_was_plugged_in_anew_is_found_anew() -> None:
     known = noted({}, [replace(function(A, "nvidia"), presence=7)])
     again = [replace(function(A, "vfio-pci"), presence=9)]
-    assert noted(known, again, acted={A})[A] == FirstDriver(A, "vfio-pci", vfio=True, presence=9)
+    assert noted(known, again, acted={A})[A] == OriginalDriver(A, "vfio-pci", vfio=True, presence=9)
     assert noted(known, [replace(function(A, "vfio-pci"), presence=7)], acted={A}) is known
 
 
 def test_a_presence_that_an_older_daemon_has_not_noted_is_added() -> None:
-    known = {A: FirstDriver(A, "nvidia")}
+    known = {A: OriginalDriver(A, "nvidia")}
     later = noted(known, [replace(function(A, "vfio-pci"), presence=7)], acted={A})
-    assert later[A] == FirstDriver(A, "nvidia", presence=7)
+    assert later[A] == OriginalDriver(A, "nvidia", presence=7)
 
 
 def test_a_variant_driver_counts_as_vfio() -> None:
@@ -97,7 +97,7 @@ def test_with_the_checkpoint_lost_a_gpu_on_vfio_counts_as_prebound() -> None:
 
 
 def test_the_operators_list_overrides_and_is_named() -> None:
-    first = FirstDriver(A, "nvidia")
+    first = OriginalDriver(A, "nvidia")
     named = decide(A, first, operator=OperatorsList(frozenset({A})))
     assert named == PreBound(True, Rule.OPERATOR, "--prebound 0000:23:00.0 says so")
     assert decide(A, first, operator=OperatorsList(everything=True)).sentence == "--prebound all says so"
@@ -107,7 +107,9 @@ def test_the_operators_list_overrides_and_is_named() -> None:
 def test_the_kernels_ids_alone_make_no_gpu_prebound() -> None:
     hints = kernel_ids("vfio-pci.ids=10de:2330")
     nvidia = function(A, "nvidia")
-    assert not decide(A, FirstDriver(A, "nvidia"), operator=NOBODY, hints=hints, function=nvidia).is_prebound
+    assert not decide(
+        A, OriginalDriver(A, "nvidia"), operator=NOBODY, hints=hints, function=nvidia
+    ).is_prebound
 
 
 @pytest.mark.parametrize(

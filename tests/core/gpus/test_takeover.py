@@ -13,7 +13,7 @@ from gpuactors.core.values.claim import (
     AllocatedDevice,
     Claim,
     ClaimName,
-    FirstDriver,
+    OriginalDriver,
     Prepared,
     PreparedDevice,
     Unprepared,
@@ -34,7 +34,7 @@ def theirs(*addresses: str, device: str = "gpu-vfio-0", unplaced: tuple[str, ...
     """A claim as it is in NVIDIA's checkpoint, without its name."""
     unnamed = ClaimName("", "", OLD.uid)
     gpus = tuple(
-        ClaimedGpu(PciAddress(a), (FirstDriver(PciAddress(a), None, vfio=True),), STAYS) for a in addresses
+        ClaimedGpu(PciAddress(a), (OriginalDriver(PciAddress(a), None, vfio=True),), STAYS) for a in addresses
     )
     given = (PreparedDevice(("gpu",), POOL, device, (f"k8s.gpu.nvidia.com/claim={OLD.uid}-{device}",)),)
     claim = Claim(unnamed, None, 0, (AllocatedDevice("gpu", POOL, device),))

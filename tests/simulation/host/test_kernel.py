@@ -12,7 +12,7 @@ from gpuactors.acts.blocking_runner import in_a_thread
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.persistenced import Persistenced
 from gpuactors.acts.writes import ProcessWrites
-from gpuactors.core.values.claim import ActFault, FirstDriver, Target
+from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.node import ActError
@@ -23,7 +23,7 @@ from tests.support.patience import patient
 
 PATIENCE_S = patient(30.0)
 GPU, AUDIO = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")
-FIRSTS = (FirstDriver(GPU, "nvidia"), FirstDriver(AUDIO, "snd_hda_intel"))
+FIRSTS = (OriginalDriver(GPU, "nvidia"), OriginalDriver(AUDIO, "snd_hda_intel"))
 DRIVERS = "sys/bus/pci/drivers"
 
 
@@ -201,7 +201,7 @@ async def test_a_real_process_binds_and_returns_the_gpu_of_a_fake_tree(node: Nod
         ours = binder(node, tmp_path / "locks")
         found = await ours.bring(GPU, Target.VFIO, FIRSTS)
         assert [(f.driver, f.iommu_group) for f in found] == [("vfio-pci", 51), ("vfio-pci", 51)]
-        await ours.bring(GPU, Target.FIRST_DRIVER, FIRSTS)
+        await ours.bring(GPU, Target.ORIGINAL_DRIVER, FIRSTS)
     assert drivers(node) == ["nvidia", "snd_hda_intel"]
     assert [text for path, text in watcher.written if path.endswith("bind")] == [
         f"{address}\n" for address in (GPU, GPU, AUDIO, AUDIO, AUDIO, AUDIO, GPU, GPU)

@@ -139,7 +139,7 @@ def _bound_held_and_returned(scene: _Scene, prebound: Mapping[str, str]) -> None
     with step("a real QEMU has it"), Qemu.start(gpus.gpu, scene.guest.artifacts / "qemu.log") as vm:
         vm.wait_taken()
         _unprepared_too_early(scene, uid, vm)
-    with step("returned, each to its first driver, and nothing is left"):
+    with step("returned, each to its original driver, and nothing is left"):
         gpus.check_nothing_is_left(cluster)
         scene.node.wait(prebound, SLACK_S)
 
@@ -188,7 +188,9 @@ def _released_after_the_restart(scene: _Scene, before: list[_Prepared]) -> None:
             cluster.unprepared(scene.plugin, claim.name, claim.uid)
             if claim.function != gpus.alone:
                 assert _node_of(claim.function) == claim.node, "it was unbound"
-    with scene.guest.step("both pre-bound GPUs are still on vfio-pci, the third one is on its first driver"):
+    with scene.guest.step(
+        "both pre-bound GPUs are still on vfio-pci, the third one is on its original driver"
+    ):
         assert gpus.alone.driver == GPU_DRIVER
         gpus.check_nothing_is_left(cluster)
 

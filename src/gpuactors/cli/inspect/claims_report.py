@@ -82,7 +82,7 @@ def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | No
         *(("Claim", line) for line in folded(claim.problem if claim is not None else life.blocked)),
         *(("At a claim's end", line) for line in folded(at_the_end(device, life))),
         *(
-            ("First driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
+            ("Original driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
             for first in life.first_drivers
         ),
     ]

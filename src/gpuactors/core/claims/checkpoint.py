@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gpuactors.core.state.claims import StoredEntry
-from gpuactors.core.values.claim import ClaimUid, FirstDriver, Json
+from gpuactors.core.values.claim import ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.model import PciAddress, is_pci_address
 
 VERSION: Final = 1
@@ -41,11 +41,11 @@ class Checkpoint:
 
     claims: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
     """The entry of each claim, all its fields as on disk."""
-    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
+    original_drivers: Mapping[PciAddress, OriginalDriver] = field(default_factory=dict)
     unknown: Mapping[str, Json] = field(default_factory=dict)
     """Fields of the file that this version does not know."""
     unknown_of_drivers: Mapping[PciAddress, Mapping[str, Json]] = field(default_factory=dict)
-    """The same of the entries of `first_drivers`."""
+    """The same of the entries of `original_drivers`."""
     owed: tuple[Mapping[str, Json], ...] = ()
     """Each return that is owed, all its fields as on disk. A daemon of before the field has none."""
     taken_over: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def encoded(checkpoint: Checkpoint, boot_id: str) -> Mapping[str, Json]:
                 "vfio": first.vfio,
                 **({"presence": first.presence} if first.presence else {}),
             }
-            for address, first in sorted(checkpoint.first_drivers.items())
+            for address, first in sorted(checkpoint.original_drivers.items())
         },
         "claims": {uid: checkpoint.claims[uid] for uid in sorted(checkpoint.claims)},
         **({"owed": checkpoint.owed} if checkpoint.owed else {}),
@@ -133,11 +133,11 @@ def decoded(content: Json) -> tuple[str, Checkpoint]:
     if not isinstance(claims, Mapping) or not isinstance(drivers, Mapping):
         raise MalformedError("claims and firstDrivers must be objects")
     taken_from, taken_over = _taken_over(content.get("takenOver"))
-    first_drivers: dict[PciAddress, FirstDriver] = {}
+    original_drivers: dict[PciAddress, OriginalDriver] = {}
     unknown_of_drivers: dict[PciAddress, Mapping[str, Json]] = {}
     for address, entry in drivers.items():
-        first, rest = _first_driver(address, entry)
-        first_drivers[first.address] = first
+        first, rest = _original_driver(address, entry)
+        original_drivers[first.address] = first
         if rest:
             unknown_of_drivers[first.address] = rest
     owed = content.get("owed", ())
@@ -148,7 +148,7 @@ def decoded(content: Json) -> tuple[str, Checkpoint]:
         raise MalformedError("owed has something that is no object")
     unknown = {name: value for name, value in content.items() if name not in _FIELDS}
     checkpoint = Checkpoint(
-        _entries(claims), first_drivers, unknown, unknown_of_drivers, returns, taken_over, taken_from
+        _entries(claims), original_drivers, unknown, unknown_of_drivers, returns, taken_over, taken_from
     )
     return boot_id, checkpoint
 
@@ -172,13 +172,15 @@ def _taken_over(content: Json) -> tuple[str, Mapping[ClaimUid, Mapping[str, Json
     return taken_from, _entries(claims)
 
 
-def _first_driver(address: str, entry: Json) -> tuple[FirstDriver, Mapping[str, Json]]:
+def _original_driver(address: str, entry: Json) -> tuple[OriginalDriver, Mapping[str, Json]]:
     if not is_pci_address(address) or not isinstance(entry, Mapping):
         raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address with an object")
     driver, vfio, presence = entry.get("driver"), entry.get("vfio"), entry.get("presence", 0)
     if not (driver is None or isinstance(driver, str)) or not isinstance(vfio, bool):
-        raise MalformedError(f"the first driver of {address} is not a name or null, with vfio true or false")
+        raise MalformedError(
+            f"the original driver of {address} is not a name or null, with vfio true or false"
+        )
     rest = {name: value for name, value in entry.items() if name not in _DRIVER_FIELDS}
     if not isinstance(presence, int) or isinstance(presence, bool) or presence < 0:
         raise MalformedError(f"the presence of {address} is no number")
-    return FirstDriver(PciAddress(address), driver, vfio, presence), rest
+    return OriginalDriver(PciAddress(address), driver, vfio, presence), rest

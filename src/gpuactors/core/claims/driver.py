@@ -15,7 +15,7 @@ from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, LookWanted, Target
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, LookWanted, OriginalDriver, Target
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
@@ -30,7 +30,7 @@ class DeviceAct:
 
     number: int
     target: Target
-    functions: tuple[FirstDriver, ...]
+    functions: tuple[OriginalDriver, ...]
     """Those that are to be touched, sorted by address."""
 
 
@@ -116,9 +116,9 @@ class ClaimDriver(Protocol):
     def look(self, state: NodeState) -> LookWanted | None:
         """The outstanding look at devices that a claim would bind; None while there is none."""
 
-    def kept(self, state: NodeState) -> tuple[tuple[FirstDriver, ...], tuple[OwedReturn, ...]]:
-        """What the checkpoint has beside the claims, each sorted by address: the first drivers of the functions whose
-        present driver may be of our making, and the returns that are owed."""
+    def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
+        """What the checkpoint has beside the claims, each sorted by address: the original drivers of the functions
+        whose present driver may be of our making, and the returns that are owed."""
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
         """The content of the files for each result of the claim, in their order."""

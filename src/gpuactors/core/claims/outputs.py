@@ -21,7 +21,7 @@ from gpuactors.core.state.claims import (
     StoredEntry,
     load_of,
 )
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FirstDriver, LookWanted
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, LookWanted, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
@@ -58,7 +58,7 @@ class CheckpointWanted:
     number: int
     entries: tuple[StoredEntry, ...]
     """Those that own devices, in the order of their arrival."""
-    first_drivers: tuple[FirstDriver, ...]
+    original_drivers: tuple[OriginalDriver, ...]
     """Of the functions whose present driver may be of our making."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed, by address."""
@@ -119,9 +119,9 @@ def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
 
 
 def _checkpoint(driver: ClaimDriver, state: NodeState) -> CheckpointWanted:
-    claims, (first_drivers, owed) = driver.claims(state), driver.kept(state)
+    claims, (original_drivers, owed) = driver.claims(state), driver.kept(state)
     entries = tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING)
-    return CheckpointWanted(claims.checkpoint, entries, first_drivers, owed)
+    return CheckpointWanted(claims.checkpoint, entries, original_drivers, owed)
 
 
 def _on_disk(entry: Entry) -> StoredEntry:

@@ -18,7 +18,7 @@ from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
-from gpuactors.core.values.claim import ClaimsOf, ClaimUid, FirstDriver, Json
+from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 
 
@@ -27,7 +27,7 @@ class Restoration:
     """The entries to go on with, the warning to log, and the files to remove."""
 
     entries: tuple[StoredEntry, ...]
-    first_drivers: tuple[FirstDriver, ...]
+    original_drivers: tuple[OriginalDriver, ...]
     owed: tuple[OwedReturn, ...]
     warning: str
     """A sentence that names what is missing; empty if nothing is."""
@@ -49,7 +49,7 @@ def restoration(
     whose these are: all are removed. Except where claims of NVIDIA's driver are taken over: its directories are in the
     same place.
     """
-    checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.first_drivers.values())
+    checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.original_drivers.values())
     lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and bool(found))
     try:
         stored = {**checkpoint.claims, **checkpoint.taken_over}
@@ -76,7 +76,7 @@ def restoration(
     entries, checkpoint = _taken_over(entries, checkpoint, restored.theirs)
     return Restoration(
         entries=entries,
-        first_drivers=drivers,
+        original_drivers=drivers,
         owed=owed,
         warning=warning,
         kept=checkpoint,
@@ -115,8 +115,8 @@ def entries_of(
 def _gpus(devices: Iterable[str]) -> Iterable[ClaimedGpu]:
     for device in devices:
         if (address := claimed_address(device)) is not None:
-            stays = "its first driver in this boot is not known, as the checkpoint is lost"
-            yield ClaimedGpu(address, (FirstDriver(address, None, vfio=True),), stays)
+            stays = "its original driver in this boot is not known, as the checkpoint is lost"
+            yield ClaimedGpu(address, (OriginalDriver(address, None, vfio=True),), stays)
 
 
 def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:
@@ -126,6 +126,6 @@ def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:
         uid, is_theirs = entry.name.uid, entry.state is ClaimState.TAKEN_OVER
         before = (kept.taken_over if is_theirs else kept.claims).get(uid, {})
         (taken_over if is_theirs else claims)[uid] = {**before, **encoded_entry(entry)}
-    first_drivers = {f.address: f for f in wanted.first_drivers}
+    original_drivers = {f.address: f for f in wanted.original_drivers}
     owed = tuple(map(encoded_return, wanted.owed))
-    return replace(kept, claims=claims, taken_over=taken_over, first_drivers=first_drivers, owed=owed)
+    return replace(kept, claims=claims, taken_over=taken_over, original_drivers=original_drivers, owed=owed)

@@ -26,9 +26,9 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimName,
     ClaimUid,
-    FirstDriver,
     Json,
     OpaqueConfig,
+    OriginalDriver,
     PreparedDevice,
 )
 from gpuactors.core.values.claim_states import ClaimState
@@ -111,7 +111,7 @@ def _gpu(gpu: ClaimedGpu) -> Mapping[str, Json]:
     return {"address": gpu.address, "stays": gpu.stays, "functions": tuple(map(_first, gpu.functions))}
 
 
-def _first(first: FirstDriver) -> Json:
+def _first(first: OriginalDriver) -> Json:
     return {
         "address": first.address,
         "driver": first.driver,
@@ -257,8 +257,8 @@ def _as_gpu(content: Mapping[str, Json]) -> ClaimedGpu:
     return ClaimedGpu(_address(content), _each(content, "functions", _as_first), _text(content, "stays"))
 
 
-def _as_first(content: Mapping[str, Json]) -> FirstDriver:
-    return FirstDriver(
+def _as_first(content: Mapping[str, Json]) -> OriginalDriver:
+    return OriginalDriver(
         _address(content),
         _text_or_none(content, "driver"),
         vfio=_flag(content, "vfio"),

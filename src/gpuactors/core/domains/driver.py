@@ -23,7 +23,7 @@ from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, OwedReturn, StoredEntry
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FirstDriver, LookWanted
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, LookWanted, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (
     ClaimedDomain,
@@ -174,7 +174,7 @@ class ComputeDomains:
     def look(self, state: NodeState) -> LookWanted | None:
         return None
 
-    def kept(self, state: NodeState) -> tuple[tuple[FirstDriver, ...], tuple[OwedReturn, ...]]:
+    def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
         return (), ()
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DomainEdits, ...]:

@@ -14,8 +14,8 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimName,
     ClaimsOf,
-    FirstDriver,
     LookFinding,
+    OriginalDriver,
 )
 from gpuactors.core.values.model import Token
 from gpuactors.core.values.slices import Publication
@@ -72,7 +72,7 @@ class CheckpointRead:
 
     entries: tuple[StoredEntry, ...] = ()
     """Those that own devices, in the order of their arrival."""
-    first_drivers: tuple[FirstDriver, ...] = ()
+    original_drivers: tuple[OriginalDriver, ...] = ()
     """Of the functions whose present driver may be of our making."""
     warning: str = ""
     """A sentence that names what is missing of it: it was damaged, and has been set aside."""

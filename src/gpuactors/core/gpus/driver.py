@@ -48,9 +48,9 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     DeviceHealth,
-    FirstDriver,
     LookFinding,
     LookWanted,
+    OriginalDriver,
     Target,
 )
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -81,14 +81,14 @@ class GpuDriver:
         return state.offered.offer, state.offered.health
 
     def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
-        known = {f.address: f for f in event.first_drivers}
+        known = {f.address: f for f in event.original_drivers}
         owed = {o.gpu.address: o for o in event.owed}
         having = [gpu for e in event.entries for gpu in e.gpus] + [o.gpu for o in event.owed]
         # An older daemon, which noted no presence, kept those as well that it had returned.
         acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
         acted &= known.keys()
         unseen = dict.fromkeys(acted, returns.UNSEEN)
-        gpus = replace(state.gpus, first_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
+        gpus = replace(state.gpus, original_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
         operator = gpus.settings.operator
         return _with(state, gpus), [
             replace(stored, gpus=tuple(_with_operators_word(operator, gpu) for gpu in stored.gpus))
@@ -122,7 +122,7 @@ class GpuDriver:
         return exclusion.conflict(state, entry)
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
-        """Their first drivers are in the same checkpoint."""
+        """Their original drivers are in the same checkpoint."""
         own = with_whole_groups(claimed_gpu(state, address) for address in _own_addresses(entry.claim))
         functions = {f.address for gpu in own for f in gpu.functions}
         gpus = returns.without_owed(state.gpus, functions)
@@ -223,9 +223,9 @@ class GpuDriver:
     def look(self, state: NodeState) -> LookWanted | None:
         return state.gpus.look
 
-    def kept(self, state: NodeState) -> tuple[tuple[FirstDriver, ...], tuple[OwedReturn, ...]]:
+    def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
         gpus = state.gpus
-        firsts = tuple(f for a, f in sorted(gpus.first_drivers.items()) if a in gpus.acted)
+        firsts = tuple(f for a, f in sorted(gpus.original_drivers.items()) if a in gpus.acted)
         return firsts, tuple(owed for _, owed in sorted(gpus.owed.items()))
 
     def devices(
@@ -268,7 +268,9 @@ def _act_of(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
     if entry.state is ClaimState.RELEASING:
         functions = returns.ours(gpus, gpu).functions
-        return DeviceAct(number, Target.FIRST_DRIVER, tuple(returns.as_returned(entry, f) for f in functions))
+        return DeviceAct(
+            number, Target.ORIGINAL_DRIVER, tuple(returns.as_returned(entry, f) for f in functions)
+        )
     return DeviceAct(number, Target.VFIO, gpu.functions)
 
 

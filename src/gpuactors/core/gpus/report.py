@@ -16,7 +16,7 @@ from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Entry
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import ClaimUid, FirstDriver
+from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
 
@@ -53,12 +53,12 @@ class DeviceOfClaims:
     claim: ClaimUid | None
     """The claim that has it."""
     stays: bool
-    """It stays on its vfio driver when a claim ends; else it is returned to its first driver."""
+    """It stays on its vfio driver when a claim ends; else it is returned to its original driver."""
     rule: prebound.Rule | None
     """Which rule decided; None if it decided for another daemon, and would decide otherwise now."""
     why: str
     """That rule, as a sentence."""
-    first_drivers: tuple[FirstDriver, ...]
+    original_drivers: tuple[OriginalDriver, ...]
     """Of this boot, before any act of gpuactors: the device's own, then its companions', as far as they are known."""
     offer: str
     """`offered`, `claimed`, or why it must not be given to a claim now (`BlockKind`); empty while it is not known."""
@@ -68,7 +68,7 @@ class DeviceOfClaims:
 
 def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | None:
     """How claims may use this device; None while DRA is off."""
-    settings, known = state.gpus.settings, state.gpus.first_drivers
+    settings, known = state.gpus.settings, state.gpus.original_drivers
     if state.gpus.claims.settings is None:
         return None
     entry, gpu = _owner_of(state, address)
@@ -93,7 +93,7 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
         stays=stays,
         rule=rule if stays == decided.is_prebound else None,
         why=why,
-        first_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
+        original_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
         offer=_offer_of(state, address),
         blocked=why_blocked(state, address) if entry is None else "",
     )

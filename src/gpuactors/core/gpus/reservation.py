@@ -15,7 +15,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Entry
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import FirstDriver
+from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
@@ -36,7 +36,7 @@ def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
 
 def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
     """The device as it is reserved now."""
-    settings, known = state.gpus.settings, state.gpus.first_drivers
+    settings, known = state.gpus.settings, state.gpus.original_drivers
     functions = with_companions(state, address)
     decided = {
         f.address: prebound.decide(
@@ -46,17 +46,17 @@ def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
     }
     return ClaimedGpu(
         address,
-        tuple(_first_driver(known, f, stays=decided[f.address].is_prebound) for f in functions),
+        tuple(_original_driver(known, f, stays=decided[f.address].is_prebound) for f in functions),
         stays=decided[address].sentence if decided[address].is_prebound else "",
     )
 
 
-def _first_driver(
-    known: Mapping[PciAddress, FirstDriver], function: PciFunction, *, stays: bool
-) -> FirstDriver:
+def _original_driver(
+    known: Mapping[PciAddress, OriginalDriver], function: PciFunction, *, stays: bool
+) -> OriginalDriver:
     """The driver that an act is to return it to. One that is pre-bound by the operator's word counts as first seen on
     vfio."""
-    present = FirstDriver(function.address, function.driver, function.vfio_bound, function.presence)
+    present = OriginalDriver(function.address, function.driver, function.vfio_bound, function.presence)
     return replace(known.get(function.address, present), vfio=stays)
 
 

@@ -1,4 +1,4 @@
-"""Which functions are on a driver by an act of gpuactors, and the returns to their first drivers that are owed.
+"""Which functions are on a driver by an act of gpuactors, and the returns to their original drivers that are owed.
 
 A function is ours from its reservation until an act has returned it, or it is seen on a driver that no act of gpuactors
 has bound it to: somebody else has decided about it then. A driver that is not loaded when a claim ends does not hold
@@ -21,7 +21,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Entry, OwedReturn, one_of_each_group
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import BoundFunction, FirstDriver, Target
+from gpuactors.core.values.claim import BoundFunction, OriginalDriver, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Field, Level, Log
 from gpuactors.core.values.model import PciAddress
@@ -45,7 +45,7 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     if (
         was is functions
         and not gpus.settled
-        and before.gpus.first_drivers is gpus.first_drivers
+        and before.gpus.original_drivers is gpus.original_drivers
         and before.gpus.acted is gpus.acted
     ):
         return gpus
@@ -53,15 +53,15 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     settled = {
         a: n for a, n in gpus.settled.items() if (last := seen.get(a)) is not None and last.inspection <= n
     }
-    known = gpus.first_drivers
+    known = gpus.original_drivers
     if not gone.isdisjoint(known):
         known = {a: first for a, first in known.items() if a not in gone}
     acted = gpus.acted - gone - _decided_by_others(state, gpus.acted - settled.keys())
     known = prebound.noted(known, (f for a, f in functions.items() if a not in settled), acted)
     owed = {a: o for a, o in gpus.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
     if acted == gpus.acted and settled == gpus.settled and owed == gpus.owed:
-        return gpus if known is gpus.first_drivers else replace(gpus, first_drivers=known)
-    after = replace(gpus, first_drivers=known, acted=acted, settled=settled, owed=owed)
+        return gpus if known is gpus.original_drivers else replace(gpus, original_drivers=known)
+    after = replace(gpus, original_drivers=known, acted=acted, settled=settled, owed=owed)
     # It would be taken for ours again by a daemon that starts now.
     return after if acted == gpus.acted else _to_disk(after)
 
@@ -79,7 +79,7 @@ def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[Pc
     under_way |= {f.address for owed in gpus.owed.values() if owed.act for f in owed.gpu.functions}
     found: set[PciAddress] = set()
     for address in acted:
-        now, first = functions.get(address), gpus.first_drivers.get(address)
+        now, first = functions.get(address), gpus.original_drivers.get(address)
         if now is None:
             continue
         is_elsewhere = now.driver is not None and not now.vfio_bound and address not in under_way
@@ -98,9 +98,9 @@ def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bo
         return replace(gpus, settled=settled, acted=gpus.acted - frozenset(met))
     known = {
         a: replace(f, presence=(a in met and met[a].presence) or f.presence)
-        for a, f in gpus.first_drivers.items()
+        for a, f in gpus.original_drivers.items()
     }
-    return replace(gpus, settled=settled, acted=gpus.acted | frozenset(met), first_drivers=known)
+    return replace(gpus, settled=settled, acted=gpus.acted | frozenset(met), original_drivers=known)
 
 
 def half_done(state: NodeState, moved: Iterable[BoundFunction]) -> Gpus:
@@ -124,7 +124,7 @@ def is_to_be_returned(gpus: Gpus, gpu: ClaimedGpu) -> bool:
 # --- returns that are owed --------------------------------------------------------------------------------------------
 
 
-def as_returned(entry: Entry, first: FirstDriver) -> FirstDriver:
+def as_returned(entry: Entry, first: OriginalDriver) -> OriginalDriver:
     """Prepare the return of a function: add what the acts that bound it for its claim know."""
     bound = entry.bound.get(first.address)
     if bound is None:
@@ -192,7 +192,9 @@ def of_act(gpus: Gpus, number: int) -> PciAddress | None:
 
 def owed_acts(gpus: Gpus) -> dict[PciAddress, DeviceAct]:
     """The acts that return them, of those that were begun."""
-    return {a: DeviceAct(o.act, Target.FIRST_DRIVER, o.gpu.functions) for a, o in gpus.owed.items() if o.act}
+    return {
+        a: DeviceAct(o.act, Target.ORIGINAL_DRIVER, o.gpu.functions) for a, o in gpus.owed.items() if o.act
+    }
 
 
 def log_owed(owed: OwedReturn, reason: str, *, known: bool = False) -> Log:

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpuactors.core.values.claim import BoundFunction, Claim, ClaimName, ClaimUid, FirstDriver, PreparedDevice
+from gpuactors.core.values.claim import (
+    BoundFunction,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    OriginalDriver,
+    PreparedDevice,
+)
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
 from gpuactors.core.values.model import PciAddress, Role, Token
@@ -30,7 +37,7 @@ class ClaimedGpu:
     """One device that a claim has for itself, as it was when it was reserved."""
 
     address: PciAddress
-    functions: tuple[FirstDriver, ...]
+    functions: tuple[OriginalDriver, ...]
     """It and its companions, sorted by address, each with the driver that it is returned to."""
     stays: str = ""
     """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
@@ -38,7 +45,7 @@ class ClaimedGpu:
 
 def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     """An act is on an IOMMU group as a whole, so one of a claim's devices in a group stands for the others."""
-    found: dict[tuple[FirstDriver, ...], ClaimedGpu] = {}
+    found: dict[tuple[OriginalDriver, ...], ClaimedGpu] = {}
     for gpu in gpus:
         found.setdefault(gpu.functions, gpu)
     return tuple(found.values())
@@ -112,7 +119,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class OwedReturn:
-    """A device of a claim that has ended, which is on vfio by an act of ours: its first driver was not loaded."""
+    """A device of a claim that has ended, which is on vfio by an act of ours: its original driver was not loaded."""
 
     gpu: ClaimedGpu
     claim: ClaimName

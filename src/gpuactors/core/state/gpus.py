@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
-from gpuactors.core.values.claim import ClaimName, FirstDriver, LookWanted
+from gpuactors.core.values.claim import ClaimName, LookWanted, OriginalDriver
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress
 from gpuactors.core.values.prebound import KernelId, OperatorsList
 from gpuactors.core.values.status import Reason
@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A device that an act has returned to its first driver. It was last seen on vfio, as a device that can be
+    """A device that an act has returned to its original driver. It was last seen on vfio, as a device that can be
     allocated."""
 
     claim: ClaimName
@@ -57,7 +57,7 @@ class Gpus:
 
     settings: GpuSettings = GpuSettings()
     claims: Claims = NO_CLAIMS
-    first_drivers: Mapping[PciAddress, FirstDriver] = field(default_factory=dict)
+    original_drivers: Mapping[PciAddress, OriginalDriver] = field(default_factory=dict)
     """As `prebound.noted`, of the functions that are there."""
     acted: frozenset[PciAddress] = frozenset()
     """The functions whose present driver may be of our making (`gpus/returns.py`)."""

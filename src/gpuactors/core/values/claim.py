@@ -114,12 +114,12 @@ class Target(StrEnum):
 
     VFIO = "vfio"
     """Any vfio driver. A function that is on one stays as it is."""
-    FIRST_DRIVER = "first-driver"
+    ORIGINAL_DRIVER = "original-driver"
     """The driver found on it before any act of gpuactors."""
 
 
 @dataclass(frozen=True, slots=True)
-class FirstDriver:
+class OriginalDriver:
     """The driver found on a function before any act of gpuactors; None: without a driver. It belongs to the function's
     presence: one that was unplugged and plugged in again is found anew."""
 

@@ -39,7 +39,7 @@ class ClaimState(StrEnum):
     """An act failed, or the checkpoint was lost. The devices stay as they are and its own, until a prepare or an
     unprepare comes."""
     RELEASING = "Releasing"
-    """Its files are being removed, and its devices returned to their first drivers."""
+    """Its files are being removed, and its devices returned to their original drivers."""
     CLEARING = "Clearing"
     """It was unprepared, and has no devices: files that may be left of it (the checkpoint was lost, or is of another
     boot) are being removed."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from gpuactors.core.values.claim import BoundFunction, FirstDriver
+from gpuactors.core.values.claim import BoundFunction, OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.quote import quoted_id
 
@@ -26,20 +26,20 @@ from gpuactors.core.values.quote import quoted_id
 
 
 def noted(
-    known: Mapping[PciAddress, FirstDriver],
+    known: Mapping[PciAddress, OriginalDriver],
     functions: Iterable[PciFunction],
     acted: Collection[PciAddress] = (),
-) -> Mapping[PciAddress, FirstDriver]:
+) -> Mapping[PciAddress, OriginalDriver]:
     """`known` with what an inspection of `functions` adds; the same object if that is nothing. `acted` are the
     addresses whose present driver may be of our making: theirs do not change.
 
     A driver that somebody else has bound counts from then on. Without a driver a function is on its way from one to the
     next, so what it was found on counts on.
     """
-    found: dict[PciAddress, FirstDriver] = {}
+    found: dict[PciAddress, OriginalDriver] = {}
     for function in functions:
         address = function.address
-        seen = FirstDriver(address, function.driver, function.vfio_bound, function.presence)
+        seen = OriginalDriver(address, function.driver, function.vfio_bound, function.presence)
         before = known.get(address)
         by_others = address not in acted and seen.driver is not None
         if before is None or is_another(before, function) or (by_others and seen != before):
@@ -49,7 +49,7 @@ def noted(
     return {**known, **found} if found else known
 
 
-def is_another(noted: FirstDriver | BoundFunction, now: PciFunction) -> bool:
+def is_another(noted: OriginalDriver | BoundFunction, now: PciFunction) -> bool:
     """The function was unplugged since, and one was plugged in at its address. False where that is not known."""
     return bool(noted.presence and now.presence) and noted.presence != now.presence
 
@@ -62,10 +62,10 @@ class Rule(StrEnum):
 
     OPERATOR = "operator"
     """`--prebound` names the address, or says `all`."""
-    FIRST_DRIVER = "first-driver"
+    ORIGINAL_DRIVER = "first-driver"
     """The driver found on it before any act of gpuactors."""
     UNKNOWN = "unknown"
-    """Its first driver is not known, so nothing is done to it."""
+    """Its original driver is not known, so nothing is done to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class OperatorsList:
 
 def decide(
     address: PciAddress,
-    first: FirstDriver | None,
+    first: OriginalDriver | None,
     *,
     operator: OperatorsList,
     hints: Iterable[KernelId] = (),
@@ -110,11 +110,11 @@ def decide(
         named = f"; the kernel command line names {hint} as well" if hint is not None else ""
         return PreBound(
             True,
-            Rule.FIRST_DRIVER,
+            Rule.ORIGINAL_DRIVER,
             f"it was found on {quoted_id(first.driver or '')}, and no claim had put it there{named}",
         )
     had = f"on {quoted_id(first.driver)}" if first.driver is not None else "without a driver"
-    return PreBound(False, Rule.FIRST_DRIVER, f"it was found {had}")
+    return PreBound(False, Rule.ORIGINAL_DRIVER, f"it was found {had}")
 
 
 # --- the kernel command line ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ _TEXT: Final = """
 A GPU that the node binds to vfio-pci at its boot is meant for virtual machines, and the host's driver must not get it.
 A driver that binds every GPU to the host's driver when its claim ends takes such GPUs away: NVLink hung for 30 s, and
 worse (NVIDIA issues 1089, 1090, 1099). The two have the same ids, so ids cannot tell which is which: what counts is the
-first driver of each PCI address in this boot, on disk before anything is written to it.
+original driver of each PCI address in this boot, on disk before anything is written to it.
 """
 
 

@@ -297,7 +297,7 @@ def test_nvidias_is_read_and_never_touched() -> None:
     assert restored.theirs is not None
     (taken,) = restored.theirs.claims
     assert (taken.name.uid, taken.state) == (UID, ClaimState.TAKEN_OVER)
-    assert [(gpu.address, bool(gpu.stays)) for gpu in taken.gpus] == [(A, True)]
+    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in taken.gpus] == [(A, True)]
     assert taken.given[0].cdi_ids == (f"k8s.gpu.nvidia.com/claim={UID}-gpu-vfio-0",)
     file(disk).write(ONE)
     assert (file(disk).read().checkpoint, disk.files[OLD]) == (ONE, THEIRS)

@@ -107,7 +107,7 @@ def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_the_host(state: NodeState, address: PciAddress) -> ClaimedGpu:
         gpu = claimed_gpu(state, address)
         functions = tuple(replace(f, driver="nvidia", vfio=False) for f in gpu.functions)
-        return replace(gpu, stays="", functions=functions)
+        return replace(gpu, keep_on_vfio="", functions=functions)
 
     monkeypatch.setattr(gpus, "claimed_gpu", of_the_host)
 

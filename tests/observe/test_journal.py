@@ -89,7 +89,7 @@ ENTRY = StoredEntry(
     CLAIM.name,
     ClaimState.PREPARED,
     CLAIM,
-    (ClaimedGpu(GPU, (NVIDIA,), stays="it was found on vfio-pci"),),
+    (ClaimedGpu(GPU, (NVIDIA,), keep_on_vfio="it was found on vfio-pci"),),
     {GPU: BoundFunction(GPU, "vfio-pci", 35, None, vfio=True)},
 )
 

@@ -93,8 +93,8 @@ def test_a_daemon_that_returns_a_pre_bound_gpu_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         reservation,
         "_original_driver",
-        lambda known, function, *, stays: replace(
-            known[function.address], driver=_home(function), vfio=stays
+        lambda known, function, *, keep_on_vfio: replace(
+            known[function.address], driver=_home(function), vfio=keep_on_vfio
         ),
     )
     unmet = fails_at(monkeypatch, PREBOUND, 3)

@@ -185,7 +185,7 @@ def device_of_claims_view(state: NodeState, address: PciAddress) -> DeviceOfClai
         return None
     return DeviceOfClaimsView(
         claim_uid=found.claim,
-        stays=found.stays,
+        stays=found.keep_on_vfio,
         rule=str(found.rule) if found.rule is not None else "",
         why=found.why,
         first_drivers=tuple(OriginalDriverView(f.address, f.driver) for f in found.original_drivers),

@@ -115,8 +115,8 @@ def entries_of(
 def _gpus(devices: Iterable[str]) -> Iterable[ClaimedGpu]:
     for device in devices:
         if (address := claimed_address(device)) is not None:
-            stays = "its original driver in this boot is not known, as the checkpoint is lost"
-            yield ClaimedGpu(address, (OriginalDriver(address, None, vfio=True),), stays)
+            why = "its original driver in this boot is not known, as the checkpoint is lost"
+            yield ClaimedGpu(address, (OriginalDriver(address, None, vfio=True),), why)
 
 
 def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:

@@ -108,7 +108,7 @@ def decoded_return(content: Mapping[str, Json]) -> OwedReturn:
 
 
 def _gpu(gpu: ClaimedGpu) -> Mapping[str, Json]:
-    return {"address": gpu.address, "stays": gpu.stays, "functions": tuple(map(_first, gpu.functions))}
+    return {"address": gpu.address, "stays": gpu.keep_on_vfio, "functions": tuple(map(_first, gpu.functions))}
 
 
 def _first(first: OriginalDriver) -> Json:

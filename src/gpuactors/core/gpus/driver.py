@@ -277,10 +277,10 @@ def _act_of(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
 def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
     """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
     functions = tuple(replace(f, vfio=f.vfio or f.address in operator) for f in gpu.functions)
-    if gpu.stays or gpu.address not in operator:
+    if gpu.keep_on_vfio or gpu.address not in operator:
         return replace(gpu, functions=functions)
     decided = prebound.decide(gpu.address, None, operator=operator)
-    return replace(gpu, functions=functions, stays=decided.sentence)
+    return replace(gpu, functions=functions, keep_on_vfio=decided.sentence)
 
 
 def _looked_at_once(state: NodeState) -> NodeState:

@@ -52,7 +52,7 @@ class DeviceOfClaims:
 
     claim: ClaimUid | None
     """The claim that has it."""
-    stays: bool
+    keep_on_vfio: bool
     """It stays on its vfio driver when a claim ends; else it is returned to its original driver."""
     rule: prebound.Rule | None
     """Which rule decided; None if it decided for another daemon, and would decide otherwise now."""
@@ -79,19 +79,22 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
         hints=settings.hints,
         function=state.host.functions.get(address),
     )
-    stays, why, rule = decided.is_prebound, decided.sentence, decided.rule
+    keep_on_vfio, why, rule = decided.is_prebound, decided.sentence, decided.rule
     firsts = [known[f.address] for f in with_companions(state, address) if f.address in known]
     if gpu is not None:
-        stays, firsts = bool(gpu.stays), [known.get(f.address, f) for f in gpu.functions]
-        if stays != decided.is_prebound:
+        keep_on_vfio, firsts = bool(gpu.keep_on_vfio), [known.get(f.address, f) for f in gpu.functions]
+        if keep_on_vfio != decided.is_prebound:
             first = next((f for f in gpu.functions if f.address == address), None)
-            why = gpu.stays or prebound.decide(address, first, operator=prebound.OperatorsList()).sentence
-        elif stays:
-            why = gpu.stays
+            why = (
+                gpu.keep_on_vfio
+                or prebound.decide(address, first, operator=prebound.OperatorsList()).sentence
+            )
+        elif keep_on_vfio:
+            why = gpu.keep_on_vfio
     return DeviceOfClaims(
         claim=entry.name.uid if entry is not None else None,
-        stays=stays,
-        rule=rule if stays == decided.is_prebound else None,
+        keep_on_vfio=keep_on_vfio,
+        rule=rule if keep_on_vfio == decided.is_prebound else None,
         why=why,
         original_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
         offer=_offer_of(state, address),

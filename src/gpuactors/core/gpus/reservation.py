@@ -46,18 +46,18 @@ def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
     }
     return ClaimedGpu(
         address,
-        tuple(_original_driver(known, f, stays=decided[f.address].is_prebound) for f in functions),
-        stays=decided[address].sentence if decided[address].is_prebound else "",
+        tuple(_original_driver(known, f, keep_on_vfio=decided[f.address].is_prebound) for f in functions),
+        keep_on_vfio=decided[address].sentence if decided[address].is_prebound else "",
     )
 
 
 def _original_driver(
-    known: Mapping[PciAddress, OriginalDriver], function: PciFunction, *, stays: bool
+    known: Mapping[PciAddress, OriginalDriver], function: PciFunction, *, keep_on_vfio: bool
 ) -> OriginalDriver:
     """The driver that an act is to return it to. One that is pre-bound by the operator's word counts as first seen on
     vfio."""
     present = OriginalDriver(function.address, function.driver, function.vfio_bound, function.presence)
-    return replace(known.get(function.address, present), vfio=stays)
+    return replace(known.get(function.address, present), vfio=keep_on_vfio)
 
 
 def with_reserved(gpus: Gpus) -> Gpus:

@@ -39,7 +39,7 @@ class ClaimedGpu:
     address: PciAddress
     functions: tuple[OriginalDriver, ...]
     """It and its companions, sorted by address, each with the driver that it is returned to."""
-    stays: str = ""
+    keep_on_vfio: str = ""
     """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.tools import KUBECTL
+from tests.process.daemon import gpuactors
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = Path(os.environ.get("TEST_DEPLOY") or ROOT / "deploy")
@@ -74,14 +74,8 @@ def seen_at(pod: Manifest, path: str) -> tuple[str, bool]:
 def configuration_of(container: Manifest) -> dict[str, dict[str, object]]:
     """What the real command line makes of the container's arguments and variables."""
     _, *flags = container["args"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuactors", "config", "show", "-o", "json", *flags],
-        capture_output=True,
-        text=True,
-        timeout=RENDER_TIMEOUT_S,
-        env={entry["name"]: entry["value"] for entry in container["env"] if "value" in entry},
-        check=False,
-    )
+    env = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    done = gpuactors("config", "show", "-o", "json", *flags, env=env)
     assert done.returncode == 0, done.stderr
     shown: dict[str, dict[str, object]] = json.loads(done.stdout)
     return shown

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import PurePosixPath
 
 import pytest
 
 from gpuactors import limits
-from tests.deploy.manifests import DEPLOY, RENDER_TIMEOUT_S, Manifest, of_kind, render
+from tests.deploy.manifests import DEPLOY, Manifest, of_kind, render
+from tests.process.daemon import gpuactors
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,7 @@ def configuration(container: Manifest) -> dict[str, dict[str, object]]:
     """What the real command line makes of the container's arguments, with nothing else to go by."""
     command, *flags = container["args"]
     assert command == "run"
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuactors", "config", "show", "-o", "json", *flags],
-        capture_output=True,
-        text=True,
-        timeout=RENDER_TIMEOUT_S,
-        env={},
-        check=False,
-    )
+    done = gpuactors("config", "show", "-o", "json", *flags)
     assert done.returncode == 0, done.stderr
     shown: dict[str, dict[str, object]] = json.loads(done.stdout)
     return shown

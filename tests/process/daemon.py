@@ -1,4 +1,6 @@
-"""The daemon as a process of its own: started as an operator starts it, watched through its log and its exit code.
+"""The daemon as a process of its own: run as an operator runs it, watched through its log and its exit code.
+
+Most are forked with their modules loaded (`tests/support/forked.py`), which costs a tenth of a start.
 
 Every wait has a deadline and polls a condition. Must not import gpuactors: all that these tests know of the daemon is
 what a process shows to the outside.
@@ -18,6 +20,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Final
 
+from tests.support import forked
+from tests.support.forked import Forked
 from tests.support.patience import patient
 
 WAIT_S: Final = patient(20.0)
@@ -51,13 +55,14 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def gpuactors(
-    *words: str, env: Mapping[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[str] | None = None,
+    bounds: Mapping[str, float] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m gpuactors …` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuactors", *words], env=clean_environment(env), stdin=subprocess.DEVNULL,
-        stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=patient(60), check=False,
-    )  # fmt: skip
+    """Runs `python -m gpuactors …` to its end, forked; its output is in what is returned, unless `stdout` takes it.
+    `bounds`: as for `DaemonProcess`."""
+    return forked.run(words, env=clean_environment(env), stdout=stdout, bounds=bounds)
 
 
 PATIENT_LOOKS: Final = {"INSPECTION_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S": patient(12.0)}
@@ -65,13 +70,6 @@ PATIENT_LOOKS: Final = {"INSPECTION_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S"
 
 PATIENT_END: Final = {"DRAIN_S": patient(2.0), "STOP_DEADLINE_S": patient(8.0)}
 """Bounds of a daemon that may finish a call when it ends, however slowly a test does what that call waits for."""
-
-
-def _changed(bounds: Mapping[str, float], planted: str) -> str:
-    changes = "\n".join(f"limits.{name} = {value!r}" for name, value in bounds.items())
-    return (
-        f"from gpuactors import limits\n{changes}\n{planted}\nfrom gpuactors.__main__ import main\nmain()\n"
-    )
 
 
 class DaemonProcess:
@@ -89,11 +87,14 @@ class DaemonProcess:
         tolerated: Collection[str] = (),
         bounds: Mapping[str, float] | None = None,
         planted: str = "",
+        starts: bool = False,
     ) -> None:
-        """`bounds`: other values for some of the daemon's own (`limits.py`), by name. `planted`: Python that changes
-        its code before it starts, a bug that it is to live with."""
-        own = bounds is None and not planted
-        self._program = ["-m", "gpuactors"] if own else ["-c", _changed(bounds or {}, planted)]
+        """`bounds`: other values for some of the daemon's own (`limits.py`), by name. `planted`: Python that runs
+        before the daemon's imports. With it, or with `starts`, a process starts; else it is forked."""
+        assert not (bounds and (planted or starts)), "those of a process that starts are its own"
+        self._bounds = bounds
+        self._planted = planted
+        self._starts = starts or bool(planted)
         self._words = words
         self._env = clean_environment(env)
         self._tolerated = frozenset(tolerated)
@@ -103,10 +104,16 @@ class DaemonProcess:
         self._killed = False
 
     def __enter__(self) -> DaemonProcess:
-        self._process = subprocess.Popen(
-            [sys.executable, *self._program, "run", *self._words],
-            env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        words = ["run", *self._words]
+        self._process: Forked | subprocess.Popen[str]
+        if not self._starts:
+            self._process = Forked(words, env=self._env, bounds=self._bounds)
+        else:
+            program = f"{self._planted}\nfrom gpuactors.__main__ import main\nmain()\n"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program, *words],
+                env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name="daemon's log", daemon=True)
         self._reader.start()
         return self

@@ -80,6 +80,7 @@ class Node:
         tolerated: Collection[str] = (),
         bounds: Mapping[str, float] | None = None,
         planted: str = "",
+        starts: bool = False,
     ) -> DaemonProcess:
         """A daemon for this node; `words` come last, so they win. The rest is as for `DaemonProcess`."""
         return DaemonProcess(
@@ -93,6 +94,7 @@ class Node:
             tolerated=tolerated,
             bounds=bounds,
             planted=planted,
+            starts=starts,
         )
 
     def endpoint(self, resource: str) -> Path:

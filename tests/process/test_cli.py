@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from gpuactors.observe.journal import Anchor
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import gpu
 from tests.observe.recording import WALL, RecordedCore, files
-from tests.process.daemon import clean_environment, gpuactors
+from tests.process.daemon import gpuactors
 from tests.process.node import A100, H100, HEALTHY, address, open_node
 
 EX_USAGE, EX_UNAVAILABLE, EX_CANTCREAT, EX_CONFIG = 2, 69, 73, 78
@@ -190,19 +189,13 @@ def test_run_ends_where_what_it_needs_was_never_there(tmp_path: Path, absent: st
         HostTree(host).plug(PciSpec("0000:23:00.0", "10de", "2330", "030200", 0x23, driver="vfio-pci"))
     else:
         (kubelet / "device-plugins").mkdir(parents=True)
-    program = (
-        "from gpuactors import limits\n"
-        "limits.HOST_ABSENT_S = limits.KUBELET_DIR_ABSENT_S = 1.5\n"
-        "from gpuactors.__main__ import main\n"
-        "main()\n"
+    flags = (
+        f"--host-root={host}",
+        f"--kubelet-dir={kubelet}",
+        f"--state-dir={tmp_path / 's'}",
+        "--uevents=off",
     )
-    done = subprocess.run(
-        [
-            sys.executable, "-c", program, "run", f"--host-root={host}", f"--kubelet-dir={kubelet}",
-            f"--state-dir={tmp_path / 's'}", "--uevents=off",
-        ],
-        env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = gpuactors("run", *flags, bounds={"HOST_ABSENT_S": 1.5, "KUBELET_DIR_ABSENT_S": 1.5})
     assert done.returncode == EX_UNAVAILABLE, done.stderr
     last = json.loads(done.stderr.splitlines()[-1])
     assert (last["event"], last["level"]) == ("daemon.gave_up", "error")

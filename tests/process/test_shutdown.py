@@ -33,7 +33,7 @@ STOPPING = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP]
 
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_ends_streams_and_removes_sockets(number: signal.Signals) -> None:
-    with open_node() as node, _running(node) as daemon:
+    with open_node() as node, _running(node, starts=number is signal.SIGTERM) as daemon:
         # Another program's file in kubelet's directory stays.
         (node.kubelet.socket_dir / "kubelet_internal_checkpoint").write_text("{}")
         daemon.signal(number)
@@ -118,7 +118,7 @@ def test_nohup_means_what_it_says() -> None:
     with open_node(started=False) as node:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a child inherits that a signal is ignored
         try:
-            with node.daemon() as daemon:
+            with node.daemon(starts=True) as daemon:
                 daemon.wait_event("daemon.started")
                 daemon.signal(signal.SIGHUP)
                 daemon.signal(signal.SIGUSR1)
@@ -185,11 +185,13 @@ def _importing(directory: Path, *around: str) -> Iterator[tuple[subprocess.Popen
 
 
 @contextmanager
-def _running(node: Node, bounds: Mapping[str, float] | None = None) -> Iterator[DaemonProcess]:
+def _running(
+    node: Node, bounds: Mapping[str, float] | None = None, *, starts: bool = False
+) -> Iterator[DaemonProcess]:
     """A daemon with two resources registered."""
     node.plug(0x23, "2330", driver="vfio-pci")
     node.plug(0x31, "20b0", driver="vfio-pci")
-    with node.daemon(bounds=bounds) as daemon:
+    with node.daemon(bounds=bounds, starts=starts) as daemon:
         node.wait_device_lists({H100: {GPU: HEALTHY}, A100: {OTHER: HEALTHY}})
         yield daemon
 

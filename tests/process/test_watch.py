@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.process.daemon import WAIT_S, DaemonProcess, clean_environment, gpuactors
+from tests.process.daemon import WAIT_S, DaemonProcess, clean_environment, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
+from tests.support.forked import Forked
 from tests.support.terminal import OnTerminal
 
 GPUS = range(1, 17)
@@ -105,8 +104,8 @@ def test_q_ends_it_and_a_stopped_one_leaves_the_terminal_to_others(node: Node, d
     with OnTerminal(*words(node)) as terminal:
         terminal.wait(lambda lines: gpus(lines) == 16, "all GPUs")
         terminal.type("\x1a")  # Ctrl-Z
-        _, status = os.waitpid(terminal.process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        state = Path(f"/proc/{terminal.process.pid}/stat")
+        eventually(lambda: state.read_text().rpartition(") ")[2].startswith("T"), "that it is stopped")
         assert terminal.modes() == terminal.at_first
         terminal.process.send_signal(signal.SIGCONT)
         terminal.wait(lambda lines: terminal.raw.count(OTHER_SCREEN) == 2, "it draws again")
@@ -117,16 +116,7 @@ def test_q_ends_it_and_a_stopped_one_leaves_the_terminal_to_others(node: Node, d
 
 def test_in_a_pipe_a_line_or_a_document_is_written_for_each_change(node: Node, daemon: DaemonProcess) -> None:
     outputs = ("table", "json", "yaml")
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "gpuactors", *words(node), "-o", output],
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for output in outputs
-    ]
+    running = [Forked([*words(node), "-o", output], env=clean_environment()) for output in outputs]
     as_table, as_json, as_yaml = running
     assert as_table.stdout is not None
     assert as_json.stdout is not None

@@ -18,6 +18,7 @@ from typing import Any, Final, final
 import pyte
 
 from tests.process.daemon import WAIT_S, clean_environment
+from tests.support.forked import Forked
 
 _TAKE_TERMINAL: Final = (
     "import fcntl, os, sys, termios\n"
@@ -25,8 +26,6 @@ _TAKE_TERMINAL: Final = (
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
 """The new session gets the terminal as its own, so that Ctrl-C on it is a signal."""
-
-PYTHON: Final = (sys.executable, "-m", "gpuactors")
 
 
 @final
@@ -39,8 +38,9 @@ class OnTerminal:
         columns: int = 100,
         rows: int = 30,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str] = PYTHON,
+        program: Sequence[str] = (),
     ) -> None:
+        """`gpuactors` with these words, forked; or another program that starts with them."""
         self.raw = b""
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
@@ -48,14 +48,15 @@ class OnTerminal:
         self.slave = os.dup(slave)
         self.resize(columns, rows)
         self.at_first = self.modes()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _TAKE_TERMINAL, *program, *words],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**clean_environment(env), "TERM": "xterm-256color", **(env or {})},
-            start_new_session=True,
-        )
+        env = {**clean_environment(env), "TERM": "xterm-256color", **(env or {})}
+        self.process: Forked | subprocess.Popen[bytes]
+        if program:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _TAKE_TERMINAL, *program, *words],
+                stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+            )  # fmt: skip
+        else:
+            self.process = Forked(words, stdin=slave, stdout=slave, stderr=slave, env=env, owns_terminal=True)
         os.close(slave)
 
     def __enter__(self) -> OnTerminal:
@@ -110,12 +111,12 @@ class OnTerminal:
         if number is not None:
             self.process.send_signal(number)
         ends = time.monotonic() + WAIT_S
-        while self.process.poll() is None:
+        while (code := self.process.poll()) is None:
             self._read(0.1)
             assert time.monotonic() < ends, "it does not end"
         while self._read(0.1):
             pass
-        return self.process.returncode
+        return code
 
     def _read(self, within_s: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], within_s)

@@ -185,7 +185,7 @@ NAMES_OF_OTHERS: Final = frozenset(
         "driver_override", "drivers_probe", "enable_unsafe_noiommu_mode", "new_id", "nvgrace_gpu_vfio_pci",
         "pcie_acs_override", "snd_hda_intel", "vfio_pci", "xhci_pci",
         # kubelet's directory and file, a flag of a process, SELinux' types
-    "kubelet_internal_checkpoint", "plugins_registry", "no_new_privs",
+        "kubelet_internal_checkpoint", "plugins_registry", "no_new_privs",
         "container_device_plugin_t", "container_file_t", "spc_t", "var_lib_t",
         # the annotation by which Alertmanager and its readers find what to do
         "runbook_url",

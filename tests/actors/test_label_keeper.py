@@ -13,11 +13,8 @@ from gpuactors.actors import label_keeper
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainsWanted, LabelPatchWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import (
-    LabelConflicted,
-    LabelFailed,
     LabelPatched,
     LabelRead,
-    LabelUnreadable,
     NodeTouched,
 )
 from gpuactors.core.values.domain import LABEL, DomainUid, LabelChange, LabelPatch, NodeLabel
@@ -92,7 +89,7 @@ async def test_a_label_that_is_not_as_it_was_read_stays_and_is_a_conflict(
     async with kept() as keeper:
         keeper.at.server.label_node(NODE, LABEL, there)
         reason = f"it was not {was} any more: somebody else has changed it"
-        assert await keeper.answers(patches(1, change)) == [LabelConflicted(1, reason)]
+        assert await keeper.answers(patches(1, change)) == [LabelPatched(1, reason, conflict=True)]
         assert keeper.label == there
 
 
@@ -101,13 +98,13 @@ async def test_what_fails_is_told_and_not_tried_again_by_itself(autojump_clock: 
         server = keeper.at.server
         server.order(ApiFault.BROKEN, method="PATCH")
         (failed,) = await keeper.answers(patches(1, LabelChange.ADD))
-        assert isinstance(failed, LabelFailed)
-        assert failed.reason.startswith(f"could not set the label {LABEL} of the node {NODE}: ")
+        assert isinstance(failed, LabelPatched)
+        assert str(failed.failure).startswith(f"could not set the label {LABEL} of the node {NODE}: ")
         assert (failed.number, keeper.label) == (1, None)
         server.order(ApiFault.FORBIDDEN, method="GET")
         (unread,) = await keeper.answers(reads(2))
-        assert isinstance(unread, LabelUnreadable)
-        assert "RBAC" in unread.reason
+        assert isinstance(unread, LabelRead)
+        assert "RBAC" in str(unread.label)
         assert await keeper.answers(reads(3)) == [LabelRead(3, NodeLabel(None))]
 
 
@@ -115,7 +112,8 @@ async def test_a_patch_whose_answer_is_lost_has_failed_though_it_was_made(autoju
     async with kept() as keeper:
         keeper.at.server.order(ApiFault.ANSWER_LOST, method="PATCH")
         (failed,) = await keeper.answers(patches(1, LabelChange.ADD))
-        assert isinstance(failed, LabelFailed)
+        assert isinstance(failed, LabelPatched)
+        assert failed.failure
         assert keeper.label == OURS
 
 
@@ -127,7 +125,8 @@ async def test_a_patch_follows_a_read_that_hangs_and_never_runs_beside_it(autoju
         assert await keeper.answers(patches(2, LabelChange.ADD)) == []
         await trio.sleep(limits.API_REQUEST_S)
         unread, done = without_hints(await keeper.posted())
-        assert isinstance(unread, LabelUnreadable)
+        assert isinstance(unread, LabelRead)
+        assert isinstance(unread.label, str)
         assert done == LabelPatched(2)
 
 

@@ -18,7 +18,7 @@ from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.domains import LabelRead
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.claim_states import OWNING
-from gpuactors.core.values.domain import LabelChange
+from gpuactors.core.values.domain import LabelChange, NodeLabel
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
 from gpuactors.ports.node import Step
@@ -237,7 +237,7 @@ class _Labels:
                 self._asked.pop((daemon, token), None)
             case ClaimRead(_, claim, ClaimsOf.DOMAINS):
                 self._read.add((daemon, claim.name.uid))
-            case LabelRead(_, found) if not step.before.domains.label.known:
+            case LabelRead(_, NodeLabel() as found) if not step.before.domains.label.known:
                 self._stale[daemon] = found.value if not list(self._live()) else None
             case _:
                 pass

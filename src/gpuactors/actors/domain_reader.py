@@ -17,13 +17,7 @@ from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import Event
-from gpuactors.core.events.domains import (
-    DomainRead,
-    DomainsTouched,
-    DomainUnreadable,
-    ImexRead,
-    ImexUnreadable,
-)
+from gpuactors.core.events.domains import DomainRead, DomainsTouched, ImexRead
 from gpuactors.ports.kube import ApiError, DomainApi
 from gpuactors.ports.node import HostError, ImexReader
 
@@ -61,7 +55,7 @@ async def _read(read: DomainReadWanted, api: DomainApi) -> Event:
             has_clique = domain is not None and read.clique_id
             clique = await api.read_clique(read.uid, read.clique_id, read.namespace) if has_clique else None
     except ApiError as exc:
-        return DomainUnreadable(read.number, read.uid, str(exc))
+        return DomainRead(read.number, read.uid, str(exc))
     return DomainRead(read.number, read.uid, domain, clique)
 
 
@@ -70,7 +64,7 @@ async def _look(number: int, imex: ImexReader) -> Event:
         with raises_only(HostError, "domain_reader"):
             facts = await imex.read()
     except HostError as exc:
-        return ImexUnreadable(number, str(exc))
+        return ImexRead(number, str(exc))
     return ImexRead(number, facts)
 
 

@@ -16,14 +16,7 @@ from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted
 from gpuactors.core.events import Event
-from gpuactors.core.events.domains import (
-    LabelConflicted,
-    LabelFailed,
-    LabelPatched,
-    LabelRead,
-    LabelUnreadable,
-    NodeTouched,
-)
+from gpuactors.core.events.domains import LabelPatched, LabelRead, NodeTouched
 from gpuactors.core.values.domain import LABEL, LabelChange, NodeLabel
 from gpuactors.ports.kube import ApiError, LabelConflict, NodeApi
 
@@ -50,7 +43,7 @@ async def _read(number: int, node: NodeApi) -> Event:
         with raises_only(ApiError, "label_keeper"):
             found = await node.read()
     except ApiError as exc:
-        return LabelUnreadable(number, str(exc))
+        return LabelRead(number, str(exc))
     return LabelRead(number, NodeLabel(found.labels.get(LABEL)))
 
 
@@ -62,10 +55,11 @@ async def _patch(order: LabelPatchWanted, node: NodeApi) -> Event:
         with raises_only(ApiError, "label_keeper"):
             answer = await node.set_label(LABEL, expected=expected, value=value)
     except ApiError as exc:
-        return LabelFailed(number, str(exc))
+        return LabelPatched(number, str(exc))
     if isinstance(answer, LabelConflict):
         was = "absent" if is_added else patch.value
-        return LabelConflicted(number, f"it was not {was} any more: somebody else has changed it")
+        reason = f"it was not {was} any more: somebody else has changed it"
+        return LabelPatched(number, reason, conflict=True)
     return LabelPatched(number)
 
 

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+Failure: TypeAlias = str
+"""Why a request failed, as a sentence. An answer has it in place of its result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from gpuactors.core.domains.report import devices_of
-from gpuactors.core.events.domains import (
-    ImexRead,
-    ImexUnreadable,
-    LabelConflicted,
-    LabelFailed,
-    LabelPatched,
-    LabelRead,
-    LabelUnreadable,
-    NodeTouched,
-)
+from gpuactors.core.events.domains import ImexRead, LabelPatched, LabelRead, NodeTouched
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.claim import ClaimsOf
@@ -24,16 +15,7 @@ from gpuactors.replay.choice import Device, is_about_claims, naming
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.words import effect_words, event_words, is_worth_reading
 
-_OF_THE_NODE: Final = (
-    LabelRead,
-    LabelUnreadable,
-    LabelPatched,
-    LabelConflicted,
-    LabelFailed,
-    NodeTouched,
-    ImexRead,
-    ImexUnreadable,
-)
+_OF_THE_NODE: Final = (LabelRead, LabelPatched, NodeTouched, ImexRead)
 """Events of compute domains that concern every device of theirs."""
 
 

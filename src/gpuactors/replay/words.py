@@ -10,6 +10,7 @@ from gpuactors.core import events
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values import effects
 from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.domain import ComputeDomain, ImexFacts, NodeLabel
 from gpuactors.core.values.model import GroupUse, LedgerSource, PciFunction
 from gpuactors.observe.journal_format import Header
 
@@ -122,30 +123,30 @@ def event_words(event: events.Event) -> str:
         case events.claims.SlicesPublished(publication):
             done = "as offered" if publication.settled else publication.problem or "being written"
             return f"slices of {publication.driver}: {publication.slices}, {done}"
-        case events.domains.LabelRead(number, label):
-            return f"read {number}: the node's label of compute domains is {label.value or 'absent'}"
-        case events.domains.LabelUnreadable(number, reason):
+        case events.domains.LabelRead(number, NodeLabel(value)):
+            return f"read {number}: the node's label of compute domains is {value or 'absent'}"
+        case events.domains.LabelRead(number, reason):
             return f"read {number} of the node's label failed: {reason}"
-        case events.domains.LabelPatched(number):
+        case events.domains.LabelPatched(number, None):
             return f"patch {number} of the node's label is made"
-        case events.domains.LabelConflicted(number, reason):
-            return f"patch {number} of the node's label met another one: {reason}"
-        case events.domains.LabelFailed(number, reason):
-            return f"patch {number} of the node's label failed: {reason}"
+        case events.domains.LabelPatched(number, failure, conflict):
+            return (
+                f"patch {number} of the node's label {'met another one' if conflict else 'failed'}: {failure}"
+            )
         case events.domains.NodeTouched():
             return "our Node has changed"
-        case events.domains.DomainRead(number, uid, domain, clique):
+        case events.domains.DomainRead(number, uid, ComputeDomain() | None as domain, clique):
             there = f"is {domain}" if domain is not None else "is not there"
             ready = {*(domain.ready_nodes if domain else ()), *(clique.ready_nodes if clique else ())}
             return f"read {number}: ComputeDomain {uid} {there}, ready on {', '.join(sorted(ready)) or 'no node'}"
-        case events.domains.DomainUnreadable(number, uid, reason):
+        case events.domains.DomainRead(number, uid, reason):
             return f"read {number} of ComputeDomain {uid} failed: {reason}"
         case events.domains.DomainsTouched():
             return "a ComputeDomain or a clique has changed"
-        case events.domains.ImexRead(number, facts):
+        case events.domains.ImexRead(number, ImexFacts() as facts):
             said = facts.absent or facts.host_problem or f"clique {facts.clique_id or 'none'}"
             return f"read {number}: IMEX on the host: {said}"
-        case events.domains.ImexUnreadable(number, reason):
+        case events.domains.ImexRead(number, reason):
             return f"read {number} of IMEX on the host failed: {reason}"
         case events.daemon.Ticked():
             return "tick"

@@ -20,13 +20,9 @@ from gpuactors.core.events.claims import (
 )
 from gpuactors.core.events.domains import (
     DomainRead,
-    DomainUnreadable,
     ImexRead,
-    LabelConflicted,
-    LabelFailed,
     LabelPatched,
     LabelRead,
-    LabelUnreadable,
     NodeTouched,
 )
 from gpuactors.core.events.host import HostScanned
@@ -246,14 +242,14 @@ class DomainCore(CallsCore):
             return self.read_event()
         if wanted.label_read and "label-read" not in self.held_back:
             if self.away:
-                return LabelUnreadable(wanted.label_read, AWAY)
+                return LabelRead(wanted.label_read, AWAY)
             return LabelRead(wanted.label_read, NodeLabel(self.label))
         if wanted.label_patch is not None and "label-patch" not in self.held_back:
             return self.patch_event()
         if wanted.domains and "domain" not in self.held_back:
             read = wanted.domains[0]
             if self.away:
-                return DomainUnreadable(read.number, read.uid, AWAY)
+                return DomainRead(read.number, read.uid, AWAY)
             clique = self.cliques.get(read.uid) if read.clique_id else None
             return DomainRead(read.number, read.uid, self.domains.get(read.uid), clique)
         return None
@@ -275,10 +271,10 @@ class DomainCore(CallsCore):
         wanted = self.wanted.label_patch
         assert wanted is not None
         if self.away:
-            return LabelFailed(wanted.number, AWAY)
+            return LabelPatched(wanted.number, AWAY)
         is_added = wanted.patch.change is LabelChange.ADD
         if self.label != (None if is_added else wanted.patch.value):
-            return LabelConflicted(wanted.number, "the server rejected our request (422)")
+            return LabelPatched(wanted.number, "the server rejected our request (422)", conflict=True)
         self.set_label(wanted.patch.value if is_added else None)
         return LabelPatched(wanted.number)
 

@@ -31,8 +31,6 @@ from gpuactors.core.events.domains import (
     DomainRead,
     DomainsTouched,
     ImexRead,
-    LabelConflicted,
-    LabelFailed,
     LabelPatched,
     LabelRead,
     NodeTouched,
@@ -378,12 +376,12 @@ def label_patched(node: Node) -> Node:
 
 def conflicted(node: Node) -> Node:
     """The label is another one; also where somebody has changed it, and changed it back."""
-    return stepped(node, LabelConflicted(_patch(node).number, "the label is another one"))
+    return stepped(node, LabelPatched(_patch(node).number, "the label is another one", conflict=True))
 
 
 def patch_lost(node: Node) -> Node:
     """The patch is made, and its answer lost."""
-    return stepped(patched_there(node), LabelFailed(_patch(node).number, "the connection broke"))
+    return stepped(patched_there(node), LabelPatched(_patch(node).number, "the connection broke"))
 
 
 def checkpoint_written(node: Node) -> Node:

@@ -15,6 +15,7 @@ from gpuactors import limits
 from gpuactors.core.claims import answers
 from gpuactors.core.claims import machine as claims
 from gpuactors.core.domains import exclusion, label
+from gpuactors.core.events.domains import LabelPatched
 from gpuactors.core.state.domains import Domains, Label
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import ClaimState
@@ -109,13 +110,15 @@ def _the_label_comes_before_its_claim_is_on_disk(monkeypatch: pytest.MonkeyPatch
 
 
 def _a_patch_whose_answer_is_lost_was_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = label.failed
+    patched = label.patched
 
-    def believed(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
-        domains, lines = failed(domains, number, reason, at)
+    def believed(domains: Domains, answer: LabelPatched, at: float) -> tuple[Domains, list[Effect]]:
+        domains, lines = patched(domains, answer, at)
+        if answer.failure is None or answer.conflict:
+            return domains, lines
         return replace(domains, label=replace(domains.label, unsure=False, retry_at=math.inf)), lines
 
-    monkeypatch.setattr(label, "failed", believed)
+    monkeypatch.setattr(label, "patched", believed)
 
 
 def _somebody_s_label_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +174,8 @@ def _a_channel_needs_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 def _what_was_ready_before_the_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     patched = label.patched
 
-    def as_before(domains: Domains, number: int, at: float) -> tuple[Domains, list[Effect]]:
-        after, lines = patched(domains, number, at)
+    def as_before(domains: Domains, answer: LabelPatched, at: float) -> tuple[Domains, list[Effect]]:
+        after, lines = patched(domains, answer, at)
         return replace(after, label=replace(after.label, added=domains.label.added)), lines
 
     monkeypatch.setattr(label, "patched", as_before)

@@ -8,7 +8,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry
-from gpuactors.core.events.domains import LabelConflicted, LabelFailed, LabelPatched
+from gpuactors.core.events.domains import LabelPatched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode
@@ -325,7 +325,7 @@ def test_three_conflicts_in_a_row_are_three_new_decisions_and_then_a_pause() -> 
         patch = core.wanted.label_patch
         assert patch is not None
         numbers.add(patch.number)
-        core.feed(LabelConflicted(patch.number, "the server rejected our request (422)"))
+        core.feed(LabelPatched(patch.number, "the server rejected our request (422)", conflict=True))
     assert len(numbers) == limits.LABEL_CONFLICTS_MAX, "read and decided anew each time"
     assert (core.wanted.label_patch, core.wanted.label_read) == (None, 0)
     assert "422" in core.problem(ONE)
@@ -386,7 +386,7 @@ def test_a_removal_of_unknown_outcome_makes_no_channel_ready_before_the_label_is
     patch = core.wanted.label_patch
     assert patch is not None
     core.set_label(None)  # it was made, and its answer is lost
-    core.feed(LabelFailed(patch.number, "timed out"))
+    core.feed(LabelPatched(patch.number, "timed out"))
     token = core.prepare(TWO)
     assert core.answer(token) is None
     assert "is now has not been read yet: timed out" in core.problem(TWO)

@@ -9,7 +9,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.domains import config, driver
-from gpuactors.core.events.domains import DomainsTouched, LabelFailed
+from gpuactors.core.events.domains import DomainsTouched, LabelPatched
 from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (
@@ -114,7 +114,7 @@ def test_what_was_ready_before_the_label_was_there_is_read_again_also_where_the_
     assert patch is not None
     core.set_label(RED)
     core.ready("node-2")
-    core.feed(LabelFailed(patch.number, AWAY))
+    core.feed(LabelPatched(patch.number, AWAY))
     core.pass_time(limits.LABEL_RETRY_S)
     assert "does not say yet" in core.problem(ONE)
 

@@ -21,6 +21,8 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core import requests
+from gpuactors.core.events.domains import LabelPatched
+from gpuactors.core.requests import Failure
 from gpuactors.core.state.domains import Domains, Label
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
@@ -248,11 +250,15 @@ def deadline(domains: Domains) -> float:
     return min(_read_due(label), goes)
 
 
-def read(domains: Domains, number: int, found: NodeLabel, at: float) -> Domains:
-    """It was read."""
+def read(
+    domains: Domains, number: int, found: NodeLabel | Failure, at: float
+) -> tuple[Domains, list[Effect]]:
+    """It was read. Nothing follows from a failure but another try."""
     label = domains.label
     if number != label.refresh.outstanding:
-        return domains
+        return domains, []
+    if isinstance(found, Failure):
+        return _failed(domains, label, found, at)
     first = label.found if label.known else found.value
     is_new = label.known and found.value not in (
         None,
@@ -270,21 +276,18 @@ def read(domains: Domains, number: int, found: NodeLabel, at: float) -> Domains:
         unsure=False,
         problem="",
     )
-    return _answered(domains, after)
+    return _answered(domains, after), []
 
 
-def unreadable(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
-    """The API server did not say: nothing follows from that but another try."""
-    if number != domains.label.refresh.outstanding:
-        return domains, []
-    return _failed(domains, domains.label, reason, at)
-
-
-def patched(domains: Domains, number: int, at: float) -> tuple[Domains, list[Effect]]:
-    """The patch was made."""
+def patched(domains: Domains, answer: LabelPatched, at: float) -> tuple[Domains, list[Effect]]:
+    """The patch was made, or not: then the label is read again."""
     label = domains.label
-    if label.patch is None or number != label.refresh.outstanding:
+    if label.patch is None or answer.number != label.refresh.outstanding:
         return domains, []
+    if answer.failure is not None:
+        after = replace(label, patch=None, unsure=True)
+        refused = _conflicted if answer.conflict else _failed
+        return refused(domains, after, answer.failure, at)
     is_added, value = label.patch.change is LabelChange.ADD, label.patch.value
     after = replace(
         label,
@@ -301,23 +304,13 @@ def patched(domains: Domains, number: int, at: float) -> tuple[Domains, list[Eff
     return _answered(domains, after), [line]
 
 
-def conflicted(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
+def _conflicted(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     """The label was not as it was read: it is read and decided anew, at once the first times."""
-    label = domains.label
-    if label.patch is None or number != label.refresh.outstanding:
-        return domains, []
-    after = replace(label, patch=None, unsure=True, conflicts=label.conflicts + 1, problem=reason)
-    if after.conflicts >= limits.LABEL_CONFLICTS_MAX:
-        return _failed(domains, after, reason, at)
+    label = replace(label, conflicts=label.conflicts + 1, problem=reason)
+    if label.conflicts >= limits.LABEL_CONFLICTS_MAX:
+        return _failed(domains, label, reason, at)
     line = Log(Level.INFO, "label.conflicted", {"label": LABEL, "reason": reason})
-    return asked(replace(domains, label=replace(after, refresh=label.refresh.answered()))), [line]
-
-
-def failed(domains: Domains, number: int, reason: str, at: float) -> tuple[Domains, list[Effect]]:
-    """Whether the patch was made is not known: the label is read again."""
-    if domains.label.patch is None or number != domains.label.refresh.outstanding:
-        return domains, []
-    return _failed(domains, replace(domains.label, patch=None, unsure=True), reason, at)
+    return asked(replace(domains, label=replace(label, refresh=label.refresh.answered()))), [line]
 
 
 def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:

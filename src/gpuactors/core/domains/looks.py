@@ -13,10 +13,11 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.domains import label
-from gpuactors.core.requests import Refresh, asked
+from gpuactors.core.events.domains import DomainRead
+from gpuactors.core.requests import Failure, Refresh, asked
 from gpuactors.core.state.domains import Domains, DomainView, ImexView
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.domain import Clique, ComputeDomain, DomainMode, DomainUid, ImexFacts
+from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts
 from gpuactors.core.values.effects import Effect, Level, Log
 
 _WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
@@ -43,31 +44,17 @@ def touched(domains: Domains) -> Domains:
     return domains
 
 
-def domain_read(
-    domains: Domains,
-    number: int,
-    uid: DomainUid,
-    domain: ComputeDomain | None,
-    clique: Clique | None,
-    at: float,
-) -> Domains:
-    """The API server has the domain, or none of this UID."""
+def domain_read(domains: Domains, read: DomainRead, at: float) -> tuple[Domains, list[Effect]]:
+    """The API server has the domain, or none of this UID. Nothing follows from a failure but another try."""
+    uid, found = read.uid, read.domain
     view = domains.known.get(uid)
-    if view is None or view.refresh.outstanding != number:
-        return domains
-    return _answered(domains, uid, DomainView(number, domain, clique, "", view.refresh, at))
-
-
-def domain_unreadable(
-    domains: Domains, number: int, uid: DomainUid, reason: str
-) -> tuple[Domains, list[Effect]]:
-    """The API server did not answer: nothing follows from that but another try."""
-    view = domains.known.get(uid)
-    if view is None or view.refresh.outstanding != number:
+    if view is None or view.refresh.outstanding != read.number:
         return domains, []
-    level = Level.DEBUG if reason == view.problem else Level.WARNING
-    line = Log(level, "domain.unreadable", {"domain": uid, "reason": reason})
-    return _answered(domains, uid, replace(view, problem=reason)), [line]
+    if not isinstance(found, Failure):
+        return _answered(domains, uid, DomainView(read.number, found, read.clique, "", view.refresh, at)), []
+    level = Level.DEBUG if found == view.problem else Level.WARNING
+    line = Log(level, "domain.unreadable", {"domain": uid, "reason": found})
+    return _answered(domains, uid, replace(view, problem=found)), [line]
 
 
 def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
@@ -75,13 +62,18 @@ def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
     return domain_asked(after, uid) if view.refresh.again else after
 
 
-def imex_read(domains: Domains, number: int, facts: ImexFacts) -> tuple[Domains, list[Effect]]:
+def imex_read(domains: Domains, number: int, facts: ImexFacts | Failure) -> tuple[Domains, list[Effect]]:
     """The host's driver has said what it has. That a node has no IMEX, or no fabric, is said once."""
     imex = domains.imex
     if imex.refresh.outstanding != number:
         return domains, []
-    after = replace(domains, imex=ImexView(number, facts))
     lines: list[Effect] = []
+    if isinstance(facts, Failure):
+        level = Level.DEBUG if facts == imex.problem else Level.WARNING
+        lines.append(Log(level, "imex.unreadable", {"reason": facts}))
+        after = replace(domains, imex=replace(imex, problem=facts, refresh=Refresh()))
+        return imex_asked(after) if imex.refresh.again else after, lines
+    after = replace(domains, imex=ImexView(number, facts))
     if imex.facts is None or _told(imex.facts) != _told(facts):
         fields = {
             "clique": facts.clique_id,
@@ -103,17 +95,6 @@ def without_nodes(facts: ImexFacts) -> str:
     if facts.absent or facts.unknown or facts.clique_id:
         return facts.absent or facts.unknown
     return "the node is on no NVLink fabric: claims are prepared without nodes of channels"
-
-
-def imex_unreadable(domains: Domains, number: int, reason: str) -> tuple[Domains, list[Effect]]:
-    """The host did not say."""
-    imex = domains.imex
-    if imex.refresh.outstanding != number:
-        return domains, []
-    level = Level.DEBUG if reason == imex.problem else Level.WARNING
-    after = replace(domains, imex=replace(imex, problem=reason, refresh=Refresh()))
-    line = Log(level, "imex.unreadable", {"reason": reason})
-    return imex_asked(after) if imex.refresh.again else after, [line]
 
 
 def on_state_changed(domains: Domains, at: float) -> Domains:

@@ -31,27 +31,17 @@ def applied(state: NodeState, event: events.domains.DomainEvent, at: float) -> S
 def _applied(domains: Domains, event: events.domains.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
     match event:
         case events.domains.LabelRead(number, found):
-            return label.read(domains, number, found, at), []
-        case events.domains.LabelUnreadable(number, reason):
-            return label.unreadable(domains, number, reason, at)
-        case events.domains.LabelPatched(number):
-            return label.patched(domains, number, at)
-        case events.domains.LabelConflicted(number, reason):
-            return label.conflicted(domains, number, reason, at)
-        case events.domains.LabelFailed(number, reason):
-            return label.failed(domains, number, reason, at)
+            return label.read(domains, number, found, at)
+        case events.domains.LabelPatched():
+            return label.patched(domains, event, at)
         case events.domains.NodeTouched():
             return label.touched(domains), []
-        case events.domains.DomainRead(number, uid, domain, clique):
-            return looks.domain_read(domains, number, uid, domain, clique, at), []
-        case events.domains.DomainUnreadable(number, uid, reason):
-            return looks.domain_unreadable(domains, number, uid, reason)
+        case events.domains.DomainRead():
+            return looks.domain_read(domains, event, at)
         case events.domains.DomainsTouched():
             return looks.touched(domains), []
         case events.domains.ImexRead(number, facts):
             return looks.imex_read(domains, number, facts)
-        case events.domains.ImexUnreadable(number, reason):
-            return looks.imex_unreadable(domains, number, reason)
         case _:
             assert_never(event)
 

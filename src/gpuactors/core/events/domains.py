@@ -4,46 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuactors.core.requests import Failure
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
 
 
 @dataclass(frozen=True, slots=True)
 class LabelRead:
-    """The read with this number has seen the label of our Node."""
+    """The read with this number has an answer: the label of our Node."""
 
     number: int
-    label: NodeLabel
-
-
-@dataclass(frozen=True, slots=True)
-class LabelUnreadable:
-    """The read with this number failed."""
-
-    number: int
-    reason: str
+    label: NodeLabel | Failure
 
 
 @dataclass(frozen=True, slots=True)
 class LabelPatched:
-    """The API server has made the patch with this number."""
+    """The patch with this number has an answer. If it failed, whether it was made is not known."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class LabelConflicted:
-    """The API server has refused the patch with this number, as the label was not as the patch expects it (422)."""
-
-    number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LabelFailed:
-    """The patch with this number failed; whether it was made is not known."""
-
-    number: int
-    reason: str
+    failure: Failure | None = None
+    conflict: bool = False
+    """The API server has refused it, as the label was not as the patch expects it (422)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +33,14 @@ class NodeTouched:
 
 @dataclass(frozen=True, slots=True)
 class DomainRead:
-    """The read with this number came back: the ComputeDomain with this UID, and its clique on this node's fabric."""
+    """The read with this number has an answer: the ComputeDomain with this UID, its clique on this node's fabric."""
 
     number: int
     uid: DomainUid
-    domain: ComputeDomain | None
+    domain: ComputeDomain | Failure | None
     """None: there is none with this UID."""
     clique: Clique | None = None
     """None: there is none, or the node is on no fabric."""
-
-
-@dataclass(frozen=True, slots=True)
-class DomainUnreadable:
-    """The read with this number failed: nothing is known of the domain."""
-
-    number: int
-    uid: DomainUid
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +50,10 @@ class DomainsTouched:
 
 @dataclass(frozen=True, slots=True)
 class ImexRead:
-    """The read with this number came back: what the host says of IMEX."""
+    """The read with this number has an answer: what the host says of IMEX."""
 
     number: int
-    facts: ImexFacts
+    facts: ImexFacts | Failure
 
 
-@dataclass(frozen=True, slots=True)
-class ImexUnreadable:
-    """The read with this number failed."""
-
-    number: int
-    reason: str
-
-
-DomainEvent = (
-    LabelRead
-    | LabelUnreadable
-    | LabelPatched
-    | LabelConflicted
-    | LabelFailed
-    | NodeTouched
-    | DomainRead
-    | DomainUnreadable
-    | DomainsTouched
-    | ImexRead
-    | ImexUnreadable
-)
+DomainEvent = LabelRead | LabelPatched | NodeTouched | DomainRead | DomainsTouched | ImexRead

@@ -15,7 +15,7 @@ from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event
-from gpuactors.core.events.deviceplugin import RegisterSucceeded
+from gpuactors.core.events.deviceplugin import RegisterAnswered
 from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.ports.node import Caller
 
@@ -88,7 +88,7 @@ async def plugin_told_to_register() -> AsyncIterator[tuple[FakeKubelet, trio.Mem
 
 
 async def _registered(inbox: trio.MemoryReceiveChannel[Event]) -> None:
-    while not isinstance(await inbox.receive(), RegisterSucceeded):
+    while not isinstance(await inbox.receive(), RegisterAnswered):
         pass
 
 

@@ -12,7 +12,7 @@ from gpuactors.core.deviceplugin.registration import is_registered, order
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
-    RegisterSucceeded,
+    RegisterAnswered,
     SocketBound,
     StreamEnded,
     StreamOpened,
@@ -38,7 +38,7 @@ def plugin(core: Core) -> PluginState:
 def register(core: Core, stream: int) -> None:
     """Kubelet accepts, and opens a stream."""
     core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(RegisterSucceeded(H100, plugin(core).register), StreamOpened(H100, stream))
+    core.feed(RegisterAnswered(H100, plugin(core).register), StreamOpened(H100, stream))
 
 
 @pytest.fixture

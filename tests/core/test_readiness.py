@@ -9,7 +9,7 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
-from gpuactors.core.events.deviceplugin import RegisterSucceeded, SocketBound, StreamEnded, StreamOpened
+from gpuactors.core.events.deviceplugin import RegisterAnswered, SocketBound, StreamEnded, StreamOpened
 from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone
 from gpuactors.core.reports.readiness import lacking
 from gpuactors.core.step import initial_state
@@ -34,7 +34,7 @@ def started(settings: Settings = SETTINGS) -> Core:
 def registered(core: Core, stream: int) -> None:
     core.feed(SocketBound(H100, core.state.published.plugins[H100].bind))
     order = core.state.published.plugins[H100].register
-    core.feed(RegisterSucceeded(H100, order), StreamOpened(H100, stream))
+    core.feed(RegisterAnswered(H100, order), StreamOpened(H100, stream))
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from gpuactors import limits
 from gpuactors.core.deviceplugin.registration import is_registered, order
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
-    RegisterFailed,
-    RegisterSucceeded,
+    RegisterAnswered,
     SocketBound,
     SocketFailed,
     StreamEnded,
@@ -28,7 +27,7 @@ def registered(core: Core, stream: int = 1) -> Core:
     """Kubelet appears, the socket is bound, Register is answered, the stream opens."""
     core.feed(KubeletAppeared("kubelet-1"))
     core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(RegisterSucceeded(H100, plugin(core).register), StreamOpened(H100, stream))
+    core.feed(RegisterAnswered(H100, plugin(core).register), StreamOpened(H100, stream))
     assert is_registered(plugin(core))
     assert plugin(core).problem is None
     return core
@@ -50,7 +49,7 @@ def test_the_stream_may_open_before_registers_answer_is_noticed() -> None:
     core = Core(gpu("01:00.0"))
     core.feed(KubeletAppeared("k1"))
     core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(StreamOpened(H100, 1), RegisterSucceeded(H100, plugin(core).register))
+    core.feed(StreamOpened(H100, 1), RegisterAnswered(H100, plugin(core).register))
     assert is_registered(plugin(core))
     assert plugin(core).retry_at is None
 
@@ -59,7 +58,7 @@ def test_a_stream_that_opened_and_ended_before_registers_answer_leads_to_registe
     core = Core(gpu("01:00.0"))
     core.feed(KubeletAppeared("k1"))
     core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(StreamOpened(H100, 1), StreamEnded(H100, 1), RegisterSucceeded(H100, plugin(core).register))
+    core.feed(StreamOpened(H100, 1), StreamEnded(H100, 1), RegisterAnswered(H100, plugin(core).register))
     assert not is_registered(plugin(core))
     assert plugin(core).retry_at == core.at
 
@@ -68,7 +67,7 @@ def test_accepted_without_a_stream_registers_again_after_the_deadline() -> None:
     core = Core(gpu("01:00.0"))
     core.feed(KubeletAppeared("k1"))
     core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(RegisterSucceeded(H100, plugin(core).register))
+    core.feed(RegisterAnswered(H100, plugin(core).register))
     bind = plugin(core).bind
     core.feed(Ticked(), after_s=limits.STREAM_OPEN_DEADLINE_S)
     assert plugin(core).bind == bind + 1
@@ -95,7 +94,7 @@ def test_streams_that_end_at_once_are_not_answered_with_a_tight_loop() -> None:
         waits.append(retry_at - core.at)
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(SocketBound(H100, plugin(core).bind))
-        core.feed(RegisterSucceeded(H100, plugin(core).register), StreamOpened(H100, stream + 1))
+        core.feed(RegisterAnswered(H100, plugin(core).register), StreamOpened(H100, stream + 1))
     assert waits == pytest.approx([*limits.REGISTER_BACKOFF_S, *limits.REGISTER_BACKOFF_S[-1:] * 3], abs=1e-6)
 
 
@@ -105,7 +104,7 @@ def test_a_failed_register_is_repeated_even_with_a_stream_open() -> None:
     core.feed(StreamEnded(H100, 1), after_s=60)
     core.feed(Ticked())
     core.feed(SocketBound(H100, plugin(core).bind), StreamOpened(H100, 2))
-    core.feed(RegisterFailed(H100, plugin(core).register, "failed to dial device plugin"))
+    core.feed(RegisterAnswered(H100, plugin(core).register, "failed to dial device plugin"))
     assert plugin(core).retry_at is not None
     core.feed(Ticked(), after_s=10)
     assert order(plugin(core)).renew, "the stream that kubelet has forgotten is ended before it registers"
@@ -118,7 +117,7 @@ def test_late_answers_to_old_orders_change_nothing() -> None:
     core.feed(Ticked(), after_s=1)
     now = plugin(core)
     core.feed(
-        SocketBound(H100, now.bind - 1), RegisterSucceeded(H100, now.register), RegisterFailed(H100, 1, "x")
+        SocketBound(H100, now.bind - 1), RegisterAnswered(H100, now.register), RegisterAnswered(H100, 1, "x")
     )
     core.feed(SocketFailed(H100, now.bind - 1, "no"))
     assert plugin(core) == now
@@ -134,9 +133,9 @@ def test_only_the_last_order_to_register_can_be_answered() -> None:
     core.feed(SocketBound(H100, plugin(core).bind))
     waits = plugin(core)
     assert waits.registering
-    core.feed(RegisterSucceeded(H100, first), RegisterFailed(H100, first, "failed to dial device plugin"))
+    core.feed(RegisterAnswered(H100, first), RegisterAnswered(H100, first, "failed to dial device plugin"))
     assert plugin(core) == waits
-    core.feed(RegisterFailed(H100, waits.register, "failed to dial device plugin"))
+    core.feed(RegisterAnswered(H100, waits.register, "failed to dial device plugin"))
     assert plugin(core).retry_at is not None, "kubelet-2 has not accepted us"
 
 
@@ -198,5 +197,5 @@ def test_an_endpoint_that_died_while_registered_is_made_again() -> None:
     core.feed(SocketFailed(H100, plugin(core).bind, "internal error"), StreamEnded(H100, 1))
     core.feed(Ticked(), after_s=limits.SERVE_BACKOFF_S[0])
     core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(RegisterSucceeded(H100, plugin(core).register), StreamOpened(H100, 2))
+    core.feed(RegisterAnswered(H100, plugin(core).register), StreamOpened(H100, 2))
     assert is_registered(plugin(core))

@@ -16,7 +16,7 @@ from gpuactors.core.domains.outputs import LabelPatchWanted
 from gpuactors.core.events.claims import ClaimRead, PrepareAsked, UnprepareAsked
 from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.domains import LabelRead
-from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.claim import Claim, ClaimsOf
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import LabelChange, NodeLabel
 from gpuactors.core.values.effects import Reply
@@ -235,7 +235,7 @@ class _Labels:
                 self._asked = {key: uid for key, uid in self._asked.items() if uid != claim.uid}
             case CallAbandoned(token):
                 self._asked.pop((daemon, token), None)
-            case ClaimRead(_, claim, ClaimsOf.DOMAINS):
+            case ClaimRead(_, Claim() as claim, ClaimsOf.DOMAINS):
                 self._read.add((daemon, claim.name.uid))
             case LabelRead(_, NodeLabel() as found) if not step.before.domains.label.known:
                 self._stale[daemon] = found.value if not list(self._live()) else None

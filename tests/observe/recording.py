@@ -12,7 +12,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
     PreStartAsked,
-    RegisterSucceeded,
+    RegisterAnswered,
     SocketBound,
     StreamEnded,
     StreamOpened,
@@ -56,7 +56,7 @@ class RecordedCore(Core):
             self.feed(SocketBound(resource, self.state.published.plugins[resource].bind), after_s=0.002)
             self.feed(StreamOpened(resource, len(self.steps)), after_s=0.002)
             self.feed(
-                RegisterSucceeded(resource, self.state.published.plugins[resource].register), after_s=0.001
+                RegisterAnswered(resource, self.state.published.plugins[resource].register), after_s=0.001
             )
 
 

@@ -115,7 +115,7 @@ def test_a_node_without_a_given_name_has_the_hosts(node: Node) -> None:
 def test_a_daemon_that_is_killed_leaves_what_can_be_replayed(node: Node) -> None:
     with node.daemon() as daemon:
         serves(node)
-        happened(node, "RegisterSucceeded")
+        happened(node, "RegisterAnswered")
         daemon.signal(signal.SIGKILL)
         daemon.wait_exit()
     (path,) = journal(node).iterdir()
@@ -137,7 +137,7 @@ def test_a_daemon_that_is_killed_leaves_what_can_be_replayed(node: Node) -> None
 def test_a_full_disk_is_said_once_and_the_daemon_goes_on(node: Node) -> None:
     with node.daemon() as daemon:
         serves(node)
-        happened(node, "RegisterSucceeded")
+        happened(node, "RegisterAnswered")
         size = max(path.stat().st_size for path in journal(node).iterdir())
         # As ENOSPC does, in the middle of a line: a file may not get larger (EFBIG; Python ignores SIGXFSZ).
         limits.prlimit(daemon.pid, limits.RLIMIT_FSIZE, (size + 100, limits.RLIM_INFINITY))

@@ -18,12 +18,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.claims.restoration import Restoration, entries_of, next_content, restoration
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import (
-    CheckpointRead,
-    CheckpointRefused,
-    CheckpointUnwritten,
-    CheckpointWritten,
-)
+from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
 from gpuactors.core.state.claims import StoredEntry, load_of
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role
@@ -64,7 +59,7 @@ async def run(
             try:
                 await store.write(next_content(kept, contents))
             except StateFileError as exc:
-                await inbox.send(CheckpointUnwritten(contents.number, str(exc), of))
+                await inbox.send(CheckpointWritten(contents.number, of, str(exc)))
                 await trio.sleep(limits.CLAIM_RETRY_S)
             else:
                 written = contents.number

@@ -12,7 +12,7 @@ from gpuactors.concurrency.each_once import each_once
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.outputs import ClaimsWanted, ReadWanted
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import ClaimMissing, ClaimRead, ClaimUnreadable
+from gpuactors.core.events.claims import ClaimRead
 from gpuactors.core.values.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
 from gpuactors.ports.kube import ApiError, ClaimApi
 
@@ -37,13 +37,13 @@ async def _read(read: ReadWanted, api: ClaimApi, of: ClaimsOf) -> Event:
         with raises_only(ApiError, "claim_reader"):
             found = await api.read(read.claim)
     except ApiError as exc:
-        return ClaimUnreadable(read.number, str(exc), of)
+        return ClaimRead(read.number, str(exc), of)
     match found:
         case Claim():
             return ClaimRead(read.number, found, of)
         case ClaimAbsent():
             reason = f"the API server has no claim {read.claim}: it was deleted"
-            return ClaimMissing(read.number, reason, of)
+            return ClaimRead(read.number, reason, of, missing=True)
         case ClaimReplaced(uid):
             reason = f"the claim {read.claim} was replaced: it has UID {uid} now, not {read.claim.uid}"
-            return ClaimMissing(read.number, reason, of)
+            return ClaimRead(read.number, reason, of, missing=True)

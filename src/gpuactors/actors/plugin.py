@@ -18,7 +18,7 @@ from gpuactors.actors.registry import PluginReaders
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event
-from gpuactors.core.events.deviceplugin import RegisterFailed, RegisterSucceeded, SocketBound, SocketFailed
+from gpuactors.core.events.deviceplugin import RegisterAnswered, SocketBound, SocketFailed
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.node import Caller, Endpoint, Kubelet, KubeletError
 
@@ -176,9 +176,9 @@ async def _register(resource: ResourceName, endpoint: Endpoint, number: int, por
     try:
         await ports.kubelet.register(resource, endpoint.name, pre_start=ports.pre_start)
     except KubeletError as exc:
-        await ports.inbox.send(RegisterFailed(resource, number, str(exc)))
+        await ports.inbox.send(RegisterAnswered(resource, number, str(exc)))
     else:
-        await ports.inbox.send(RegisterSucceeded(resource, number))
+        await ports.inbox.send(RegisterAnswered(resource, number))
 
 
 async def _failed(

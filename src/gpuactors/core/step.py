@@ -367,10 +367,8 @@ def _plugin(state: NodeState, event: events.deviceplugin.PluginEvent, at: float)
             after = registration.socket_bound(before, bind, absence)
         case events.deviceplugin.SocketFailed(_, bind, reason):
             after = registration.socket_failed(before, bind, reason, at)
-        case events.deviceplugin.RegisterSucceeded(_, register):
-            after = registration.register_succeeded(before, register, at)
-        case events.deviceplugin.RegisterFailed(_, register, reason):
-            after = registration.register_failed(before, register, reason, at)
+        case events.deviceplugin.RegisterAnswered(_, register, failure):
+            after = registration.register_answered(before, register, failure, at)
         case events.deviceplugin.StreamOpened(_, stream):
             after = registration.stream_opened(before, stream, at)
         case events.deviceplugin.StreamEnded(_, stream):
@@ -434,18 +432,12 @@ def _of_claim(state: NodeState, event: events.claims.ClaimEvent, at: float) -> S
             return claims.unprepare_asked(driver, state, event, at)
         case events.claims.ClaimRead():
             return claims.read(driver, state, event, at)
-        case events.claims.ClaimMissing():
-            return claims.missing(driver, state, event, at)
-        case events.claims.ClaimUnreadable():
-            return claims.unreadable(driver, state, event, at), []
         case events.claims.CheckpointRead():
             return claims.checkpoint_read(driver, state, event)
         case events.claims.CheckpointRefused():
             return claims.checkpoint_refused(driver, state, event)
         case events.claims.CheckpointWritten():
             return claims.checkpoint_written(driver, state, event)
-        case events.claims.CheckpointUnwritten():
-            return claims.checkpoint_unwritten(driver, state, event)
         case events.claims.ActDone():
             return claims.act_done(driver, state, event, at)
         case events.claims.ActFailed():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.events.claims import ActDone, ActFailed, ClaimMissing, ClaimUnreadable
+from gpuactors.core.events.claims import ActDone, ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
@@ -140,7 +140,7 @@ def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[Entry]) -> b
     match played.event:
         case ActDone(number, of=which) | ActFailed(number, of=which) if which is of:
             return any(number in entry.acts.values() for entry in of_it.values())
-        case ClaimMissing(number, of=which) | ClaimUnreadable(number, of=which) if which is of:
+        case ClaimRead(number, str(), of=which) if which is of:
             return any(claims.reads.get(uid) == number for uid in of_it)
         case _:
             return False

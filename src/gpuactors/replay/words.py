@@ -9,7 +9,7 @@ from typing import assert_never
 from gpuactors.core import events
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values import effects
-from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.claim import Claim, Prepared, Unprepared
 from gpuactors.core.values.domain import ComputeDomain, ImexFacts, NodeLabel
 from gpuactors.core.values.model import GroupUse, LedgerSource, PciFunction
 from gpuactors.observe.journal_format import Header
@@ -71,10 +71,10 @@ def event_words(event: events.Event) -> str:
             return f"{resource}: endpoint {bind} serves"
         case events.deviceplugin.SocketFailed(resource, bind, reason):
             return f"{resource}: endpoint {bind} failed: {reason}"
-        case events.deviceplugin.RegisterSucceeded(resource, register):
+        case events.deviceplugin.RegisterAnswered(resource, register, None):
             return f"{resource}: kubelet accepted registration {register}"
-        case events.deviceplugin.RegisterFailed(resource, register, reason):
-            return f"{resource}: registration {register} failed: {reason}"
+        case events.deviceplugin.RegisterAnswered(resource, register, failure):
+            return f"{resource}: registration {register} failed: {failure}"
         case events.deviceplugin.StreamOpened(resource, stream):
             return f"{resource}: ListAndWatch stream {stream} opened"
         case events.deviceplugin.StreamEnded(resource, stream):
@@ -92,21 +92,19 @@ def event_words(event: events.Event) -> str:
             return f"call {token}: NodePrepareResources of claim {claim}, UID {claim.uid}"
         case events.claims.UnprepareAsked(token, claim):
             return f"call {token}: NodeUnprepareResources of claim {claim}, UID {claim.uid}"
-        case events.claims.ClaimRead(number, found):
+        case events.claims.ClaimRead(number, Claim() as found):
             allocated = ", ".join(r.device for r in found.results or ()) or "nothing"
             return f"read {number}: claim {found.name} is allocated {allocated}"
-        case events.claims.ClaimMissing(number, reason):
-            return f"read {number}: {reason}"
-        case events.claims.ClaimUnreadable(number, reason):
-            return f"read {number} failed: {reason}"
+        case events.claims.ClaimRead(number, reason, missing=missing):
+            return f"read {number}{'' if missing else ' failed'}: {reason}"
         case events.claims.CheckpointRead(entries):
             return f"checkpoint read: {count(len(entries), 'claim')}"
         case events.claims.CheckpointRefused(reason):
             return f"checkpoint refused: {reason}"
-        case events.claims.CheckpointWritten(number):
+        case events.claims.CheckpointWritten(number, failure=None):
             return f"checkpoint {number} is on disk"
-        case events.claims.CheckpointUnwritten(number, reason):
-            return f"checkpoint {number} could not be written: {reason}"
+        case events.claims.CheckpointWritten(number, failure=failure):
+            return f"checkpoint {number} could not be written: {failure}"
         case events.claims.ActDone(number, bound):
             drivers = ", ".join(f"{b.address} on {b.driver or 'no driver'}" for b in bound)
             return f"act {number} done" + (f": {drivers}" if drivers else "")

@@ -10,7 +10,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import ActFailed, CheckpointRefused, CheckpointUnwritten, ClaimUnreadable
+from gpuactors.core.events.claims import ActFailed, CheckpointRefused, CheckpointWritten, ClaimRead
 from gpuactors.core.events.daemon import HandOverRequested, ShutdownRequested
 from gpuactors.core.events.host import GroupsObserved
 from gpuactors.core.events.kubelet import LedgerRead
@@ -83,7 +83,7 @@ def api_server_away() -> Cause:
     core.held_back = {"read"}
     token = core.prepare(ONE)
     (wanted,) = core.wanted.reads
-    core.feed(ClaimUnreadable(wanted.number, "the API server does not answer", ClaimsOf.GPUS))
+    core.feed(ClaimRead(wanted.number, "the API server does not answer", ClaimsOf.GPUS))
     core.pass_time(limits.CLAIM_ANSWER_S)
     (cause,) = core.refused(token).causes
     return cause
@@ -161,9 +161,7 @@ def disk_full() -> Cause:
     token = core.prepare(ONE)
     assert core.wanted.checkpoint is not None
     core.feed(
-        CheckpointUnwritten(
-            core.wanted.checkpoint.number, "no space left on device: free some", ClaimsOf.GPUS
-        )
+        CheckpointWritten(core.wanted.checkpoint.number, ClaimsOf.GPUS, "no space left on device: free some")
     )
     core.pass_time(limits.CLAIM_ANSWER_S)
     (cause,) = core.refused(token).causes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events.claims import ActFailed, ClaimUnreadable
+from gpuactors.core.events.claims import ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
@@ -87,7 +87,7 @@ def test_any_other_answer_releases_nothing(reason: str) -> None:
     for _ in range(40):
         core.pass_time(limits.CLAIM_COLLECT_S / 2)
         for wanted in core.wanted.reads:
-            core.feed(ClaimUnreadable(wanted.number, reason, ClaimsOf.GPUS))
+            core.feed(ClaimRead(wanted.number, reason, ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.PREPARED
 
 

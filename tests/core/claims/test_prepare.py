@@ -12,10 +12,8 @@ from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    CheckpointUnwritten,
     CheckpointWritten,
     ClaimRead,
-    ClaimUnreadable,
 )
 from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.events.deviceplugin import CallAbandoned
@@ -211,7 +209,7 @@ def test_while_the_api_server_is_away_a_prepare_gets_the_reason_at_35_s() -> Non
     while core.answer(token) is None:
         for wanted in core.wanted.reads:
             reads += 1
-            core.feed(ClaimUnreadable(wanted.number, "the API server does not answer", ClaimsOf.GPUS))
+            core.feed(ClaimRead(wanted.number, "the API server does not answer", ClaimsOf.GPUS))
         core.pass_time(0.5)
     assert "the API server does not answer" in core.refusal(token)
     assert 2 < reads < 30
@@ -443,7 +441,7 @@ def test_a_disk_that_takes_no_checkpoint_is_the_error_at_35_s_and_nothing_was_do
     token = core.prepare(ONE)
     checkpoint = core.wanted.checkpoint
     assert checkpoint is not None
-    core.feed(CheckpointUnwritten(checkpoint.number, "no space left on device: free some", ClaimsOf.GPUS))
+    core.feed(CheckpointWritten(checkpoint.number, ClaimsOf.GPUS, "no space left on device: free some"))
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert core.refusal(token) == "no space left on device: free some"
     assert core.acts == []

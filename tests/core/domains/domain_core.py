@@ -14,9 +14,7 @@ from gpuactors.core.events.claims import (
     ActDone,
     CheckpointRead,
     CheckpointWritten,
-    ClaimMissing,
     ClaimRead,
-    ClaimUnreadable,
 )
 from gpuactors.core.events.domains import (
     DomainRead,
@@ -259,10 +257,10 @@ class DomainCore(CallsCore):
         wanted = self.wanted.claims.reads[0]
         found = self.api.get(str(wanted.claim))
         if self.away:
-            return ClaimUnreadable(wanted.number, AWAY, ClaimsOf.DOMAINS)
+            return ClaimRead(wanted.number, AWAY, ClaimsOf.DOMAINS)
         if found is None or found.name.uid != wanted.claim.uid:
-            return ClaimMissing(
-                wanted.number, f"the API server has no claim {wanted.claim}", ClaimsOf.DOMAINS
+            return ClaimRead(
+                wanted.number, f"the API server has no claim {wanted.claim}", ClaimsOf.DOMAINS, missing=True
             )
         return ClaimRead(wanted.number, found, ClaimsOf.DOMAINS)
 

@@ -23,7 +23,6 @@ from gpuactors.core.events.claims import (
     ActFailed,
     CheckpointRead,
     CheckpointWritten,
-    ClaimMissing,
     ClaimRead,
 )
 from gpuactors.core.events.daemon import Ticked
@@ -325,7 +324,7 @@ def claim_read(node: Node) -> Node:
     """The API server answers the first read of a claim."""
     wanted, o = node.wanted.claims.reads[0], node.outside
     if wanted.claim.uid in o.deleted:
-        return stepped(node, ClaimMissing(wanted.number, "it was deleted", _OF))
+        return stepped(node, ClaimRead(wanted.number, "it was deleted", _OF, missing=True))
     return stepped(node, ClaimRead(wanted.number, o.world.subjects[wanted.claim.uid].claim, _OF))
 
 

@@ -12,7 +12,6 @@ from gpuactors.core.events.claims import (
     ActFailed,
     CheckpointRead,
     CheckpointWritten,
-    ClaimMissing,
     ClaimRead,
 )
 from gpuactors.core.events.deviceplugin import AllocateAsked
@@ -184,8 +183,11 @@ class ClaimCore(CallsCore):
     def read_event(self, number: int, claim: ClaimName) -> Event:
         found = self.api.get(str(claim))
         if found is None or found.name.uid != claim.uid:
-            return ClaimMissing(
-                number, f"the API server has no claim {claim} with UID {claim.uid}", ClaimsOf.GPUS
+            return ClaimRead(
+                number,
+                f"the API server has no claim {claim} with UID {claim.uid}",
+                ClaimsOf.GPUS,
+                missing=True,
             )
         return ClaimRead(number, found, ClaimsOf.GPUS)
 

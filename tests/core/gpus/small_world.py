@@ -20,7 +20,6 @@ from gpuactors.core.events.claims import (
     ActFailed,
     CheckpointRead,
     CheckpointWritten,
-    ClaimMissing,
     ClaimRead,
 )
 from gpuactors.core.events.daemon import Ticked
@@ -237,7 +236,7 @@ def claim_read(node: Node) -> Node:
     """The API server answers the first read."""
     wanted = node.wanted.reads[0]
     if wanted.claim.uid in node.outside.deleted:
-        return stepped(node, ClaimMissing(wanted.number, "it was deleted", ClaimsOf.GPUS))
+        return stepped(node, ClaimRead(wanted.number, "it was deleted", ClaimsOf.GPUS, missing=True))
     return stepped(node, ClaimRead(wanted.number, allocated(wanted.claim, GPU), ClaimsOf.GPUS))
 
 

@@ -23,14 +23,12 @@ from gpuactors.core.events.claims import (
     ActFailed,
     CheckpointRead,
     CheckpointRefused,
-    CheckpointUnwritten,
     CheckpointWritten,
-    ClaimMissing,
     ClaimRead,
-    ClaimUnreadable,
     PrepareAsked,
     UnprepareAsked,
 )
+from gpuactors.core.requests import Failure
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimCall, Claims, Entry, load_of, with_entry
 from gpuactors.core.values.cause import Cause
@@ -226,10 +224,13 @@ def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
 
 
 def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> Stepped:
-    """The API server has the claim, by the UID that was asked for."""
+    """The API server has the claim, by the UID that was asked for, or has not, or did not say."""
     if (entry := _of_read(driver.claims(state), event.number)) is None:
         return state, []
     claims = read_over(driver.claims(state), entry.name.uid)
+    if isinstance(event.claim, Failure):
+        failed = _missing if event.missing else _unreadable
+        return failed(driver, driver.with_claims(state, claims), entry, event.claim, at)
     if entry.claim is None and entry.state is ClaimState.STOPPED:
         return driver.with_claims(state, _found_again(driver, state, entry, event.claim)), []
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
@@ -258,16 +259,13 @@ def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> 
     return driver.validate(state, claim)
 
 
-def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: float) -> Stepped:
+def _missing(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failure, at: float) -> Stepped:
     """The API server has no such claim, or another one of that name."""
-    if (entry := _of_read(driver.claims(state), event.number)) is None:
-        return state, []
-    claims = read_over(driver.claims(state), entry.name.uid)
+    claims = driver.claims(state)
     if entry.state is ClaimState.FETCHING:
-        why = Reason(Cause.CLAIM_NOT_FOUND, event.reason)
-        return not_prepared(driver, driver.with_claims(state, claims), entry, why)
+        return not_prepared(driver, state, entry, Reason(Cause.CLAIM_NOT_FOUND, reason))
     if entry.state not in _COLLECTED:
-        return driver.with_claims(state, claims), []
+        return state, []
     if entry.missing == 0 or not _is_unlisted(driver, state, entry):
         counted = int(_is_unlisted(driver, state, entry))
         again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)
@@ -278,22 +276,20 @@ def missing(driver: ClaimDriver, state: NodeState, event: ClaimMissing, at: floa
         {
             "claim": str(entry.name),
             "uid": entry.name.uid,
-            "reason": f"{event.reason}, twice, and kubelet lists it for no pod; its unprepare never came",
+            "reason": f"{reason}, twice, and kubelet lists it for no pod; its unprepare never came",
         },
     )
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.UNPREPARE)), [line]
 
 
-def unreadable(driver: ClaimDriver, state: NodeState, event: ClaimUnreadable, at: float) -> NodeState:
+def _unreadable(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failure, at: float) -> Stepped:
     """The API server did not answer, or not with the claim: nothing follows from that but another try."""
-    if (entry := _of_read(driver.claims(state), event.number)) is None:
-        return state
     if entry.claim is None:
-        why = Reason(Cause.API_SERVER_FAILED, event.reason)
+        why = Reason(Cause.API_SERVER_FAILED, reason)
         entry = replace(entry, why=why, retry_at=at + limits.CLAIM_READ_RETRY_S)
     else:
         entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
-    return driver.with_claims(state, with_entry(read_over(driver.claims(state), entry.name.uid), entry))
+    return driver.with_claims(state, with_entry(driver.claims(state), entry)), []
 
 
 def _of_read(claims: Claims, number: int) -> Entry | None:
@@ -305,19 +301,17 @@ def _of_read(claims: Claims, number: int) -> Entry | None:
 
 
 def checkpoint_written(driver: ClaimDriver, state: NodeState, event: CheckpointWritten) -> Stepped:
-    """Every checkpoint up to this number is on disk."""
+    """Every checkpoint up to this number is on disk. If it could not be written, nothing that follows from it happens,
+    and the actor tries again."""
     claims = driver.claims(state)
+    if event.failure is not None:
+        level = Level.DEBUG if event.failure == claims.unwritten else Level.ERROR
+        line = Log(level, "checkpoint.unwritten", {"reason": event.failure})
+        return driver.with_claims(state, replace(claims, unwritten=event.failure)), [line]
     if event.number <= claims.durable:
         return state, []
     lines: list[Effect] = [Log(Level.INFO, "checkpoint.written", {})] if claims.unwritten else []
     return driver.with_claims(state, replace(claims, durable=event.number, unwritten="")), lines
-
-
-def checkpoint_unwritten(driver: ClaimDriver, state: NodeState, event: CheckpointUnwritten) -> Stepped:
-    """It could not be written: nothing that follows from it happens, and the actor tries again."""
-    level = Level.DEBUG if event.reason == driver.claims(state).unwritten else Level.ERROR
-    line = Log(level, "checkpoint.unwritten", {"reason": event.reason})
-    return driver.with_claims(state, replace(driver.claims(state), unwritten=event.reason)), [line]
 
 
 def act_done(driver: ClaimDriver, state: NodeState, event: ActDone, at: float) -> Stepped:

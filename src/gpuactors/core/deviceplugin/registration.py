@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import PluginState
 
 AGAINST: Final = 2
@@ -116,10 +117,20 @@ def socket_failed(plugin: PluginState, bind: int, reason: str, at: float) -> Plu
     )
 
 
-def register_succeeded(plugin: PluginState, register: int, at: float) -> PluginState:
-    """Kubelet accepted; now its stream must open, or have been opened meanwhile."""
+def register_answered(plugin: PluginState, register: int, failure: Failure | None, at: float) -> PluginState:
+    """Kubelet accepted; now its stream must open, or have been opened meanwhile. After a failure Register is called
+    again, even with a stream open: kubelet may have dropped the client that the stream belongs to."""
     if register != plugin.register or not plugin.registering:
         return plugin
+    if failure is not None:
+        failures = plugin.register_failures + 1
+        return replace(
+            plugin,
+            registering=False,
+            register_failures=failures,
+            retry_at=at + _backoff(limits.REGISTER_BACKOFF_S, failures),
+            problem=failure,
+        )
     plugin = replace(plugin, registering=False, accepted=True)
     if plugin.kubelet_stream is not None:
         if plugin.kubelet_stream in plugin.streams:
@@ -129,20 +140,6 @@ def register_succeeded(plugin: PluginState, register: int, at: float) -> PluginS
         plugin,
         retry_at=at + limits.STREAM_OPEN_DEADLINE_S,
         problem="registered, but kubelet has not opened ListAndWatch yet",
-    )
-
-
-def register_failed(plugin: PluginState, register: int, reason: str, at: float) -> PluginState:
-    """Again, even with a stream open: kubelet may have dropped the client that the stream belongs to."""
-    if register != plugin.register or not plugin.registering:
-        return plugin
-    failures = plugin.register_failures + 1
-    return replace(
-        plugin,
-        registering=False,
-        register_failures=failures,
-        retry_at=at + _backoff(limits.REGISTER_BACKOFF_S, failures),
-        problem=reason,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuactors.core.requests import Failure
 from gpuactors.core.state.claims import OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
     ActFault,
@@ -41,29 +42,14 @@ class UnprepareAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRead:
-    """The API server has the claim, by the UID that was asked for."""
+    """The read with this number has an answer: the claim, by the UID that was asked for. If it failed, nothing is known
+    of the claim."""
 
     number: int
-    claim: Claim
+    claim: Claim | Failure
     of: ClaimsOf
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimMissing:
+    missing: bool = False
     """The API server has no claim of that name, or one with another UID."""
-
-    number: int
-    reason: str
-    of: ClaimsOf
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimUnreadable:
-    """The API server did not answer, or refused to: nothing is known of the claim."""
-
-    number: int
-    reason: str
-    of: ClaimsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +82,12 @@ class CheckpointRefused:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
-    """Every checkpoint up to this number is on disk, and stays there when the power is cut."""
+    """Every checkpoint up to this number is on disk, and stays there when the power is cut. If the write failed, it is
+    tried again."""
 
     number: int
     of: ClaimsOf
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointUnwritten:
-    """The checkpoint with this number could not be written. It is tried again."""
-
-    number: int
-    reason: str
-    of: ClaimsOf
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +140,9 @@ ClaimEvent = (
     PrepareAsked
     | UnprepareAsked
     | ClaimRead
-    | ClaimMissing
-    | ClaimUnreadable
     | CheckpointRead
     | CheckpointRefused
     | CheckpointWritten
-    | CheckpointUnwritten
     | ActDone
     | ActFailed
     | FilesTouched

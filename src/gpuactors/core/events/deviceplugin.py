@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 
@@ -25,20 +26,12 @@ class SocketFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterSucceeded:
-    """Kubelet answered Register (order `register`) without an error."""
+class RegisterAnswered:
+    """Kubelet answered Register (order `register`). If it failed, kubelet may have dropped a running client as well."""
 
     resource: ResourceName
     register: int
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterFailed:
-    """Register (order `register`) failed; kubelet may have dropped a running client as well."""
-
-    resource: ResourceName
-    register: int
-    reason: str
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +93,5 @@ class CallAbandoned:
     token: Token
 
 
-PluginEvent = SocketBound | SocketFailed | RegisterSucceeded | RegisterFailed | StreamOpened | StreamEnded
+PluginEvent = SocketBound | SocketFailed | RegisterAnswered | StreamOpened | StreamEnded
 CallEvent = AllocateAsked | PreStartAsked | PreferenceAsked | CallAbandoned

@@ -54,7 +54,7 @@ class Reader:
         mine = yaml.safe_load(path.read_text())
         name, _, tag = image.partition(":")
         mine["images"] = [{"name": "gpuactors", "newName": name, "newTag": tag}]
-        mine["patchesStrategicMerge"] = ["nodes.yaml", "host.yaml"]
+        mine["patches"] = [{"path": "nodes.yaml"}, {"path": "host.yaml"}]
         base = of_kind(list(yaml.safe_load_all(kubectl("kustomize", str(DEPLOY / "base")))), "DaemonSet")
         (self._clone / MINE / "host.yaml").write_text(yaml.safe_dump(daemonset.host_patch(base, {})))
         path.write_text(yaml.safe_dump(mine))

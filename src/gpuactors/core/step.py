@@ -3,9 +3,8 @@
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
 only caller. It works in three parts: the event is applied to the part of the state that it is about (`inspections`,
 `registration`, `calls`); calls that can be answered now are answered; then the device lists are made again, and
-resources appear or retire with them. Whatever each part reads that follows from the facts (`NodeState.index`,
-`NodeState.assessments`) follows from those of the very state that it was given. `snapshot.project` derives the outputs
-for readers outside from the state.
+resources appear or retire with them. Derived values that a part reads (`NodeState.index`, `NodeState.assessments`) are
+those of the very state that it was given. `snapshot.project` derives the outputs for readers outside from the state.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Log` is a value).
 """
@@ -107,7 +106,7 @@ def _first_domains(settings: DomainSettings) -> Domains:
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The state after `event`, which happened at `at`, and its effects.
 
-    A list of phases. What each reads that follows from the facts is derived of the state that it is given.
+    A list of phases. Each reads the values derived from the state that it is given.
     """
     after, effects = _applied(state, event, at)
     after = resolved(state, after)
@@ -411,8 +410,8 @@ def _call(state: NodeState, event: events.deviceplugin.CallEvent, at: float) -> 
 
 
 def _claim(state: NodeState, event: events.claims.ClaimEvent, at: float) -> Stepped:
-    """A transition that the table of claims lacks is a bug of ours. In production this claim is set aside, and the
-    others are served."""
+    """A transition that the table of claims lacks is a bug in gpuactors. In production this claim is quarantined, and
+    the others are served."""
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:

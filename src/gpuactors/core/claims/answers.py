@@ -1,4 +1,4 @@
-"""Which calls of kubelet about claims can be answered, and how."""
+"""The answers to kubelet's calls about claims, and when they can be given."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ class Origin(StrEnum):
     NONE = "none"
     """There was no file: nothing was ever written, or it was removed by hand."""
     OTHER_BOOT = "other-boot"
-    """The file is of another boot. What its acts did ended with that boot, so it counts as empty."""
+    """The file is of another boot. The effects of its acts ended with that boot, so it is treated as empty."""
     CORRUPT = "corrupt"
-    """The file made no sense and was set aside. What it held is to be found out from the kernel, kubelet and the CDI
-    files; nothing may be undone on the strength of its absence."""
+    """The file is corrupt and was set aside. The kernel, kubelet and the CDI files show what it held. An entry that is
+    missing here is no reason to undo anything."""
 
 
 @dataclass(frozen=True, slots=True)

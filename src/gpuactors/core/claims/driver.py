@@ -39,7 +39,7 @@ class ClaimDriver(Protocol):
 
     @property
     def of(self) -> ClaimsOf:
-        """Which claims these are."""
+        """The kind of these claims."""
 
     def claims(self, state: NodeState) -> Claims:
         """Its claims, in the state of the node."""
@@ -52,7 +52,7 @@ class ClaimDriver(Protocol):
 
     def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
         """Restore a driver's part of the state from its checkpoint: `state`, whose claims have no entries yet, with
-        what it has beside them; and its entries as they count now, in their order."""
+        what it has beside them; and its entries as they are valid now, in their order."""
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
@@ -65,8 +65,8 @@ class ClaimDriver(Protocol):
         """The entry with its claim as it was read, and with what this driver needs of it at every event."""
 
     def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
-        """`state` with fresh looks requested at what the claim is to get, or has: nothing that was seen before counts
-        for it; and the entry, which remembers since when."""
+        """Request new reads of the devices that the claim has or is to get: earlier ones are not used for it. Returns
+        the state and the entry, with the number since which reads are used."""
 
     def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
         """The first reason why the claim cannot reserve its devices now; None if it can."""
@@ -104,8 +104,8 @@ class ClaimDriver(Protocol):
         """When that is; infinite if never."""
 
     def drift(self, state: NodeState, entry: Entry) -> str | None:
-        """Which device of a prepared claim is not where its files say, as a sentence; empty if all are. None: that has
-        not been seen since it was asked."""
+        """The device of a prepared claim that is not where the claim's files say, as a sentence; empty if all are.
+        None: not read since it was requested."""
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
@@ -117,8 +117,8 @@ class ClaimDriver(Protocol):
         """The outstanding look at devices that a claim would bind; None while there is none."""
 
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
-        """What the checkpoint has beside the claims, each sorted by address: the original drivers of the functions
-        whose present driver may be of our making, and the returns that are owed."""
+        """The contents of the checkpoint beside the claims, each sorted by address: the original drivers of the
+        functions whose present driver may be of our making, and the returns that are owed."""
 
     def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
         """The content of the files for each result of the claim, in their order."""

@@ -1,8 +1,7 @@
-"""The claims of this node: what each event means for them. `driver` answers what differs between kinds of device.
+"""Apply each event to the claims of this node. `driver` answers the questions that differ between kinds of device.
 
-What follows from the state by itself after each event, the answers included, is in `progress.py`; what a transition
-requests in `transitions.py`; the transitions themselves in `values/claim_states.py`. Must not touch anything: the
-actors do.
+`progress.py` has the consequences of the state after each event, the answers included; `transitions.py` the requests of
+a transition; `values/claim_states.py` the transitions themselves. Must not touch anything: the actors do.
 """
 
 from __future__ import annotations
@@ -118,7 +117,8 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
 
 
 def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointRefused) -> Stepped:
-    """No claim is served, and nothing is touched. What claims have is known from their files, and kubelet's ledger."""
+    """No claim is served, and nothing is touched. The devices of claims are known from their files and from kubelet's
+    ledger."""
     claims = driver.claims(state)
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
     why = Reason(Cause.CLAIMS_UNSERVED, event.reason)
@@ -168,7 +168,7 @@ def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked
 
 
 def abandoned(driver: ClaimDriver, state: NodeState, token: Token) -> NodeState:
-    """No caller waits for this answer any more. What is under way goes on."""
+    """No caller waits for this answer any more. Requests in progress continue."""
     if token not in driver.claims(state).calls:
         return state
     calls = {t: c for t, c in driver.claims(state).calls.items() if t != token}
@@ -351,9 +351,9 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
 
 
 def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
-    """The files of every prepared claim are looked at, and written where they are missing: a container that restarts is
-    started with what is there, without a call to us. What is right is left alone, and so touches nothing. One that is
-    under way may have looked before: then another one follows."""
+    """The files of every prepared claim are looked at, and written where they are missing: a container that restarts
+    gets the present files, without a call to us. Correct files are not written again. A check in progress may have read
+    them before: then another one follows."""
     effects: list[Effect] = []
     for entry in driver.claims(state).entries.values():
         if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
@@ -414,8 +414,8 @@ def _listed(driver: ClaimDriver, state: NodeState) -> set[str]:
 
 
 def _is_unlisted(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
-    """Kubelet says that it has the claim for no pod. What it said last, or says before it knows its pods, does not
-    count; nor does its file, which names no claim."""
+    """Kubelet lists the claim for no pod. An outdated list, and a list from before kubelet knows its pods, are not
+    used; nor is its file, which names no claim."""
     ledger, name = state.kubelet.ledger, str(entry.name)
     is_its_list = ledger.problem is None and ledger.source is LedgerSource.LIST
     return is_its_list and name not in _listed(driver, state)

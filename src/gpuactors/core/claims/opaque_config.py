@@ -34,7 +34,7 @@ def all_decoded(
     """Decode every configuration of the claim, with the requests that it is for; those of the device class first.
 
     Also one that no request uses: it is for this driver, and a mistake in it is the user's to know. Of those that cover
-    a request the last one counts, whole.
+    a request the last one applies, whole.
     """
     found: list[tuple[tuple[str, ...], Decoded]] = []
     # The scheduler writes them in this order (structured allocator); sorting is stable, so it costs nothing to be sure.

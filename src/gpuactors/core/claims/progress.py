@@ -172,8 +172,8 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
 
 
 def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
-    """The act that others carry out is done when nothing lacks any more; None if it waits on. What lacks is the error
-    if the wait lasts too long, and at once where waiting is of no use."""
+    """Complete the act that others carry out when no prerequisite is unmet; None if it waits on. The unmet prerequisite
+    is the error if the wait takes too long, and at once if waiting does not help."""
     lacking = driver.unmet_prerequisite(state, entry)
     if lacking is None:
         state, entry = driver.reserved(state, entry)

@@ -42,7 +42,7 @@ class Restoration:
 def restoration(
     restored: Restored, found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf, *, owns: bool
 ) -> Restoration:
-    """Decides what of it counts. `owns`: this daemon serves from now on. Until then another one does, whose newest
+    """Decide which entries are valid. `owns`: this daemon serves from now on. Until then another one does, whose newest
     claim may be in its files and not yet in what was read: nothing is removed.
 
     Where the checkpoint is of another boot, no container runs that has mounted a directory of a claim, and nobody knows
@@ -100,8 +100,8 @@ def _taken_over(
 def entries_of(
     found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf
 ) -> tuple[tuple[StoredEntry, ...], tuple[ClaimUid, ...]]:
-    """The claims by their files, and the UIDs of files whose claim or devices cannot be read. What a claim of a compute
-    domain has is read from the API server again; a GPU must not be offered until then."""
+    """The claims by their files, and the UIDs of files whose claim or devices cannot be read. The devices of a compute
+    domain's claim are read from the API server again; a GPU must not be offered until then."""
     entries, unknown = [], []
     for uid, of_claim in found.items():
         gpus = tuple(_gpus(of_claim.devices or ()))

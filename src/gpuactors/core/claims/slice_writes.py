@@ -1,11 +1,11 @@
 """The writes that give the API server the wanted pool, by what it has stored.
 
 The scheduler takes of a pool only the slices of the highest generation, and only if there are as many as each of them
-says (seen: one too many, and it ignores the whole pool). So a change of one slice keeps the generation; any other one
-is written as a whole new generation, which counts when its last slice is there.
+says (seen: one too many, and it ignores the whole pool). So a change of one slice keeps the generation; any other
+change is written as a new generation, which is valid when its last slice is there.
 
-Must not lead to a loop of writes: what the server answered to a write of ours is as good as what was written, whatever
-the server has made of it.
+Must not lead to a loop of writes: the server's answer to our write is treated as equal to what was written, even if the
+server has changed it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
      "given": [{"requests": ["gpu"], "pool": …, "device": …, "cdiIds": […], "shareId": null}], "unplaced": [],
      "domain": {"uid": …, "name": …, "namespace": …, "devices": ["channel-0"], "channelMajor": 501, "cliqueId": …, …}}
 
-A field that is not known, a newer daemon's, is ignored here; `acts/checkpoint.py` keeps those of the file. Whatever a
-file holds, what is read of it is a value that this daemon can go on with, or `MalformedError` says what is wrong.
+A field that is not known, a newer daemon's, is ignored here; `acts/checkpoint.py` keeps those of the file. Every
+content of a file is decoded to a value that this daemon can use, or raises `MalformedError`.
 """
 
 from __future__ import annotations

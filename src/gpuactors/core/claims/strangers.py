@@ -1,7 +1,7 @@
-"""Claims of this driver that kubelet lists and nobody here has: another program of this name, such as NVIDIA's DRA
-driver, has prepared them. It is given away all the same.
+"""Claims of this driver that kubelet lists and that are not here: another program of this name, such as NVIDIA's DRA
+driver, has prepared them. Their devices are in use.
 
-Devices by our own names are not among it: what kubelet lists of them is known by their PCI addresses.
+Devices by our own names are not included: kubelet's ledger shows these by their PCI addresses.
 
 A file of its own: the claims of GPUs, of compute domains, and the takeover use it.
 """

@@ -1,5 +1,5 @@
-"""The checkpoint of NVIDIA's DRA driver, which has our driver's name, directory and file name: whose a file is, and
-which claims it has prepared.
+"""The checkpoint of NVIDIA's DRA driver, which has our driver's name, directory and file name: the owner of a file, and
+the claims that it has prepared.
 
     {"checksum": 123, "v1": {"preparedClaims": {…}}, "v2": {"checksum": 456, "nodeBootID": "…", "preparedClaims":
      {"<uid>": {"checkpointState": "PrepareCompleted", "status": {"allocation": {…}}, "preparedDevices":
@@ -10,7 +10,7 @@ Read from the sources of NVIDIA's driver: `v1` has the prepared claims of `v2` a
 25.8 wrote `v1` alone. A claim that is prepared has no namespace and name (NVIDIA issue 1278). The checksums are of Go's
 values, not of the bytes, and are not checked: a field that is missing says more.
 
-Values only. What is read is never written: the file is theirs, and they go on with it when they come back.
+Values only. The file is never written: it belongs to NVIDIA's driver, which uses it again when it comes back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which IOMMU groups a container should get: whole ones, of the fewest NUMA nodes and PCIe roots.
+"""The choice of IOMMU groups for a container: whole groups, on the fewest NUMA nodes and PCIe roots.
 
 Theory of operation. The numbers of devices that some groups can add up to are one integer: bit n is set if some of the
 groups have n devices together. A group of size s adds `sums << s`. Groups are counted by place (NUMA node, then PCIe
@@ -48,7 +48,7 @@ class Search:
         self._steps_max = steps_max
 
     def has(self, steps: int) -> bool:
-        """Whether so many steps may still be done; if so, they count as done."""
+        """Whether so many steps are left; if so, they are used up."""
         if self.steps + steps > self._steps_max:
             return False
         self.steps += steps
@@ -78,7 +78,7 @@ class _Sums:
     devices: int
     """How many they have."""
     whole: int
-    """Bit n: whole groups of theirs add up to n devices."""
+    """Bit n: some of their groups together have n devices."""
 
     def has(self, need: int, *, whole: bool) -> bool:
         return self.devices >= need and (not whole or bool(self.whole >> need & 1))

@@ -109,9 +109,10 @@ class _View:
     """Values derived from the state that one publication needs in several places."""
 
     ids: Mapping[PciAddress, DeviceId]
-    """As `identity.alias_ids`."""
+    """The older IDs of devices, from `identity.alias_ids`."""
     given: Mapping[ResourceName, Set[DeviceId]]
-    """As `ledger.allocated_ids`, of the resources that are ours: kubelet's ledger has other plugins' as well."""
+    """The allocated IDs of this daemon's resources, from `ledger.allocated_ids`: kubelet's ledger has other plugins' as
+    well."""
     listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
     """The entries to list: offered devices, and those that are lost while a pod has them; an entry that a list keeps
     for now is added later."""

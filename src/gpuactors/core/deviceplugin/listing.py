@@ -4,12 +4,12 @@ Theory of operation. When another plugin registers one of our resources, our str
 each device list of either plugin replaces kubelet's list, Allocate goes to the plugin that registered last, and when
 that one ends all devices are Unhealthy for ever. If another client's stream was taken for kubelet's, the end of
 kubelet's goes unnoticed. So each read of the ledger also asks kubelet for its healthy devices
-(GetAllocatableResources). A read counts for or against us only if it was requested when kubelet had had our list for
-long enough. Two in a row against us end the registration: that is logged, and we register again, ending our stream
+(GetAllocatableResources). A read is evidence for or against us only if it was requested when kubelet had had our list
+for long enough. Two in a row against us end the registration: that is logged, and we register again, ending our stream
 first, after a wait that grows each time until the lists have agreed for long.
 
 An agreeing list shows little if our own list has changed since one that differed: our device list has replaced
-kubelet's list, and Allocate may still go to the other plugin. That counts against us as well.
+kubelet's list, and Allocate may still go to the other plugin. That is a read against us as well.
 
 Must not touch a plugin that is not registered: `registration.py` does that.
 """
@@ -79,8 +79,8 @@ def neighbours_seen(state: NodeState, event: NeighboursSeen, at: float) -> NodeS
 def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: float) -> NodeState:
     """A stream ended that was not taken for kubelet's, and may have been.
 
-    That is no sign of another plugin: if kubelet has lost our stream, no list that we send reaches it any more, so its
-    own list goes on showing that. And any client may open our stream and leave it, however often.
+    This does not indicate another plugin. If kubelet has lost our stream, it gets no more lists from us, so its own
+    list continues to show that. Any client may open our stream and leave it, however often.
     """
     unknown = event.stream in before.streams and event.stream != before.kubelet_stream
     return compare_soon(state, at) if unknown and before.accepted else state
@@ -98,8 +98,8 @@ def _compare_at(state: NodeState, compare_at: float) -> NodeState:
 def compared(
     state: NodeState, read: int, healthy_ids: Mapping[ResourceName, tuple[DeviceId, ...]] | None, at: float
 ) -> tuple[NodeState, list[Effect]]:
-    """The read came back: compares the lists of each resource for which it counts. `healthy_ids` are kubelet's; None if
-    the read has no list of kubelet's."""
+    """The read came back: compare the lists of each resource for which it is valid. `healthy_ids` are kubelet's; None
+    if the read has no list of kubelet's."""
     plugins, effects = dict(state.published.plugins), list[Effect]()
     for resource in (r for r, p in state.published.plugins.items() if p.listing.read == read):
         before = plugins[resource]
@@ -186,8 +186,8 @@ def _names(found: Iterable[str]) -> str:
 
 
 def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
-    """After an event: which lists changed, for which resources a read that has just been requested will count, and when
-    the next one is wanted at the latest."""
+    """After an event: note the changed lists, the resources for which a read that was just requested will be valid, and
+    the latest time of the next one."""
     read = state.kubelet.ledger.outstanding
     new_read = read if read != before.kubelet.ledger.outstanding else None
     plugins = {r: _kept(before, state, r, p, new_read, at) for r, p in state.published.plugins.items()}

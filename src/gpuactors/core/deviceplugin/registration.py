@@ -23,8 +23,8 @@ from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import PluginState
 
 AGAINST: Final = 2
-"""The number of reads in a row with another list than ours that count as a contention: one read may come from a device
-list that kubelet was slow to take."""
+"""The number of reads in a row with another list than ours that are a contention: one read may come from a device list
+that kubelet was slow to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def list_changed(plugin: PluginState, at: float) -> PluginState:
     """Our list changed: an outstanding read may return the list before.
 
     After an odd observation that no read has cleared up yet, our list may have replaced another plugin's, and no later
-    read will show that: it counts as one read against us.
+    read will show that: it is one read against us.
     """
     after = replace(plugin, listing=replace(plugin.listing, changed_at=at, read=None))
     return _doubted(after) if _is_unchecked(plugin) else after
@@ -253,7 +253,7 @@ def sighted(plugin: PluginState, at: float) -> PluginState:
 
 
 def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
-    """A read was requested: whether it will count for this resource."""
+    """A read was requested: note whether it is valid for this resource."""
     wanted = read if at >= comparable_from(plugin) else None
     if plugin.listing.read == wanted:
         return plugin
@@ -261,8 +261,8 @@ def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
 
 
 def comparable_from(plugin: PluginState) -> float:
-    """From when on a requested read counts: kubelet has had our list, or has been without it, for long enough. Infinite
-    while the resource is not registered."""
+    """The time from which a requested read is valid: kubelet has had our list, or has been without it, for long enough.
+    Infinite while the resource is not registered."""
     if not (_is_streaming(plugin) or waits_in_contention(plugin)):
         return math.inf
     listing = plugin.listing

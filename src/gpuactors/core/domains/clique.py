@@ -1,8 +1,9 @@
-"""The clique of the node's NVLink fabric, `<cluster UUID>.<number>`: what a source may say of it, and which one counts.
+"""The clique of the node's NVLink fabric, `<cluster UUID>.<number>`: the values that each source may give, and the
+source that is used.
 
-Unknown is not empty. On a node without such a fabric a channel has no node and that is right; where the clique is not
-known, a container would be started without the node that it needs. So that there is none only NVML or the operator can
-say: a label that is missing says nothing.
+Unknown is not empty. On a node without such a fabric a channel rightly has no device node; where the clique is unknown,
+a container would start without the device node that it needs. So only NVML or the operator can say that there is none:
+a missing label says nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class CliqueFound:
 
     clique_id: str = ""
     source: str = ""
-    """The source that counts; empty if none does."""
+    """The source that is used; empty if none is."""
     unknown: str = ""
     """Why it is not known, as a sentence with what to do; empty if it is."""
 

@@ -50,7 +50,7 @@ def chosen(claim: Claim) -> DomainConfig | ConfigFault:
 def _of_result(
     result: AllocatedDevice, configs: list[tuple[tuple[str, ...], DomainConfig]]
 ) -> DomainConfig | ConfigFault:
-    """The last configuration for a result's request counts, whole."""
+    """The last configuration for a result's request applies, whole."""
     device = device_of(result.device)
     if device is None:
         return ConfigFault(f"{quoted_id(result.device)} is no device of this driver")

@@ -208,7 +208,7 @@ def _directory(state: NodeState, own: ClaimedDomain) -> str:
 
 
 def _not_offered(claim: Claim, settings: DomainSettings) -> Reason | None:
-    """Which of its devices this node does not have; None if it has all."""
+    """The device of the claim that this node does not have; None if it has all."""
     for result in claim.results or ():
         device = device_of(result.device)
         if device is None:

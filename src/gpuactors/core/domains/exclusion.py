@@ -1,7 +1,7 @@
 """The reasons that block a claim of a compute domain: another claim that has its channel or the node, the label, or a
-missing domain. And what a channel that is reserved still lacks.
+missing domain. And the unmet prerequisites of a channel that is reserved.
 
-Every entry that owns a device counts, whatever it is doing.
+Every entry that owns a device is considered, in whatever state it is.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ def _lingering(
 
 
 def _judged(label: Label, of: Held) -> Label:
-    """Which values are ours. What was found at the start while no claim has a channel is what a daemon before this one
-    left; one that waits for a channel has come since. A claim that was found by its files may have one: then this is
-    known when it has been read, or is gone."""
+    """Decide which values are ours. A value that was found at the start, while no claim had a channel, was left by an
+    earlier daemon; a claim that waits for a channel came later. A claim that was found by its files may have a channel:
+    then this is decided when the claim has been read, or is gone."""
     for domain in sorted(of.owning - {*label.ours}):
         label = replace(label, ours=_with_ours(label, domain))
     if label.found is None or not of.is_complete:

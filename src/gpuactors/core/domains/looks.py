@@ -63,7 +63,7 @@ def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
 
 
 def imex_read(domains: Domains, number: int, facts: ImexFacts | Failure) -> tuple[Domains, list[Effect]]:
-    """The host's driver has said what it has. That a node has no IMEX, or no fabric, is said once."""
+    """The host's driver has answered. A node without IMEX or without a fabric is logged once."""
     imex = domains.imex
     if imex.refresh.outstanding != number:
         return domains, []

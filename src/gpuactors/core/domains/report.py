@@ -1,8 +1,8 @@
 """The operator's view of compute domains: each domain with claims here and what its channels lack, the node's label,
 the host's IMEX, and the claims.
 
-Derived each time, never kept. What is missing is asked of `exclusion.py`, as a prepare asks it: nothing is shown as
-Ready that a claim still waits for.
+Derived each time, never kept. `exclusion.py` says what is missing, as in a prepare: a domain that a claim still waits
+for is not shown as Ready.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The configuration of nvidia-imex as NVIDIA's compute-domain daemon wants it: a template in the domain's directory.
 The daemon makes `imexd.cfg` of it, beside it, at each start. It ends at once without it.
 
-KEY=VALUE, as NVIDIA's IMEX guide has them; what is not there has IMEX's own default. The two placeholders are those of
-Go's text/template that the daemon fills in: its pod's address, and its file with the domain's nodes.
+KEY=VALUE, as in NVIDIA's IMEX guide; IMEX has defaults for the other keys. The two placeholders are those of Go's
+text/template that the daemon fills in: its pod's address, and its file with the domain's nodes.
 
 A file of its own: a text in NVIDIA's format, apart from the decisions about claims.
 """

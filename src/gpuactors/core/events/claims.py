@@ -63,7 +63,7 @@ class CheckpointRead:
     warning: str = ""
     """A sentence that names what is missing of it: it was damaged, and has been set aside."""
     load: int = 2
-    """Which read it was, as `ClaimsWanted.load`. One that was begun before a predecessor handed over does not count
+    """The number of the read (`ClaimsWanted.load`). A read that began before the predecessor handed over is not used
     after that."""
     of: ClaimsOf = field(kw_only=True)
     owed: tuple[OwedReturn, ...] = ()
@@ -102,7 +102,7 @@ class ActDone:
 
 @dataclass(frozen=True, slots=True)
 class ActFailed:
-    """The act with this number did not reach its goal. What it touched stays as it is."""
+    """The act with this number did not reach its goal. Its changes stay."""
 
     number: int
     reason: str

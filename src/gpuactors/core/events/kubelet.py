@@ -18,12 +18,12 @@ from gpuactors.core.values.model import (
 
 @dataclass(frozen=True, slots=True)
 class LedgerRead:
-    """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file. Which of them
-    count is decided in `ledger/kubelet_startup.py`."""
+    """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file.
+    `ledger/kubelet_startup.py` decides which of them are valid."""
 
     read: int
     kubelet: RunningKubelet | None
-    """None if no kubelet runs: then there is no list, and only the file counts."""
+    """None if no kubelet runs: then there is no list, and only the file is used."""
     listed: tuple[LedgerEntry, ...]
     """The entries of List, sorted."""
     claims: tuple[ClaimedDevice, ...]
@@ -39,8 +39,8 @@ class LedgerRead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerUnreadable:
-    """Read number `read` failed: PodResources did not answer, and kubelet's file does not count for owners while
-    kubelet runs, or could not be read either."""
+    """Read number `read` failed: PodResources did not answer, and kubelet's file is not used for owners while kubelet
+    runs, or could not be read either."""
 
     read: int
     reason: str

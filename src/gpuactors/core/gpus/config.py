@@ -7,8 +7,8 @@
 Our defaults are `LegacyOnly` and `enableAPIDevice: true`, as KubeVirt needs /dev/vfio/vfio; NVIDIA's default for the
 latter is false, with which such a VM fails (NVIDIA issue 1415).
 
-A prepare decodes strictly: a field that is not known would be ignored, and the user would get another device than was
-asked for. What the checkpoint holds was accepted once, maybe by a newer daemon, and is decoded leniently.
+A prepare decodes strictly: an unknown field would be ignored, and the user would get another device than requested. A
+configuration in the checkpoint was accepted once, maybe by a newer daemon, and is decoded leniently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KIND: Final = "VfioDeviceConfig"
 
 
 class BackendPolicy(StrEnum):
-    """Which interface of VFIO a device is given with."""
+    """The VFIO interface that a container gets for its devices."""
 
     LEGACY_ONLY = "LegacyOnly"
     """The node of the IOMMU group, `/dev/vfio/51`."""

@@ -1,4 +1,4 @@
-"""Which DeviceClasses take a resource of this node's device plugin as their `spec.extendedResourceName`.
+"""The DeviceClasses that have a resource of this node's device plugin as their `spec.extendedResourceName`.
 
 A pod that requests such a resource is served by the device plugin where the node advertises it, and elsewhere the
 scheduler makes a claim by the class: the one or the other, as each node is (KEP-5004). On a node where both offer the

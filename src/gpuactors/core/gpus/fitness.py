@@ -1,11 +1,11 @@
 """Whether a claim could bind a GPU that is on its host's driver, looked at before one is allocated.
 
-A driver that is not loaded, a process of the host that has the GPU, virtual functions: what is found is a reason not to
-offer it, and goes away when a later look does not find it any more. A look does nothing to the GPU. One that a claim
-has is not looked at: its acts say what is in their way.
+A driver that is not loaded, a process of the host that has the GPU, or virtual functions are reasons not to offer it,
+until a later look no longer finds them. A look does nothing to the GPU. It leaves out the GPUs of claims: their acts
+report conflicts.
 
-One look is under way at a time, at all GPUs that are due: each is a pass over all processes. Of a GPU that changes
-meanwhile the answer does not count, and it is looked at again.
+One look is under way at a time, at all GPUs that are due: each is a pass over all processes. If a GPU changes
+meanwhile, its answer is discarded, and the next look includes it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
 
 
 def due(gpus: Gpus, at: float) -> Gpus:
-    """`gpus` with the next look, if it is due. What is due soon comes along, so that GPUs which came at different
-    times are soon looked at together."""
+    """`gpus` with the next check, if it is due. It includes GPUs that are due soon, so that GPUs that came at different
+    times are soon checked together."""
     if gpus.look_at > at:
         return gpus
     by = at + limits.UNFIT_LOOK_S

@@ -43,7 +43,7 @@ _HELD: Final = frozenset(
 _GONE: Final = Blocked(BlockKind.UNHEALTHY, str(Cause.GONE))
 
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
-"""What a claim mends itself, while it is prepared: it binds the device and its companions to vfio."""
+"""The causes that a prepare removes itself: it binds the device and its companions to vfio."""
 
 _PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
 """The states of a claim whose devices are on vfio, by its own acts."""
@@ -90,7 +90,7 @@ def offered(state: NodeState) -> NodeState:
 
 
 def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress, OfferRow]:
-    """What the offer of each device is made of that is selected, or that a claim has."""
+    """The inputs of the offer of each device that is selected, or that a claim has."""
     index, reserved = state.index, state.gpus.reserved
     switches = tuple([index.functions[address] for address in sorted(index.switches)])
     addresses = {**index.names, **reserved} if reserved.keys() - index.names.keys() else index.names
@@ -110,8 +110,8 @@ def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress
 
 
 def _placed(state: NodeState) -> frozenset[PciAddress]:
-    """As `Offered.placed`. What an act has bound is inspected at once, and what was seen before that is no fact; one
-    that is inspected again later counts on."""
+    """The value of `Offered.placed`. A device is inspected at once after an act has bound it, and earlier inspections
+    are not used; a device that is inspected again later stays included."""
     single, before = state.host.inspections.single, state.offered.placed
     return frozenset(
         gpu.address
@@ -182,7 +182,7 @@ def _fault(
 
 
 def _health(state: NodeState, pool: str, address: PciAddress, *, is_placed: bool) -> DeviceHealth:
-    """The health that kubelet shows in the status of the pod that has the device. That somebody has it is no fault."""
+    """The health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
     name, index = device_name(address), state.index
     if address not in index.functions:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")

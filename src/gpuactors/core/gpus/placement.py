@@ -28,7 +28,7 @@ def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
 
 
 def drift(state: NodeState, entry: Entry) -> str:
-    """Which device is not where the claim's files say, as a sentence; empty if all are."""
+    """The device that is not where the claim's files say, as a sentence; empty if all are."""
     return next((found for gpu in entry.gpus if (found := _drift(state, entry, gpu))), "")
 
 

@@ -55,7 +55,7 @@ class DeviceOfClaims:
     keep_on_vfio: bool
     """It stays on its vfio driver when a claim ends; else it is returned to its original driver."""
     rule: prebound.Rule | None
-    """Which rule decided; None if it decided for another daemon, and would decide otherwise now."""
+    """The rule that decided; None if it decided for another daemon, and would decide otherwise now."""
     why: str
     """That rule, as a sentence."""
     original_drivers: tuple[OriginalDriver, ...]

@@ -54,8 +54,8 @@ def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
 def _original_driver(
     known: Mapping[PciAddress, OriginalDriver], function: PciFunction, *, keep_on_vfio: bool
 ) -> OriginalDriver:
-    """The driver that an act is to return it to. One that is pre-bound by the operator's word counts as first seen on
-    vfio."""
+    """The driver that an act is to return it to. A device that the operator declared as pre-bound is treated as first
+    seen on vfio."""
     present = OriginalDriver(function.address, function.driver, function.vfio_bound, function.presence)
     return replace(known.get(function.address, present), vfio=keep_on_vfio)
 

@@ -1,11 +1,12 @@
-"""Which functions are on a driver by an act of gpuactors, and the returns to their original drivers that are owed.
+"""The functions that an act of gpuactors has bound to a driver, and the returns to their original drivers that are
+owed.
 
 A function is ours from its reservation until an act has returned it, or it is seen on a driver that no act of gpuactors
 has bound it to: somebody else has decided about it then. A driver that is not loaded when a claim ends does not hold
 the claim: the device stays on vfio, may be claimed again, and its return is tried until the driver is there. It is not
 begun while somebody has the device, and given up when somebody else has bound it.
 
-Must not decide what a function is returned to: that is `values/prebound.py`.
+Must not decide to which driver a function is returned: that is `values/prebound.py`.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def owed_acts(gpus: Gpus) -> dict[PciAddress, DeviceAct]:
 
 
 def log_owed(owed: OwedReturn, reason: str, *, known: bool = False) -> Log:
-    """The line of the log for a return that cannot be made now. `known`: it was said before."""
+    """The log line for a return that cannot be made now. `known`: it was logged before."""
     level = Level.DEBUG if known else Level.WARNING
     fields: dict[str, Field] = {
         "claim": str(owed.claim),

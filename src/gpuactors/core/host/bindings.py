@@ -38,9 +38,9 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     binding, or of another function at its address.
 
     A daemon that starts while an unbind waits does not know which functions were on a vfio driver. So a selected
-    function that is first seen on no driver, with its group's node there, counts as leaving until a poll has seen it
-    closed. Its companions do not: a process that has them open has the GPU's group open as well, and any program may
-    have raised their count. A function that no selector chooses counts as leaving too, from the read of kubelet's
+    function that is first seen on no driver, with its group's node there, is treated as leaving until a poll has seen
+    it closed. Its companions do not: a process that has them open has the GPU's group open as well, and any program may
+    have raised their count. A function that no selector chooses is treated as leaving too, from the read of kubelet's
     ledger on that shows it allocated to a pod.
     """
     left, ended = set(state.host.polls.leaving), set()
@@ -64,8 +64,8 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
 def released(state: NodeState, event: HostChanged) -> NodeState:
     """After a uevent that a driver has released a function, which may be bound again before it is inspected.
 
-    A function that was inspected on no driver and still counts as leaving stays so: the uevent may be late, and be that
-    of the unbind before, from a host driver for a claim. A poll shows when the process has closed it.
+    A function that was inspected on no driver and is still leaving stays so: the uevent may be late, and be that of the
+    unbind before, from a host driver for a claim. A poll shows when the process has closed it.
     """
     if event.address is None or event.cause not in _RELEASED or event.address in state.host.polls.leaving:
         return state
@@ -101,7 +101,7 @@ def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
 
 
 def _is_another(was: PciFunction, now: PciFunction) -> bool:
-    """Another model is there. A function whose ids could not be read counts as the same model."""
+    """Another model is there. A function whose ids could not be read is treated as the same model."""
     ids = ids_of(was), ids_of(now)
     return "" not in ids and ids[0] != ids[1]
 

@@ -1,4 +1,4 @@
-"""Inspecting the host: which inspections are wanted, and how their results change what is known.
+"""Inspecting the host: the inspections that are requested, and the changes of the known functions by their results.
 
 Theory of operation. Every inspection and every scan gets a number when it is *requested*. A result with number n shows
 the host as it was at some moment after number n was issued. So a result changes nothing at an address
@@ -8,8 +8,8 @@ is followed by an inspection that was requested after it (or, if its hint is los
 hints costs two inspections. The address of a function that is gone keeps its number as long as a result with a smaller
 one may still come in and bring the function back.
 
-What is known of the functions is apart from when it was seen: a look that finds nothing new leaves the very objects
-that other values are derived of.
+The known functions are stored apart from the times of their inspections: an inspection that finds nothing new leaves
+the very objects that other values are derived from.
 
 Must not decide what a function means for kubelet.
 """

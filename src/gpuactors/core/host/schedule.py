@@ -101,7 +101,7 @@ def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
 
 
 def _has_changed(before: NodeState, state: NodeState) -> bool:
-    """Holders or owners changed; the numbers of polls and reads do not count."""
+    """Holders or owners changed; the numbers of polls and reads are not compared."""
     was, now = before.kubelet, state.kubelet
     if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
         return True

@@ -3,9 +3,9 @@
 Theory of operation. A poll shows `enable` of a group's functions, their power state, and where that may be read the
 processes that have it open. A use begins when one of these shows it, and is over when none does: not while a function
 that was suspended before is still awake, as vfio resets the whole slot after the last close. A change leads to a read
-of kubelet's ledger before a use without a pod counts as external.
+of kubelet's ledger before a use without a pod is reported as external.
 
-Must not judge: what this means for a device is decided in `assessment/`.
+Must not judge: `assessment/` decides the status of a device.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _observed(
 def _open(
     use: GroupUse, baselines: Mapping[PciAddress, int], before: Observed | None
 ) -> frozenset[PciAddress]:
-    """The functions that are open; for those that cannot be read the last result counts."""
+    """The functions that are open; for those that cannot be read, the last result is used."""
     unseen = before.open - use.enabled.keys() if before is not None and use.unseen else frozenset()
     return frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)) | unseen
 
@@ -191,7 +191,7 @@ def _still_there(state: NodeState, polls: Polls) -> Mapping[PciAddress, Orphan]:
 def _may_be(orphan: Orphan, use: Observed) -> bool:
     """Whether a group's use may be that of the former pod.
 
-    Not if the use began later and its holders are in no pod. That a holder is in no pod is not enough: some runtimes
+    Not if the use began later and its holders are in no pod. A holder outside all pods is not enough: some runtimes
     keep a pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
     """
     same = use.since == orphan.use

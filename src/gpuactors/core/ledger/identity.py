@@ -2,13 +2,13 @@
 
 Kubelet's ledger is by ID string. Ours is the PCI address. NVIDIA's plugin up to 1.4 and KubeVirt's built-in one use the
 IOMMU group number: a device that the ledger lists by such an ID keeps it until its pod ends, so that an older plugin
-can be replaced on a busy node. An ID of NVIDIA's plugin for containers has the UUID of a GPU: that is another API's way
-to have the GPU, under a resource that is none of ours.
+can be replaced on a busy node. An ID of NVIDIA's plugin for containers has the UUID of a GPU: another API allocates the
+GPU that way, under a resource of another plugin.
 
 An ID is an opaque string: every client, and every other plugin, may send any. It is compared, never computed with
-(`²`.isdigit() is true, and int() refuses it). Its device is resolved once, when kubelet's ledger or a grant of ours
-first names the ID, and kept as long as the ID is named: `51` goes on meaning the GPU that was allocated by it when that
-GPU comes back in another group.
+(`²`.isdigit() is true, and int() refuses it). Its device is resolved once, when kubelet's ledger or our answer to
+Allocate first names the ID, and kept as long as the ID is named: `51` continues to mean the GPU that was allocated by
+it when that GPU comes back in another group.
 """
 
 from __future__ import annotations

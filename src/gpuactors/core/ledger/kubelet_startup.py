@@ -1,12 +1,13 @@
-"""Which entries of kubelet's ledger count: those that List names, those of its ledger file, or those known before.
+"""The entries of kubelet's ledger that are valid: those that List names, those of its ledger file, or those known
+before.
 
 Theory of operation. PodResources notices that a pod has ended; the ledger file is rewritten only by a device list or an
-allocation, and names ended pods until then. So the list counts where kubelet runs, and the file where it does not.
+allocation, and names ended pods until then. So the list is used where kubelet runs, and the file where it does not.
 
 But kubelet serves PodResources before its pods are known to it again: List is empty or partial then, for a moment or
 for as long as the API server is away (seen: 75 s and on, while their virtual machines run). The entries of its ledger
-file count beside it, except those that this kubelet has listed before: they have ended since, and only the file still
-names them. Where the file cannot be read, the entries that were known before count in its place, and some may be
+file are used as well, except those that this kubelet has listed before: they have ended since, and only the file still
+names them. Where the file cannot be read, the entries that were known before are used in its place, and some may be
 missing.
 
 That is over when this kubelet has known the API server's pods for LEDGER_SETTLE_S. It knows them if it lists any device
@@ -14,10 +15,10 @@ of a pod, as it learns of all pods at once, or any pod that is not static. Stati
 their names all end in the node's, after a hyphen (pkg/kubelet/config/common.go, generatePodName), those of others do
 not. Nor has a static pod a claim: a kubelet that lists one for a pod, or asks for one to be prepared, knows the API
 server's pods. One that is old by then, on a node without other pods for instance, needs LEDGER_CALLED_S only. So the
-file's pods that ended while kubelet was down count for no longer than that either, for example on a node
-with any two pods of a DaemonSet.
+file's pods that ended while kubelet was down are used no longer than that either, for example on a node with any two
+pods of a DaemonSet.
 
-Must not judge what an entry means for a device.
+Must not judge the status of a device.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from gpuactors.core.values.model import (
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The entries of the ledger that count after a read."""
+    """The valid entries of the ledger after a read."""
 
     entries: tuple[LedgerEntry, ...]
     source: LedgerSource
@@ -55,7 +56,7 @@ def counted(
     event: LedgerRead,
     at: float,
 ) -> Counted:
-    """Which entries count now that `event` came, at `at`, after `known` did."""
+    """The valid entries after `event`, which came at `at`. `known`: those before."""
     listed_before: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     if event.kubelet is not None:
         young = _after_answer(young, event.kubelet, event, at)

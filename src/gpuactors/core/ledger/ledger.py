@@ -143,7 +143,7 @@ def called(state: NodeState, at: float) -> NodeState:
 def _entries(
     before: Mapping[tuple[ResourceName, DeviceId], Pod], counted: Iterable[LedgerEntry]
 ) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
-    """The entries that count; the known objects where they are equal."""
+    """The valid entries; the known objects where they are equal."""
     entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
     same = True
     for entry in counted:
@@ -165,7 +165,7 @@ def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, tuple[ClaimedD
 
 
 def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) -> Ledger:
-    """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents count."""
+    """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents are used."""
     nodes = {(answer.resource, answer.device): answer.nodes for answer in cached}
     return replace(ledger, cached=nodes, damaged=damaged)
 

@@ -59,8 +59,8 @@ NOTHING_TOLD: Final = Told()
 
 
 def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
-    """Take the facts that hold at this time, EVENTS_MAX at most. What went is remembered as long as the API server has
-    its event."""
+    """Take the facts that hold at this time, EVENTS_MAX at most. A fact that no longer holds is remembered as long as
+    the API server has its event."""
     holds = frozenset(wanted[: limits.EVENTS_MAX])
     series = {
         event: known if event in holds else replace(known, since=math.inf)

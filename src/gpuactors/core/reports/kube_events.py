@@ -1,12 +1,11 @@
 """The facts to post as Kubernetes Events now, read off the state: each fact once, about the object that it concerns.
 
 A reason is the machine-readable cause or state that log and CLI have, and a message holds their sentence. Nothing is
-kept, and nothing is decided about when: how long a fact must stand, and how often it is told again, is
-`event_series.py`'s.
+kept, and no time is decided: `event_series.py` decides how long a fact must hold, and how often it is posted again.
 
-Why a pod was refused is told to the pod by kubelet itself, in our words (`UnexpectedAdmissionError` after Allocate,
+Kubelet itself reports on the pod why it was refused, with our sentence (`UnexpectedAdmissionError` after Allocate,
 `FailedPrepareDynamicResources` after a prepare). Kubelet does not say for which pod it calls Allocate, so a refusal is
-told on the node. Of a claim that waits kubelet says nothing, so that is told to its pods here.
+posted on the Node. Kubelet reports nothing while a claim waits, so that is posted on its pods here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reasons why kubelet cannot yet allocate what this daemon offers, as sentences; for the readiness probe.
 
-An open stream of gpuactors is no proof: another plugin may have our resource's name since. So a resource counts as
-registered when a read of kubelet's own list has shown ours (`deviceplugin/listing.py`), which is requested
-KUBELET_LIST_TAKEN_S after the registration. A kubelet that has no such list to show is believed.
+An open stream of gpuactors is no proof: another plugin may have our resource's name since. So a resource is registered
+when a read of kubelet's own list has shown ours (`deviceplugin/listing.py`), which is requested KUBELET_LIST_TAKEN_S
+after the registration. A kubelet that has no such list to show is believed.
 """
 
 from __future__ import annotations

@@ -199,5 +199,5 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
 
 
 def registered(state: NodeState) -> Mapping[ResourceName, bool]:
-    """Which resources are registered: accepted by kubelet, with an open stream."""
+    """The registered resources: accepted by kubelet, with an open stream."""
     return {resource: is_registered(plugin) for resource, plugin in state.published.plugins.items()}

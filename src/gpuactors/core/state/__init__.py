@@ -1,10 +1,10 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
-Changed only by `step`. A part, and each value in it, stays the same object until it changes. What is derived of several
-parts is a property of the state that they are in (`NodeState.index`, `NodeState.assessments`): made when it is first
-asked for, of the parts of this very state, and kept with it. So nobody can be given what was derived of another state,
-and nobody says when it is derived. What was made of an earlier state is carried along, as most of it is still right;
-the functions that derive compare their inputs with those of that time.
+Changed only by `step`. A part, and each value in it, stays the same object until it changes. A value that is derived
+from several parts is a property of their state (`NodeState.index`, `NodeState.assessments`): made from the parts of
+this state when it is first read, and kept with it. So no caller can get a value of another state, and no caller decides
+when it is derived. The values of an earlier state are carried along, as most of them are still valid; the functions
+that derive compare their inputs with the earlier ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gpuactors.core.values.status import Assessment
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the kernel shows of the node: sysfs, uevents, the use of the groups."""
+    """The kernel's view of the node: sysfs, uevents, the use of the groups."""
 
     inspections: Inspections
     functions: Mapping[PciAddress, PciFunction]
@@ -72,7 +72,8 @@ class Kubelet:
     """Why there is none, as a sentence."""
     ledger: Ledger
     pending_allocations: Mapping[tuple[ResourceName, DeviceId], float]
-    """Devices granted by Allocate that kubelet's ledger does not list yet, and until when they count as allocated."""
+    """Devices granted by Allocate that kubelet's ledger does not list yet, and the time until which they are treated as
+    allocated."""
     resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
     """Every name in kubelet's ledger or of a pending allocation whose device is known."""
     orphans: Mapping[PciAddress, Orphan]
@@ -131,7 +132,7 @@ class NodeState:
     domains: Domains = NO_DOMAINS
     """Compute domains, if they are on."""
     offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
-    """What is offered to claims, derived from the rest; see `gpus/offer.py`."""
+    """The devices offered to claims, derived from the rest; see `gpus/offer.py`."""
     entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
     """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
 
@@ -143,7 +144,7 @@ class NodeState:
 
     @property
     def index(self) -> Index:
-        """What is derived of the node's functions, devices and owners; see `devices/index.py`."""
+        """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
         if not self._has_index:
             ledger, gpus, published = self.kubelet.ledger, self.gpus, self.published
             found = index(

@@ -44,7 +44,7 @@ class ClaimedGpu:
 
 
 def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
-    """An act is on an IOMMU group as a whole, so one of a claim's devices in a group stands for the others."""
+    """One of the claim's devices in each IOMMU group, as an act is on a group as a whole."""
     found: dict[tuple[OriginalDriver, ...], ClaimedGpu] = {}
     for gpu in gpus:
         found.setdefault(gpu.functions, gpu)
@@ -60,7 +60,7 @@ class Entry:
     order: int
     """Of two claims that wait for a device the smaller one came first."""
     since: int = 0
-    """The last number that had been issued when the claim was read: only later inspections and polls count."""
+    """The last number that had been issued when the claim was read: only later inspections and polls are used."""
     claim: Claim | None = None
     """As the API server had it when it was read; None before."""
     gpus: tuple[ClaimedGpu, ...] = ()
@@ -72,11 +72,12 @@ class Entry:
     domain: ClaimedDomain | None = None
     """The same of a compute domain's claim."""
     config: DomainConfig | None = None
-    """What a compute domain's claim is for, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
+    """The configuration of a compute domain's claim, decoded once (`ClaimDriver.with_claim`); None before it has been
+    read."""
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
-    """What its devices are bound to, as last seen by an act."""
+    """The drivers of its devices, as an act last saw them."""
     given: tuple[PreparedDevice, ...] = ()
-    """What NVIDIA's driver has answered to the prepare of a claim that was taken over from it."""
+    """The answer of NVIDIA's driver to the prepare of a claim that was taken over from it."""
     unplaced: tuple[str, ...] = ()
     """The names of the devices that such a claim has, and of which nobody says where they are."""
     why: Reason | None = None
@@ -112,14 +113,14 @@ class StoredEntry:
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     domain: ClaimedDomain | None = None
     given: tuple[PreparedDevice, ...] = ()
-    """As `Entry.given`."""
+    """See `Entry.given`."""
     unplaced: tuple[str, ...] = ()
-    """As `Entry.unplaced`."""
+    """See `Entry.unplaced`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwedReturn:
-    """A device of a claim that has ended, which is on vfio by an act of ours: its original driver was not loaded."""
+    """A device of an ended claim that gpuactors left on vfio because its original driver was not loaded."""
 
     gpu: ClaimedGpu
     claim: ClaimName
@@ -142,7 +143,7 @@ class ClaimCall:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettings:
-    """What the claims' part of the core needs of the settings and of this boot."""
+    """The settings of the claims' part of the core."""
 
     driver: str
     """The name of the DRA driver: `gpu.nvidia.com`."""
@@ -176,13 +177,13 @@ class Claims:
     reads: Mapping[ClaimUid, int] = field(default_factory=dict)
     """The outstanding reads from the API server, by number."""
     publication: Publication | None = None
-    """What is published of our devices; None before the first word of it."""
+    """The publication of our devices; None before the first report of it."""
     relays_until: float = -math.inf
     """They have been handed over, and until then the sockets stay, though a successor has the answers."""
 
     @property
     def is_known(self) -> bool:
-        """Which devices belong to claims is known."""
+        """The devices of claims are known."""
         return self.settings is None or self.loaded
 
 

@@ -22,7 +22,7 @@ NOBODY: Final = OperatorsList()
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """What only claims of GPUs need of the settings and of this boot."""
+    """The settings and the facts of this boot that only claims of GPUs need."""
 
     operator: OperatorsList = NOBODY
     hints: tuple[KernelId, ...] = ()
@@ -48,7 +48,7 @@ class Returned:
 
     claim: ClaimName
     since: int
-    """The last number that had been issued then: only later inspections count."""
+    """The last number that had been issued then: only later inspections are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Gpus:
     settings: GpuSettings = GpuSettings()
     claims: Claims = NO_CLAIMS
     original_drivers: Mapping[PciAddress, OriginalDriver] = field(default_factory=dict)
-    """As `prebound.noted`, of the functions that are there."""
+    """The drivers that the functions were found on, from `prebound.noted`."""
     acted: frozenset[PciAddress] = frozenset()
     """The functions whose present driver may be of our making (`gpus/returns.py`)."""
     settled: Mapping[PciAddress, int] = field(default_factory=dict)
@@ -80,7 +80,8 @@ class Gpus:
     admin: frozenset[AdminAccess] = frozenset()
     """Claims with admin access to a device: kubelet lists them like its owner."""
     ended: frozenset[tuple[str, str]] = frozenset()
-    """As `ClaimedDevice.name`, the claims that were unprepared: kubelet lists them until it has heard the answer."""
+    """The names (`ClaimedDevice.name`) of the claims that were unprepared: kubelet lists them until it gets the
+    answer."""
 
 
 NO_GPUS: Final = Gpus()

@@ -1,4 +1,4 @@
-"""What is offered to claims of GPUs, as the state carries it: data only. `core/gpus/offer.py` derives it.
+"""The devices offered to claims of GPUs, as the state carries them: data only. `core/gpus/offer.py` derives it.
 
 A file of its own: the state carries this data, and must not import what derives it.
 """
@@ -26,14 +26,14 @@ OfferRow = tuple[
     bool,
     tuple[tuple[PciFunction, ...], bool],
 ]
-"""What the offer of a device, and the health of a claim's device, are made of: the device, its assessment, whether a
+"""The inputs of the offer of a device, and of the health of a claim's device: the device, its assessment, whether a
 selector chooses it, the claim that has it, what the last look found, whether it is in `Offered.placed`, whether its
 function is there; and of the whole node, the NVSwitches on a driver of the host, and whether it has `/dev/iommu`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What is offered, preceded by the values that it is derived from."""
+    """The offer, preceded by the values that it is derived from."""
 
     made_of: tuple[object, ...] = ()
     """Compared by identity."""

@@ -1,6 +1,6 @@
-"""The values of a claim: its name, what the scheduler allocated to it, and what is known of the devices it was given.
+"""The values of a claim: its name, the devices that the scheduler allocated to it, and what is known of them.
 
-Frozen values, as in `core/values/model.py`. What a claim may do and when is decided in `claim_states.py` (ADR 0009).
+Frozen values, as in `core/values/model.py`. `claim_states.py` decides what a claim may do, and when (ADR 0009).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
 
 
 class ClaimsOf(StrEnum):
-    """Which claims: those of one DRA driver, with a checkpoint and sockets of their own."""
+    """A set of claims: those of one DRA driver, with a checkpoint and sockets of their own."""
 
     GPUS = "gpus"
     DOMAINS = "domains"
@@ -179,7 +179,7 @@ class LookWanted:
 
     number: int
     devices: tuple[PciAddress, ...]
-    """Those of which the answer counts: not one that has changed since."""
+    """Those whose answer is used: not one that has changed since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class ClaimState(StrEnum):
     """It was prepared, and a prepare came again: whether its devices are still on vfio, and its files there, is being
     looked at."""
     TAKEN_OVER = "TakenOver"
-    """NVIDIA's DRA driver has prepared it, and its pod may run. What it has is its own; nothing of it was done here."""
+    """NVIDIA's DRA driver has prepared it, and its pod may run. It owns its devices; gpuactors has done nothing for
+    it."""
     STOPPED = "Stopped"
     """An act failed, or the checkpoint was lost. The devices stay as they are and its own, until a prepare or an
     unprepare comes."""

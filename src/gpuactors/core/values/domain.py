@@ -85,7 +85,7 @@ class DomainSettings:
 
 
 class AllocationMode(StrEnum):
-    """Which channels the container of a channel claim gets."""
+    """The channels that the container of a channel claim gets."""
 
     SINGLE = "Single"
     """The allocated one."""
@@ -162,7 +162,7 @@ class ImexFacts:
     """The host's driver's state of IMEX."""
 
     absent: str = ""
-    """Why this node has no IMEX, as a sentence; empty if it has. The rest counts only then."""
+    """Why this node has no IMEX, as a sentence; empty if it has. The other fields are valid only if it is empty."""
     channel_major: int | None = None
     """The major number of `nvidia-caps-imex-channels` in /proc/devices; a channel's minor is its number."""
     caps_major: int | None = None
@@ -196,7 +196,7 @@ class ClaimedDomain:
     namespace: str
     devices: tuple[DomainDevice, ...]
     imex: ImexFacts | None
-    """Of this boot: the checkpoint of another one counts as empty. None: not read yet; the checkpoint was lost."""
+    """Of this boot: the checkpoint of another one is treated as empty. None: not read yet; the checkpoint was lost."""
     every: bool = False
     """Its container gets the node of every channel that the host's driver has (`allocationMode: All`)."""
 

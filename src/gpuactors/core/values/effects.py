@@ -1,8 +1,8 @@
 """Things to do once, as values. Imperative.
 
 An output that lasts (device lists, orders to plugins, outstanding inspections) is not an effect: `snapshot.project`
-derives it from the state, and it is put into latest-value cells, where only the newest value counts. Effects are the
-two things that must happen exactly once: answering a call, and writing a log line."""
+derives it from the state, and it is put into latest-value cells, which keep only the newest value. Effects are the two
+things that must happen exactly once: answering a call, and writing a log line."""
 
 from __future__ import annotations
 

@@ -151,8 +151,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Inspections:
-    """Which inspections of the host are outstanding. Numbers only grow; one counter serves scans and single
-    inspections."""
+    """The outstanding inspections of the host. Numbers only grow; one counter serves scans and single inspections."""
 
     last: int
     """The last issued number."""
@@ -239,11 +238,11 @@ class Listing:
     sighted_at: float = -math.inf
     """When something odd was last seen beside it, so that kubelet's list may be another plugin's since."""
     against: int = 0
-    """How many of them in a row counted against us."""
+    """The number of them in a row that were against us."""
     disputed_at: float = -math.inf
-    """When the first of those did."""
+    """The time of the first of those."""
     agreed_since: float | None = None
-    """Since when each of them counted for us."""
+    """The time since which each of them agreed with our list; None if the last one did not."""
     reclaims: int = 0
     """How often we have registered again for that since the lists agreed for long."""
 
@@ -401,8 +400,8 @@ class KubeletStartup:
     listed: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     """Everything listed since the first answer; empty from `settled_at` on."""
     settled_at: float = math.inf
-    """From when only its list counts, in seconds of the core's clock; infinite while it was not seen to know its
-    pods."""
+    """The time from which only its list is used, in seconds of the core's clock; infinite until it has been seen to
+    know its pods."""
     called_at: float = math.inf
     """When it was first seen to ask for a claim; infinite before."""
 
@@ -508,7 +507,7 @@ class Observed:
     closing_at: float | None = None
     """Since when only that shows that it is in use."""
     unseen: str = ""
-    """Why its use cannot be determined, as a sentence; the last known use counts."""
+    """Why its use cannot be determined, as a sentence; the last known use applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,7 +578,7 @@ class Resolved:
 
 
 class Role(StrEnum):
-    """Which of two daemons on a node serves kubelet: during an upgrade the new one asks the old one to hand over."""
+    """The role of one of two daemons on a node: during an upgrade the new one asks the old one to hand over."""
 
     TAKING_OVER = "taking over"
     """Getting ready, or asking the running daemon to end its streams."""
@@ -628,12 +627,12 @@ class Call:
     seen: Mapping[PciAddress, PciFunction]
     """Each device as it was known when the call came."""
     since: int
-    """The last number that had been issued when the call came: only later inspections and polls count."""
+    """The last number that had been issued when the call came: only later inspections and polls are used."""
     deadline: float
     came_at: float = -math.inf
     """A read of the ledger that was requested LEDGER_FRESH_S before this counts like a later one."""
     doubts: bool = False
-    """It would be refused by an earlier read of the ledger: only a read requested after the call counts."""
+    """It would be refused by an earlier read of the ledger: only a read requested after the call is used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Whether a GPU is pre-bound: is on a vfio driver, and no claim of gpuactors has put it there, so that it stays on it.
 
-What we did not do ourselves is somebody's decision: a GPU that a boot script, an administrator or another program has
-bound counts as found where it is, also when a claim has had it before. Decided per PCI address: of four identical GPUs
-two may be pre-bound, so ids cannot decide. A mistake in one direction costs a GPU that the host's driver does not get
-back; in the other one it pulls a GPU to the host's driver under its users (NVIDIA issues 1089, 1090, 1099). So in doubt
-a GPU counts as pre-bound.
+A binding that gpuactors did not make is somebody's decision: a GPU that a boot script, an administrator or another
+program has bound is pre-bound, also when a claim has had it before. Decided per PCI address: of four identical GPUs two
+may be pre-bound, so ids cannot decide. A mistake in one direction costs a GPU that the host's driver does not get back;
+in the other one it pulls a GPU to the host's driver under its users (NVIDIA issues 1089, 1090, 1099). So in doubt a GPU
+is pre-bound.
 
 The kernel command line (`vfio-pci.ids=`) only adds its word to the sentence of a GPU that was found on vfio: without it
 such a GPU is pre-bound as well (bound by a boot script, or our checkpoint is lost).
@@ -30,11 +30,11 @@ def noted(
     functions: Iterable[PciFunction],
     acted: Collection[PciAddress] = (),
 ) -> Mapping[PciAddress, OriginalDriver]:
-    """`known` with what an inspection of `functions` adds; the same object if that is nothing. `acted` are the
-    addresses whose present driver may be of our making: theirs do not change.
+    """`known` with the drivers that an inspection of `functions` adds; the same object if it adds none. `acted` are the
+    addresses that gpuactors may have bound to their present driver: theirs do not change.
 
-    A driver that somebody else has bound counts from then on. Without a driver a function is on its way from one to the
-    next, so what it was found on counts on.
+    A driver that somebody else has bound replaces the known one. A function without a driver is between two drivers, so
+    the known one stays.
     """
     found: dict[PciAddress, OriginalDriver] = {}
     for function in functions:

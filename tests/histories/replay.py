@@ -12,7 +12,6 @@ import trio
 from gpuactors.simulation.show import (
     DEVICES_HEAD,
     RESOURCES_HEAD,
-    WIDTH_MAX,
     aligned,
     counts_of,
     device_rows,
@@ -27,6 +26,8 @@ from tests.histories.world import World
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
+
+_COLUMNS: Final = 110
 
 
 class _Show(Protocol):
@@ -93,7 +94,7 @@ class _Text:
             if table:
                 self._say(*(f"  {line}" for line in table), "")
         for remark in remark_lines(moment):
-            self._say(*textwrap.wrap(remark, WIDTH_MAX, initial_indent="  ", subsequent_indent="    "))
+            self._say(*textwrap.wrap(remark, _COLUMNS, initial_indent="  ", subsequent_indent="    "))
 
     def left_out(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -101,7 +102,7 @@ class _Text:
 
     def failed(self, failure: Failure, line: str) -> None:
         when = "when it should have settled" if failure.settled else f"after step {failure.steps}"
-        self._say("", *textwrap.wrap(f"FAILED {when}: {failure.check}: {failure.text}", WIDTH_MAX), line)
+        self._say("", *textwrap.wrap(f"FAILED {when}: {failure.check}: {failure.text}", _COLUMNS), line)
 
     def passed(self, steps: int, at_s: float) -> None:
         self._say(

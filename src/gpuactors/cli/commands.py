@@ -4,7 +4,8 @@ codes.
 Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, a replay differs, or `doctor` has a FAIL; 2
 wrong usage; 65 no journal that can be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was
 never there (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written
-(EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h).
+(EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h); 141 whoever reads the output has closed the pipe, as
+`head` does: as if SIGPIPE had ended the command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ import trio
 from gpuactors.cli import completion
 from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
+from gpuactors.cli.output import columns_of
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
 from gpuactors.config.options import Configured, ConfiguredDaemon
@@ -36,6 +38,7 @@ EX_UNAVAILABLE: Final = 69
 EX_SOFTWARE: Final = 70
 EX_CANTCREAT: Final = 73
 EX_CONFIG: Final = 78
+EX_PIPE: Final = 128 + signal.SIGPIPE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,9 +115,9 @@ def inspect(output: str, watch: bool, **flags: object) -> None:
         _fail(str(exc), EX_UNAVAILABLE)
     match output:
         case Format.TABLE:
-            click.echo(report.as_table(found))
+            click.echo(report.as_table(found, _columns()))
         case Format.WIDE:
-            click.echo(report.as_wide(found))
+            click.echo(report.as_wide(found, _columns()))
         case _:
             click.echo(either(output, report.as_json(found)))
 
@@ -152,7 +155,7 @@ def explain(address: str, output: str, **flags: object) -> None:
     except HostError as exc:
         _fail(str(exc), EX_UNAVAILABLE)
     if output == Format.TEXT:
-        click.echo(report.explained_text(found))
+        click.echo(report.explained_text(found, _columns()))
     else:
         click.echo(either(output, report.explained_json(found)))
 
@@ -174,8 +177,7 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
     from gpuactors.cli.doctor.run import examined
 
     found = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr))
-    columns = shutil.get_terminal_size((100, 24)).columns
-    click.echo(found.text(columns) if output == Format.TEXT else either(output, found.json()))
+    click.echo(found.text(_columns()) if output == Format.TEXT else either(output, found.json()))
     sys.exit(1 if found.is_failed else 0)
 
 
@@ -210,7 +212,14 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     if speed <= 0:
         raise click.BadParameter("must be greater than 0", param_hint="--speed")
     sys.exit(
-        simulation.simulate(scenario=scenario, seed=seed, speed=speed, json_lines=json_lines, out=sys.stdout)
+        simulation.simulate(
+            scenario=scenario,
+            seed=seed,
+            speed=speed,
+            json_lines=json_lines,
+            out=sys.stdout,
+            columns=_columns(),
+        )
     )
 
 
@@ -343,12 +352,16 @@ def main() -> NoReturn:
             raise
         stdout.give_up()
         if cause.errno == errno.EPIPE:  # `gpuactors … | head`: the reader has closed the pipe
-            sys.exit(1)
+            sys.exit(EX_PIPE)
         _fail(
             f"standard output cannot be written: {cause.strerror}; free the disk, or write elsewhere",
             EX_CANTCREAT,
         )
     raise AssertionError("click ends the process itself")
+
+
+def _columns() -> int:
+    return columns_of(sys.stdout, os.environ)
 
 
 def _config(flags: dict[str, object]) -> Config:

@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class StdoutError(OSError):
-    """Standard output could not be written; `errno` and `strerror` are the reason."""
+class StdoutError(Exception):
+    """Standard output could not be written; `errno` and `strerror` are the reason.
+
+    No `OSError`: click would end the process with code 1 for a closed pipe.
+    """
+
+    def __init__(self, errno: int | None, strerror: str | None) -> None:
+        super().__init__(errno, strerror)
+        self.errno, self.strerror = errno, strerror
 
 
 class _File(io.FileIO):

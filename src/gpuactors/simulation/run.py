@@ -5,8 +5,8 @@ Each step acts, then waits until its expectations are met, and is shown. Must no
 
 from __future__ import annotations
 
-import os
 import random
+import sys
 from typing import Final, TextIO
 
 import trio
@@ -32,16 +32,18 @@ def list_scenarios() -> tuple[tuple[str, str], ...]:
     return tuple((scenario.name, scenario.line) for scenario in SCENARIOS)
 
 
-def simulate(*, scenario: str, seed: int, speed: float, json_lines: bool, out: TextIO) -> int:
+def simulate(
+    *, scenario: str, seed: int, speed: float, json_lines: bool, out: TextIO, columns: int = sys.maxsize
+) -> int:
     """Plays a scenario and returns the exit code: 0, or 1 if anything was not as expected.
 
     `speed` divides the pauses between steps on a terminal; elsewhere there are none. Raises `ValueError` for a name
-    that is not in `list_scenarios`.
+    that is not in `list_scenarios`, and what `out` raises. `columns`: how wide prose may get.
     """
     found = next((s for s in SCENARIOS if s.name == scenario), None)
     if found is None:
         raise ValueError(f"no scenario {scenario!r}; there are {', '.join(s.name for s in SCENARIOS)}")
-    show: Show = JsonLines(out) if json_lines else PlainText(out)
+    show: Show = JsonLines(out) if json_lines else PlainText(out, columns)
     pause_s = PAUSE_S / speed if out.isatty() and not json_lines else 0.0
     code = EXIT_FAILED
     try:
@@ -49,9 +51,6 @@ def simulate(*, scenario: str, seed: int, speed: float, json_lines: bool, out: T
         code = EXIT_OK if result.ok else EXIT_FAILED
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except* BrokenPipeError:
-        # `simulate | head`: the reader has gone. What is still buffered must not fail at the process's end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     return code
 
 

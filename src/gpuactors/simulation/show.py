@@ -6,7 +6,6 @@ Must not play anything and must not judge. Apart from times, the text depends on
 from __future__ import annotations
 
 import json
-import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from gpuactors.simulation.script import Scenario, Step
 from gpuactors.simulation.situation import ClaimSeen
 from gpuactors.simulation.world import Moment
 
-WIDTH_MAX: Final = 110
 RESOURCES_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
 DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
 GPUS_HEAD: Final = ("GPU", "Driver", "Companion", "ResourceSlice", "Claim")
@@ -200,11 +198,11 @@ def _domain_object(moment: Moment) -> dict[str, Any] | None:
 
 @final
 class PlainText:
-    """A block of text per step."""
+    """A block of text per step, in so many columns; tables may be wider."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, columns: int) -> None:
         self._out = out
-        self._width = _width() if out.isatty() else WIDTH_MAX
+        self._columns = columns
 
     def opening(self, scenario: Scenario, seed: int) -> None:
         self._say(f"Scenario {scenario.name} (seed {seed})", "")
@@ -240,19 +238,15 @@ class PlainText:
 
     def _prose(self, text: str) -> None:
         for number, paragraph in enumerate(_paragraphs(text)):
-            self._say(*([""] if number else []), *textwrap.wrap(paragraph, self._width))
+            self._say(*([""] if number else []), *textwrap.wrap(paragraph, self._columns))
 
     def _wrapped(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._say(*textwrap.wrap(line, self._width, initial_indent="  ", subsequent_indent="    "))
+            self._say(*textwrap.wrap(line, self._columns, initial_indent="  ", subsequent_indent="    "))
 
     def _say(self, *lines: str) -> None:
         for line in lines:
             self._out.write(line.rstrip() + "\n")
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size((100, 24)).columns, WIDTH_MAX)
 
 
 # --- the words -------------------------------------------------------------------------------------------------

@@ -58,9 +58,15 @@ def test_the_json_has_these_keys_and_no_other(ill: Examined) -> None:
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
 def test_the_text_fits(ill: Examined, columns: int) -> None:
-    width = max(80, min(columns, 100))
     text = replace(ill, facts=replace(ill.facts, user=0)).text(columns)
-    assert all(len(line) <= width for line in text.splitlines()), text
+    prose, _, _ = text.partition("\nspec:")
+    assert all(len(line) <= columns for line in prose.splitlines() if len(line.split()) > 1), text
+    whole = replace(ill, facts=replace(ill.facts, user=0)).text()
+    assert text.split() == whole.split()
+
+
+def test_the_text_of_a_pipe_has_a_line_for_each_sentence(ill: Examined) -> None:
+    text = replace(ill, facts=replace(ill.facts, user=0)).text()
     assert text.splitlines()[0] == (
         "Node node-1; settings of this command: flags, environment, file and defaults"
     )

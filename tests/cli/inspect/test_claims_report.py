@@ -76,18 +76,18 @@ def by_daemon(core: Core) -> Inspected:
 
 def explained(core: Core, address: str) -> str:
     found = by_daemon(core)
-    return explanation(Explained(find(found.view, address), found))
+    return explanation(Explained(find(found.view, address), found), 100)
 
 
 def claim_explained(core: Core, claim: str) -> str:
     found = by_daemon(core)
     named = find_named(found, claim)
     assert isinstance(named, ExplainedClaim)
-    return claim_explanation(named)
+    return claim_explanation(named, 100)
 
 
 def test_the_table_has_the_claims_and_the_slices(core: ClaimCore) -> None:
-    table = as_table(by_daemon(core))
+    table = as_table(by_daemon(core), 100)
     assert all(len(line) <= 100 for line in table.splitlines())
     *_, claims, slices = table.split("\n\n")
     assert claims.splitlines() == [
@@ -197,8 +197,8 @@ def test_a_claim_is_explained_by_its_name_or_uid(core: ClaimCore) -> None:
         "",
         "UID            uid-two",
         "Since          2026-11-22T15:59:57Z, 3 s ago",
-        f"Problem        {HOST}: it belongs to the claim default/one; it is free when its pod has",
-        "               ended: wait, or delete one of the two pods, so that it is scheduled anew",
+        f"Problem        {HOST}: it belongs to the claim default/one; it is free when its pod has ended:",
+        "               wait, or delete one of the two pods, so that it is scheduled anew",
         "Waiting calls  1",
         f"Device         {HOST}, GH100 [H100 SXM5 80GB], on vfio-pci",
         "                 it is returned to nvidia: it was found on nvidia",

@@ -59,7 +59,7 @@ def core_with(*, ready: bool = True) -> DomainCore:
 
 def section(core: DomainCore) -> list[str]:
     """The part of the table that is about compute domains."""
-    table = as_table(by_daemon(core))
+    table = as_table(by_daemon(core), 100)
     assert all(len(line) <= 100 for line in table.splitlines())
     (found,) = (part for part in table.split("\n\n") if part.startswith("Compute domains"))
     return found.splitlines()
@@ -68,9 +68,9 @@ def section(core: DomainCore) -> list[str]:
 def explained(core: DomainCore, text: str) -> list[str]:
     named = find_named(by_daemon(core), text)
     if isinstance(named, ExplainedDomain):
-        return domain_explanation(named).splitlines()
+        return domain_explanation(named, 100).splitlines()
     assert isinstance(named, ExplainedClaim)
-    return claim_explanation(named).splitlines()
+    return claim_explanation(named, 100).splitlines()
 
 
 def test_the_table_has_the_domains_with_their_claims() -> None:
@@ -164,7 +164,7 @@ def test_the_slices_are_those_of_the_driver_with_the_reason_of_a_taint() -> None
         "compute-domain.nvidia.com", ServerKeepsTaints.YES, True, 3, 1, ("channel-0",), (), {}, ""
     )
     core.feed(SlicesPublished(tainted, ClaimsOf.DOMAINS))
-    assert as_table(by_daemon(core)).split("\n\n")[-1].splitlines() == [
+    assert as_table(by_daemon(core), 100).split("\n\n")[-1].splitlines() == [
         "ResourceSlices of driver compute-domain.nvidia.com: 1, generation 3, as offered",
         "  tainted: channel-0: /proc/devices has no nvidia-caps-imex-channels, so this node has no IMEX",
         "    channels",

@@ -89,8 +89,8 @@ def by_daemon(core: Core) -> Inspected:
 
 
 def told(found: Inspected, *, reasons_only: bool = False) -> str:
-    """The table without its line breaks; or the last column alone."""
-    lines = as_table(found).splitlines()
+    """The table of 100 columns without its line breaks; or the last column alone."""
+    lines = as_table(found, 100).splitlines()
     if reasons_only:
         at = next(line.index("REASON") for line in lines if "REASON" in line)
         lines = [line[at:] for line in lines]
@@ -232,10 +232,11 @@ def test_the_table_is_readable_at_100_columns_and_loses_no_word() -> None:
     core.holders[0x23] = tuple(Holder(pid, "a-process-with-a-name", None) for pid in range(100, 120))
     core.pass_time(10)
     found = by_daemon(core)
-    table = as_table(found)
-    assert max(map(len, table.splitlines())) <= 100
+    assert max(map(len, as_table(found, 100).splitlines())) <= 100
     for device in found.view.devices:
         assert device.reason in told(found, reasons_only=True)
+        (row,) = (line for line in as_table(found).splitlines() if device.address in line.split())
+        assert row.endswith(device.reason), "in a pipe a GPU is one line"
 
 
 def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:

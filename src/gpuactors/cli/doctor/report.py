@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
@@ -13,10 +12,9 @@ from gpuactors.cli.doctor.checks import Group
 from gpuactors.cli.doctor.checks.kubevirt import PermittedDevice, permitted, yaml
 from gpuactors.cli.doctor.facts import Facts
 from gpuactors.cli.doctor.finding import Finding, Level
+from gpuactors.cli.output import UNFOLDED, folded
 from gpuactors.core.values.quote import first_of
 
-COLUMNS_MAX = 100
-COLUMNS_MIN = 80
 _INDENT = " " * 8
 """Below a finding's message, which begins after its level."""
 
@@ -29,16 +27,14 @@ def is_failed(groups: tuple[Group, ...]) -> bool:
 # --- text -------------------------------------------------------------------------------------------------
 
 
-def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = COLUMNS_MAX) -> str:
-    """For a terminal of so many columns; more than COLUMNS_MAX are not used, and fewer than COLUMNS_MIN not kept to.
-    The YAML at the end is never broken."""
-    width = max(COLUMNS_MIN, min(columns, COLUMNS_MAX))
-    lines = _folded(_heading(facts), width)
+def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = UNFOLDED) -> str:
+    """In so many columns. The YAML at the end is never broken."""
+    lines = folded(_heading(facts), columns, "", "  ")
     for group in groups:
         lines += ["", group.name]
         for finding in group.findings:
-            lines += _lines(finding, width)
-    lines += ["", _summary(groups), *_to_paste(permitted(facts), width)]
+            lines += _lines(finding, columns)
+    lines += ["", _summary(groups), *_to_paste(permitted(facts), columns)]
     return "\n".join(lines)
 
 
@@ -50,23 +46,11 @@ def _heading(facts: Facts) -> str:
     return f"Node {facts.node}{when}; settings {facts.settings}{user}"
 
 
-def _lines(finding: Finding, width: int) -> Iterator[str]:
+def _lines(finding: Finding, columns: int) -> Iterator[str]:
     devices = f"{', '.join(first_of(finding.devices))}: " if finding.devices else ""
-    yield from _folded(f"{devices}{finding.message}", width, f"  {finding.level}  ")
+    yield from folded(f"{devices}{finding.message}", columns, f"  {finding.level}  ", _INDENT)
     if finding.remedy:
-        yield from _folded(f"To do: {finding.remedy}", width, _INDENT)
-
-
-def _folded(text: str, width: int, first: str = "") -> list[str]:
-    rest = _INDENT if first else "  "
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+        yield from folded(f"To do: {finding.remedy}", columns, _INDENT, _INDENT)
 
 
 def _summary(groups: tuple[Group, ...]) -> str:
@@ -78,11 +62,11 @@ def _counts(groups: tuple[Group, ...]) -> Counter[Level]:
     return Counter(finding.level for group in groups for finding in group.findings)
 
 
-def _to_paste(devices: tuple[PermittedDevice, ...], width: int) -> list[str]:
+def _to_paste(devices: tuple[PermittedDevice, ...], columns: int) -> list[str]:
     if not devices:
         return []
     head = "To add to the custom resource KubeVirt (kubectl -n kubevirt edit kubevirt), beside what it permits already:"
-    return ["", *_folded(head, width), "", yaml(devices)]
+    return ["", *folded(head, columns, "", "  "), "", yaml(devices)]
 
 
 # --- JSON -------------------------------------------------------------------------------------------------

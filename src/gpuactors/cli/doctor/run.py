@@ -11,6 +11,7 @@ from gpuactors.cli.doctor import report
 from gpuactors.cli.doctor.checks import Group, examine
 from gpuactors.cli.doctor.facts import Facts
 from gpuactors.cli.doctor.gather import gather
+from gpuactors.cli.output import UNFOLDED
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Resolved
 
@@ -27,8 +28,8 @@ class Examined:
         """Whether any finding is a FAIL."""
         return report.is_failed(self.groups)
 
-    def text(self, columns: int) -> str:
-        """The report for a terminal of so many columns."""
+    def text(self, columns: int = UNFOLDED) -> str:
+        """The report, in so many columns."""
         return report.as_text(self.facts, self.groups, columns)
 
     def json(self) -> str:

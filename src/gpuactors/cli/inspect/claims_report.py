@@ -5,21 +5,15 @@ Must not decide anything: what is said of a claim or a device comes from the dae
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from gpuactors.cli.output import folded
 from gpuactors.control.claims_view import BlockedView, ClaimsView, ClaimView, DeviceOfClaimsView, SlicesView
 from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView
 from gpuactors.core.gpus.report import CLAIMED, OFFERED
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.quote import first_of
-
-COLUMNS: Final = 100
-"""How wide the output may get."""
-
-_FACT_COLUMNS: Final = 80
-"""Columns that remain beside the name of a fact."""
 
 MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.FETCHING: "it is being read from the API server",
@@ -79,18 +73,13 @@ def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | No
     claim = view.claims.of(life.claim_uid) if view.claims is not None else None
     return [
         ("Claim", _claim_of(claim, life)),
-        *(("Claim", line) for line in folded(claim.problem if claim is not None else life.blocked)),
-        *(("At a claim's end", line) for line in folded(at_the_end(device, life))),
+        ("Claim", (claim.problem if claim is not None else life.blocked) or None),
+        ("At a claim's end", at_the_end(device, life)),
         *(
             ("Original driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
             for first in life.first_drivers
         ),
     ]
-
-
-def folded(text: str) -> list[str]:
-    """Lines of one fact that fit beside its name."""
-    return textwrap.wrap(text, _FACT_COLUMNS, break_on_hyphens=False)
 
 
 def _whose(address: str, device: str) -> str:
@@ -148,24 +137,24 @@ def brief(claim: ClaimView) -> dict[str, Any]:
 # --- of a node --------------------------------------------------------------------------------------------
 
 
-def sections(claims: ClaimsView | None) -> list[list[str]]:
-    """The claims and the slices, each as the lines of one section; nothing while DRA is off."""
+def sections(claims: ClaimsView | None, columns: int) -> list[list[str]]:
+    """The claims and the slices, each as the lines of one section of so many columns; nothing while DRA is off."""
     if claims is None:
         return []
     head = [f"Claims of driver {claims.driver}" + ("" if claims.claims else ": none")]
     if claims.problem:
-        head += wrapped(claims.problem, indent=2)
+        head += wrapped(claims.problem, columns, indent=2)
     for claim in claims.claims:
-        head += claim_lines(claim)
-    return [head, slices_lines(claims.slices)]
+        head += claim_lines(claim, columns)
+    return [head, slices_lines(claims.slices, columns)]
 
 
-def claim_lines(claim: ClaimView, indent: int = 2, said: str = "") -> list[str]:
+def claim_lines(claim: ClaimView, columns: int, indent: int = 2, said: str = "") -> list[str]:
     """A claim, and below it why it is not further, unless that was `said` above."""
     devices = ", ".join(first_of(claim.devices)) or ("no device of its own" if claim.admin_devices else "")
     parts = [f"{claim}  {claim.state} for {lasted(claim.age_s)}", devices, *_rest(claim)]
-    lines = wrapped("  ".join(filter(None, parts)), indent)
-    return lines + (wrapped(claim.problem, indent + 2) if claim.problem not in ("", said) else [])
+    lines = wrapped("  ".join(filter(None, parts)), columns, indent)
+    return lines + (wrapped(claim.problem, columns, indent + 2) if claim.problem not in ("", said) else [])
 
 
 def _rest(claim: ClaimView) -> list[str]:
@@ -178,14 +167,14 @@ def _rest(claim: ClaimView) -> list[str]:
     return found
 
 
-def slices_lines(slices: SlicesView | None, whose: str = "ResourceSlices") -> list[str]:
+def slices_lines(slices: SlicesView | None, columns: int, whose: str = "ResourceSlices") -> list[str]:
     """The devices of a driver that the API server has stored."""
     if slices is None:
         return [f"{whose}: nothing is known of them yet"]
     state = "as offered" if slices.settled else "being written"
     lines = [f"{whose}: {slices.slices}, generation {slices.generation}, {state}"]
     if slices.problem:
-        lines += wrapped(slices.problem, indent=2)
+        lines += wrapped(slices.problem, columns, indent=2)
     for word, blocked in (
         ("tainted", slices.tainted),
         ("withdrawn", slices.withdrawn),
@@ -193,16 +182,14 @@ def slices_lines(slices: SlicesView | None, whose: str = "ResourceSlices") -> li
     ):
         for device in blocked:
             named = device.reason if device.name in device.reason else f"{device.name}: {device.reason}"
-            lines += wrapped(f"{word}: {named}".removesuffix(": "), indent=2)
+            lines += wrapped(f"{word}: {named}".removesuffix(": "), columns, indent=2)
     return lines
 
 
-def wrapped(text: str, indent: int = 0) -> list[str]:
-    """Lines of at most COLUMNS; what is continued stands further in."""
+def wrapped(text: str, columns: int, indent: int = 0) -> list[str]:
+    """Lines of at most so many columns; what is continued stands further in."""
     margin = " " * indent
-    return textwrap.wrap(
-        text, COLUMNS, initial_indent=margin, subsequent_indent=margin + "  ", break_on_hyphens=False
-    )
+    return folded(text, columns, margin, margin + "  ")
 
 
 def claims_dict(claims: ClaimsView | None) -> dict[str, Any] | None:
@@ -265,18 +252,15 @@ def claim_explanation(
         device = of_devices.get(address)
         facts.append(("Device", _device_line(address, device)))
         if device is not None and device.for_claims is not None:
-            facts += [("Device", f"  {line}") for line in folded(at_the_end(device, device.for_claims))]
+            facts.append(("Device", f"  {at_the_end(device, device.for_claims)}"))
     facts += [("Admin access", address) for address in claim.admin_devices]
     return facts
 
 
 def claim_facts(claim: ClaimView, time: Callable[[float], str]) -> list[tuple[str, str]]:
     """Those that a claim of any driver has."""
-    facts = [
-        ("UID", claim.uid),
-        ("Since", f"{time(claim.age_s)}, {lasted(claim.age_s)} ago"),
-        *(("Problem", line) for line in folded(claim.problem)),
-    ]
+    facts = [("UID", claim.uid), ("Since", f"{time(claim.age_s)}, {lasted(claim.age_s)} ago")]
+    facts += [("Problem", claim.problem)] * bool(claim.problem)
     return [*facts, ("Waiting calls", str(claim.waiting_calls))] if claim.waiting_calls else facts
 
 

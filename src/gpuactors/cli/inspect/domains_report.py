@@ -14,7 +14,6 @@ from gpuactors.cli.inspect.claims_report import (
     claim_facts,
     claim_lines,
     claim_title,
-    folded,
     lasted,
     slices_dict,
     slices_lines,
@@ -55,24 +54,26 @@ _READINESS: Final[Mapping[str, str]] = {
 # --- of a node --------------------------------------------------------------------------------------------
 
 
-def sections(domains: DomainsView | None) -> list[list[str]]:
-    """The domains with their claims, and the slices, each as the lines of one section; nothing while they are off."""
+def sections(domains: DomainsView | None, columns: int) -> list[list[str]]:
+    """The domains with their claims, and the slices, each as the lines of one section of so many columns; nothing while
+    they are off."""
     if domains is None:
         return []
     claims = domains.claims
     head = [f"Compute domains of driver {claims.driver}"]
     if claims.problem:
-        head += wrapped(claims.problem, indent=2)
+        head += wrapped(claims.problem, columns, indent=2)
     for name, text in (*_imex_facts(domains), *_label_facts(domains)):
-        head += wrapped(f"{name}: {text}", indent=2)
+        head += wrapped(f"{name}: {text}", columns, indent=2)
     for domain in domains.domains:
-        head += _domain_lines(domain, [claim for claim in claims.claims if claim.domain == domain.uid])
+        of_it = [claim for claim in claims.claims if claim.domain == domain.uid]
+        head += _domain_lines(domain, of_it, columns)
     others = [claim for claim in claims.claims if domains.of(claim) is None]
     if others:
         head.append("  claims without a domain: not read yet, or ended")
     for claim in others:
-        head += claim_lines(claim, indent=4)
-    return [head, slices_lines(claims.slices, f"ResourceSlices of driver {claims.driver}")]
+        head += claim_lines(claim, columns, indent=4)
+    return [head, slices_lines(claims.slices, columns, f"ResourceSlices of driver {claims.driver}")]
 
 
 def _imex_facts(domains: DomainsView) -> list[tuple[str, str]]:
@@ -91,13 +92,13 @@ def _label_facts(domains: DomainsView) -> list[tuple[str, str]]:
     return [("Label", text) for text in (label.said, label.problem) if text]
 
 
-def _domain_lines(domain: DomainView, claims: list[ClaimView]) -> list[str]:
+def _domain_lines(domain: DomainView, claims: list[ClaimView], columns: int) -> list[str]:
     """A reason that the domain and a claim of it have in common stands once."""
-    lines = wrapped(f"{_titled(domain)}  {domain.status}", indent=2)
+    lines = wrapped(f"{_titled(domain)}  {domain.status}", columns, indent=2)
     reason = domain.missing or domain.problem
-    lines += wrapped(reason, indent=4) if reason else []
+    lines += wrapped(reason, columns, indent=4) if reason else []
     for claim in claims:
-        lines += claim_lines(claim, indent=4, said=reason)
+        lines += claim_lines(claim, columns, indent=4, said=reason)
     return lines
 
 
@@ -161,7 +162,7 @@ def claim_explanation(
         return facts
     facts.append(("ComputeDomain", f"{_titled(domain)}: {domain.status}"))
     missing = domain.missing if domain.missing != claim.problem else ""
-    return facts + [("ComputeDomain", f"  {line}") for line in folded(missing)]
+    return facts + [("ComputeDomain", f"  {missing}")] * bool(missing)
 
 
 def claim_titled(claim: ClaimView) -> list[str]:
@@ -187,7 +188,7 @@ def domain_named(domains: DomainsView | None, text: str) -> DomainView | None:
 def domain_title(domain: DomainView) -> list[str]:
     """Which domain it is, and what its status means."""
     meaning = _MEANINGS.get(domain.status) or domain.missing
-    return [f"ComputeDomain {domain}", *wrapped(f"{domain.status}: {meaning}")]
+    return [f"ComputeDomain {domain}", f"{domain.status}: {meaning}"]
 
 
 def domain_explanation(domain: DomainView, domains: DomainsView) -> list[tuple[str, str]]:
@@ -197,20 +198,19 @@ def domain_explanation(domain: DomainView, domains: DomainsView) -> list[tuple[s
     facts = [("UID", domain.uid)]
     if domains.mode == DomainMode.ON:
         label = [f"{LABEL} names it"] if domain.labelled else [text for _, text in _label_facts(domains)]
-        facts += [("Label", line) for text in label for line in folded(text)]
-        found = _claim_lines(daemon) if daemon is not None else ["no claim of it is here"]
-        facts += [("Daemon", line) for line in found]
+        facts += [("Label", text) for text in label]
+        facts.append(("Daemon", _claim_text(daemon) if daemon is not None else "no claim of it is here"))
         facts.append(("Readiness", _READINESS.get(domain.readiness or "", "not known")))
     if domain.read_s is not None:
         facts.append(("Last read", f"{lasted(domain.read_s)} ago"))
-    facts += [("Problem", line) for line in folded(domain.problem)]
-    facts += [("Claim", line) for claim in claims if claim is not daemon for line in _claim_lines(claim)]
-    return facts + [(name, line) for name, text in _imex_facts(domains) for line in folded(text)]
+    facts += [("Problem", domain.problem)] * bool(domain.problem)
+    facts += [("Claim", _claim_text(claim)) for claim in claims if claim is not daemon]
+    return facts + _imex_facts(domains)
 
 
-def _claim_lines(claim: ClaimView) -> list[str]:
+def _claim_text(claim: ClaimView) -> str:
     devices = ", ".join(first_of(claim.devices))
-    return folded(f"{claim}, {claim.state} for {lasted(claim.age_s)}" + (f", {devices}" if devices else ""))
+    return f"{claim}, {claim.state} for {lasted(claim.age_s)}" + (f", {devices}" if devices else "")
 
 
 def domain_explanation_dict(domain: DomainView, domains: DomainsView) -> dict[str, Any]:

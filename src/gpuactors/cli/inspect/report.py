@@ -6,13 +6,12 @@ Must not decide anything: what is said of a device comes from the view.
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from gpuactors.cli.inspect import claims_report, domains_report
-from gpuactors.cli.inspect.claims_report import lasted
+from gpuactors.cli.inspect.claims_report import lasted, wrapped
 from gpuactors.cli.inspect.view import (
     NO_DEVICES,
     Explained,
@@ -20,6 +19,7 @@ from gpuactors.cli.inspect.view import (
     ExplainedDomain,
     Inspected,
 )
+from gpuactors.cli.output import UNFOLDED, folded
 from gpuactors.control.view import Change, DeviceView, LastCallView, Member, NodeView, ResourceView
 from gpuactors.core.values.quote import quoted_id
 
@@ -85,10 +85,6 @@ def _as_dict(device: DeviceView, found: Inspected) -> dict[str, object]:
     }
 
 
-TABLE_COLUMNS: Final = claims_report.COLUMNS
-"""How wide the table may get: a reason that does not fit is continued below. Resource names have lines of their own, as
-a name may have 75 characters."""
-
 _CDEVS: Final = "/dev/vfio/devices/"
 
 _REASON_MIN: Final = 30
@@ -115,24 +111,24 @@ WIDE: Final = (
 """The columns of `-o wide`, which may be as wide as they need."""
 
 
-def as_table(found: Inspected) -> str:
-    """The source of the view and what it lacks, then each resource with its totals and its devices."""
-    return _table(found, _COLUMNS, _lines)
+def as_table(found: Inspected, columns: int = UNFOLDED) -> str:
+    """The source of the view and what it lacks, then each resource with its totals and its devices, in so many columns:
+    a reason that does not fit is continued below. Resource names have lines of their own, as a name may have 75
+    characters."""
+    return _table(found, _COLUMNS, columns, columns)
 
 
-def as_wide(found: Inspected) -> str:
+def as_wide(found: Inspected, columns: int = UNFOLDED) -> str:
     """`as_table` with more columns, and each GPU in one line however long."""
-    return _table(found, WIDE, _whole_line)
+    return _table(found, WIDE, columns, UNFOLDED)
 
 
-def _table(
-    found: Inspected, names: Sequence[str], lines: Callable[[Sequence[str], Sequence[int]], list[str]]
-) -> str:
+def _table(found: Inspected, names: Sequence[str], columns: int, columns_of_rows: int) -> str:
     devices = shown(found.view)
-    sections = [_heading(found)]
+    sections = [_heading(found, columns)]
     of_claims = [
-        *claims_report.sections(found.view.claims),
-        *domains_report.sections(found.view.domains),
+        *claims_report.sections(found.view.claims, columns),
+        *domains_report.sections(found.view.domains, columns),
     ]
     if not devices:
         sections += [[NO_DEVICES], *of_claims]
@@ -142,23 +138,23 @@ def _table(
     resources = {resource.name: resource for resource in found.view.resources}
     for name in sorted({device.resource for device in devices}):
         of_it = [device for device in devices if device.resource == name]
-        section = [name, *_wrapped(_totals(resources.get(name), len(of_it), found), indent=2)]
+        section = [name, *wrapped(_totals(resources.get(name), len(of_it), found), columns, indent=2)]
         for row in (names, *(rows[device.address] for device in of_it)):
-            section += lines(row, widths)
+            section += _lines(row, widths, columns_of_rows)
         sections.append(section)
     sections += of_claims
     return "\n\n".join("\n".join(section) for section in sections)
 
 
-def _heading(found: Inspected) -> list[str]:
+def _heading(found: Inspected, columns: int) -> list[str]:
     problems = [
         ("uevents", found.view.uevents_problem),
         ("kubelet's ledger", found.view.ledger_problem),
         ("kubelet", found.view.kubelet_problem if found.by_daemon else ""),
     ]
-    lines = _wrapped(f"Node {found.node}, seen by {found.source}")
+    lines = wrapped(f"Node {found.node}, seen by {found.source}", columns)
     for name, problem in problems:
-        lines += _wrapped(f"{name}: {problem}") if problem else []
+        lines += wrapped(f"{name}: {problem}", columns) if problem else []
     return lines
 
 
@@ -211,38 +207,26 @@ def _cdev(node: str) -> str:
     return node.removeprefix(_CDEVS) if node.startswith(_CDEVS) else ""
 
 
-def _whole_line(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    before = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
-    return [f"  {before}{row[-1]}".rstrip()]
-
-
-def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+def _lines(row: Sequence[str], widths: Sequence[int], columns: int) -> list[str]:
     """The row, and below its reason the rest that does not fit."""
     before = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
-    room = max(_REASON_MIN, TABLE_COLUMNS - len(before))
-    first, *rest = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+    room = max(_REASON_MIN, columns - len(before))
+    first, *rest = folded(row[-1], room) or [""]
     return [(before + first).rstrip(), *(" " * len(before) + line for line in rest)]
-
-
-def _wrapped(text: str, indent: int = 0) -> list[str]:
-    margin = " " * indent
-    return textwrap.wrap(
-        text, TABLE_COLUMNS, initial_indent=margin, subsequent_indent=margin + "  ", break_on_hyphens=False
-    )
 
 
 # --- explain ----------------------------------------------------------------------------------------------
 
 
-def explained_text(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
-    """The text output of `explain`."""
+def explained_text(found: Explained | ExplainedClaim | ExplainedDomain, columns: int = UNFOLDED) -> str:
+    """The text output of `explain`, in so many columns."""
     match found:
         case Explained():
-            return explanation(found)
+            return explanation(found, columns)
         case ExplainedClaim():
-            return claim_explanation(found)
+            return claim_explanation(found, columns)
         case ExplainedDomain():
-            return domain_explanation(found)
+            return domain_explanation(found, columns)
 
 
 def explained_json(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
@@ -304,7 +288,7 @@ def explanation_json(explained: Explained) -> str:
     return json.dumps(known, indent=2)
 
 
-def explanation(explained: Explained) -> str:
+def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
     """The one reason in a sentence, then the device's owner and holders, its place in the host, and its former
     reasons."""
     device = explained.device
@@ -321,7 +305,7 @@ def explanation(explained: Explained) -> str:
         ("Inspected", _ago_text(device.inspected_s)),
         ("Use polled", _ago_text(device.polled_s)),
         ("Ledger read", _ago_text(explained.inspected.view.ledger_age_s)),
-        *((f"Last {call.kind}", line) for call in device.calls for line in _call(call, explained.inspected)),
+        *((f"Last {call.kind}", _call(call, explained.inspected)) for call in device.calls),
         ("Kubelet", explained.inspected.view.kubelet_problem or None),
         ("Ledger", explained.inspected.view.ledger_problem or None),
         ("Uevents", explained.inspected.view.uevents_problem or None),
@@ -331,10 +315,10 @@ def explanation(explained: Explained) -> str:
     ]
     seen = explained.inspected.view
     status = f"{claims_report.listing(device)}: {claims_report.reason(device, seen)}"
-    return "\n".join([_title(device), status, "", *_columns(facts)])
+    return "\n".join([*_title([_title_of(device), status], columns), "", *_columns(facts, columns)])
 
 
-def claim_explanation(explained: ExplainedClaim) -> str:
+def claim_explanation(explained: ExplainedClaim, columns: int = UNFOLDED) -> str:
     """The meaning of its state, its devices, and the fate of each at its end. Of one of both drivers once for each."""
     found, parts = explained.inspected, []
     if explained.claim is not None:
@@ -344,7 +328,9 @@ def claim_explanation(explained: ExplainedClaim) -> str:
         facts = domains_report.claim_explanation(explained.of_domains, found.view.domains, _ago(found))
         parts.append((domains_report.claim_titled(explained.of_domains), facts))
     parts[-1][1].extend(_seen(found))
-    return "\n\n".join("\n".join([*title, "", *_columns(facts)]) for title, facts in parts)
+    return "\n\n".join(
+        "\n".join([*_title(title, columns), "", *_columns(facts, columns)]) for title, facts in parts
+    )
 
 
 def claim_explanation_json(explained: ExplainedClaim) -> str:
@@ -360,13 +346,14 @@ def claim_explanation_json(explained: ExplainedClaim) -> str:
     return json.dumps({**first, **more, "node": found.node, "source": "daemon"}, indent=2)
 
 
-def domain_explanation(explained: ExplainedDomain) -> str:
+def domain_explanation(explained: ExplainedDomain, columns: int = UNFOLDED) -> str:
     """Whether its channels can be used here, what they need for it, and the claims."""
     domain, found = explained.domain, explained.inspected
     assert found.view.domains is not None
     uid, *facts = domains_report.domain_explanation(domain, found.view.domains)
     facts = [uid, *_since(domain.since_s, found), *facts, *_seen(found)]
-    return "\n".join([*domains_report.domain_title(domain), "", *_columns(facts)])
+    title = _title(domains_report.domain_title(domain), columns)
+    return "\n".join([*title, "", *_columns(facts, columns)])
 
 
 def domain_explanation_json(explained: ExplainedDomain) -> str:
@@ -392,13 +379,18 @@ def _ago(found: Inspected) -> Callable[[float], str]:
     return lambda age_s: utc(found.wall - age_s)
 
 
-def _columns(facts: Sequence[tuple[str, str | None]]) -> list[str]:
-    """Each fact with its name, which is not repeated."""
+def _title(lines: Iterable[str], columns: int) -> list[str]:
+    return [part for line in lines for part in wrapped(line, columns)]
+
+
+def _columns(facts: Sequence[tuple[str, str | None]], columns: int) -> list[str]:
+    """Each fact with its name, which is not repeated, and below it what does not fit."""
     width = max(len(name) for name, _ in facts)
     lines, last = [], ""
     for name, fact in facts:
         if fact is not None:
-            lines.append(f"{'' if name == last else name:{width}}  {fact}")
+            before = f"{'' if name == last else name:{width}}  "
+            lines += folded(fact, max(columns, width + _REASON_MIN), before, " " * len(before))
             last = name
     return lines
 
@@ -422,13 +414,13 @@ def _rounded(age_s: float | None) -> float | None:
     return round(age_s, 1) if age_s is not None else None
 
 
-def _call(call: LastCallView, found: Inspected) -> list[str]:
+def _call(call: LastCallView, found: Inspected) -> str:
     """When it was answered, and how."""
     answer = "refused: " + call.refused if call.refused else "granted"
-    return claims_report.folded(f"{utc(found.wall - call.age_s)}, {age(call.age_s)}: {answer}")
+    return f"{utc(found.wall - call.age_s)}, {age(call.age_s)}: {answer}"
 
 
-def _title(device: DeviceView) -> str:
+def _title_of(device: DeviceView) -> str:
     if not device.present:
         return f"{device.address}  (not on this node any more)"
     return f"{device.address}  {device.model or 'unknown model'} ({device.vendor}:{device.device})"

@@ -16,9 +16,11 @@ from gpuactors.cli.live.screen import frame
 from gpuactors.cli.live.stream import Stream
 from gpuactors.cli.live.terminal import Terminal, is_screen, wants_colour
 from gpuactors.cli.live.watched import Watched
+from gpuactors.cli.output import columns_of
 from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.unix import socket_path
+from gpuactors.observe.stdout import StdoutError
 from gpuactors.ports.node import ControlError
 
 _TICK_S: Final = 1.0
@@ -49,7 +51,7 @@ def watch(
         out.write(text + "\n")
         out.flush()
 
-    trio.run(_Lines(Stream(output, echo, aside)).run, path)
+    trio.run(_Lines(Stream(output, echo, aside, columns_of(out, environment))).run, path)
 
 
 @final
@@ -152,7 +154,7 @@ async def _until_ended(
             nonlocal failure
             try:
                 await following()
-            except (ControlError, OSError) as exc:
+            except (ControlError, StdoutError, OSError) as exc:
                 failure = exc
                 nursery.cancel_scope.cancel()
 

@@ -13,7 +13,7 @@ from gpuactors.cli.inspect import claims_report, domains_report
 from gpuactors.cli.inspect.claims_report import lasted
 from gpuactors.cli.inspect.report import WIDE, cells, registration, shown, utc
 from gpuactors.cli.inspect.view import Inspected
-from gpuactors.cli.live.text import Line, Piece, Style, cut, end, fitted, line, padded, width
+from gpuactors.cli.live.text import Line, Piece, Style, end, fitted, line, padded, width
 from gpuactors.cli.live.watched import Watched
 from gpuactors.control.view import DeviceView, NodeView, ResourceView
 from gpuactors.core.values.model import Health
@@ -42,7 +42,7 @@ def frame(
     lines += _resources(found.view, columns)
     names = WIDE if wide else _FULL if columns >= _FULL_COLUMNS else _NARROW
     lines += _devices(found, names, rows - len(lines))
-    for section in _claims(found.view):
+    for section in _claims(found.view, columns):
         lines += [(), *map(line, section)]
     if len(lines) > rows:
         more = len(lines) - rows + 1
@@ -165,6 +165,5 @@ def _device(device: DeviceView, row: Sequence[str], widths: Sequence[int], healt
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _claims(view: NodeView) -> list[list[str]]:
-    sections = [*claims_report.sections(view.claims), *domains_report.sections(view.domains)]
-    return [[cut(text, claims_report.COLUMNS) for text in section] for section in sections]
+def _claims(view: NodeView, columns: int) -> list[list[str]]:
+    return [*claims_report.sections(view.claims, columns), *domains_report.sections(view.domains, columns)]

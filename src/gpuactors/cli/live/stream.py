@@ -12,6 +12,7 @@ from gpuactors.cli.formats import Format, yaml_of
 from gpuactors.cli.inspect.report import as_json, as_table, as_wide, utc
 from gpuactors.cli.inspect.view import Inspected
 from gpuactors.cli.live.watched import Change, Watched
+from gpuactors.cli.output import UNFOLDED
 
 _DOCUMENT: Final = "---\n"
 
@@ -20,9 +21,16 @@ _DOCUMENT: Final = "---\n"
 class Stream:
     """Prints the changes. `aside` gets what is no part of a document: that the daemon is gone, and back."""
 
-    def __init__(self, output: Format, echo: Callable[[str], None], aside: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        output: Format,
+        echo: Callable[[str], None],
+        aside: Callable[[str], None],
+        columns: int = UNFOLDED,
+    ) -> None:
         self._output = output
         self._echo = echo
+        self._columns = columns
         self._aside = aside if output in (Format.JSON, Format.YAML) else echo
         self._is_first = True
 
@@ -34,7 +42,8 @@ class Stream:
         elif self._output is Format.YAML:
             self._echo(_DOCUMENT + yaml_of(as_json(found)))
         elif is_first:
-            self._echo((as_wide(found) if self._output is Format.WIDE else as_table(found)) + "\n")
+            table = as_wide if self._output is Format.WIDE else as_table
+            self._echo(table(found, self._columns) + "\n")
         else:
             for change in changes:
                 self._echo("  ".join((utc(wall), *filter(None, change.row))))

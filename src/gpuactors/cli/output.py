@@ -1,0 +1,42 @@
+"""How wide the output of a command may be. Nothing is folded for a program that reads it: a pipe has no width.
+
+A file of its own: what the commands print, the doctor and the live view all need it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, TextIO
+
+UNFOLDED: Final = sys.maxsize
+"""Columns of what has no width."""
+
+_COLUMNS_MIN: Final = 40
+"""A narrower text would be a column of single words."""
+
+
+def columns_of(out: TextIO | None, environment: Mapping[str, str]) -> int:
+    """The variable COLUMNS, else the width of the terminal that `out` is, else UNFOLDED."""
+    with suppress(ValueError):
+        if (wanted := int(environment.get("COLUMNS", ""))) > 0:
+            return max(_COLUMNS_MIN, wanted)
+    with suppress(OSError, ValueError):  # no descriptor, or a closed one
+        if out is not None and out.isatty() and (found := os.get_terminal_size(out.fileno()).columns) > 0:
+            return max(_COLUMNS_MIN, found)
+    return UNFOLDED
+
+
+def folded(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines of at most so many columns, after `first` and, where it goes on, after `rest`. A word is never broken."""
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -154,8 +154,8 @@ def test_a_declaration_names_everything_that_follows_from_it() -> None:
 
 
 def test_a_switch_and_a_choice_name_their_values_themselves() -> None:
-    switch = declare(Annotated[bool, Described("Whether.")], default=False)
-    assert (switch.metavar, switch.must_be, switch.default_text()) == ("true|false", "true or false", "false")
+    switch = declare(Annotated[Literal["on", "off"], Described("Whether.")], default="off")
+    assert (switch.metavar, switch.must_be, switch.default_text()) == ("on|off", "on or off", "off")
     choice = declare(Annotated[Literal["c", "a", "b"], Described("Which.")], default="a")
     assert (choice.metavar, choice.must_be, choice.default_text()) == ("c|a|b", "c, a or b", "a")
 

@@ -70,7 +70,7 @@ def idle(directory: Path, seconds: float, quiet_s: float) -> Iterator[Figure]:
     """Two daemons that idle side by side, one with and one without a journal."""
     with (
         Node(directory / "a", gpus=GPUS) as on,
-        Node(directory / "b", gpus=GPUS, words=("--no-journal",)) as off,
+        Node(directory / "b", gpus=GPUS, words=("--journal=off",)) as off,
     ):
         for node in (on, off):
             node.start_daemon()

@@ -230,14 +230,15 @@ def test_a_setting_of_the_daemon_reaches_it_as_it_was_written() -> None:
     settings = {
         "select": ["vendor=10de,class=03", "!address=0000:23:00.0"],
         "resync_interval_s": 86400,
-        "journal": False,
-        "device_plugin": "off",
+        "journal": "off",
+        "device_plugin": False,
         "prebound": "all",
         "imex_channels": 2048,
     }
     pod = of_kind(template({"settings": settings}), "DaemonSet")["spec"]["template"]["spec"]
     shown = configuration_of(pod["containers"][0])
-    assert {key: shown[key]["value"] for key in settings} == {**settings, "prebound": ["all"]}
+    expected = {**settings, "device_plugin": "off", "prebound": ["all"]}
+    assert {key: shown[key]["value"] for key in settings} == expected
 
 
 def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
@@ -315,7 +316,7 @@ def test_the_network_policy_admits_the_port_of_the_probes_from_prometheus_and_no
         ({"holders": "open"}, "at '/holders': value must be one of 'passive', 'proc'"),
         ({"kubeletDir": "/var/lib/kubelet/"}, "at '/kubeletDir': '/var/lib/kubelet/' does not match pattern"),
         (
-            {"settings": {"device_plugin": False}},
+            {"settings": {"device_plugin": "maybe"}},
             "at '/settings/device_plugin': value must be one of 'off', 'on'",
         ),
         (

@@ -83,7 +83,7 @@ def test_what_a_container_gets_on_a_kernel_with_cdev() -> None:
         # Its companion goes along: the group's nodes are given, but the variable names the GPU alone.
         node.plug(0x23, "1aef", function=1, class_code="040300", driver="vfio-pci")
         node.plug(0x24, "2330", driver="vfio-pci")
-        with node.daemon("--no-pre-start-gate") as daemon:
+        with node.daemon("--pre-start-gate=off") as daemon:
             node.wait_device_lists({H100: {gpu: HEALTHY, address(0x24): HEALTHY}})
             assert node.kubelet.options(H100) == PluginOptions(False, True)
             assert node.kubelet.allocate(H100, [gpu]) == granted(

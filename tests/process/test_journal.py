@@ -164,7 +164,7 @@ def test_a_state_directory_that_cannot_be_written(node: Node) -> None:
 
 
 def test_a_journal_can_be_switched_off(node: Node) -> None:
-    with node.daemon("--no-journal"):
+    with node.daemon("--journal=off"):
         serves(node)
     assert not journal(node).exists()
 

@@ -28,7 +28,8 @@ from gpuactors.cli.formats import Format, either
 from gpuactors.cli.output import columns_of
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
-from gpuactors.config.options import Configured, ConfiguredDaemon
+from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
+from gpuactors.core.values.quote import quoted_id
 from gpuactors.observe import log, stdout
 from gpuactors.ports.node import ControlError, HostError
 from gpuactors.process import malloc
@@ -84,7 +85,7 @@ def run(**flags: object) -> None:
         if isinstance(cause, HostError):
             _fail(str(cause), EX_CONFIG)
         log.get_logger().error("daemon.died", exc_info=exc)
-        _fail(f"internal error, please report it: {cause!r}", EX_SOFTWARE)
+        _fail(f"internal error, please report it: {type(cause).__name__}: {cause}", EX_SOFTWARE)
 
 
 @cli.command(cls=Configured, epilog=epilog("inspect"))
@@ -181,7 +182,7 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
     sys.exit(1 if found.is_failed else 0)
 
 
-@cli.command(epilog=epilog("simulate"))
+@cli.command(cls=Suggesting, epilog=epilog("simulate"))
 @click.option(
     "--scenario",
     default="incident",
@@ -208,7 +209,9 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
         return
     if scenario not in dict(simulation.list_scenarios()):
         names = ", ".join(name for name, _ in simulation.list_scenarios())
-        raise click.BadParameter(f"no scenario {scenario!r}; there are {names}", param_hint="--scenario")
+        raise click.BadParameter(
+            f"there is no scenario '{quoted_id(scenario)}'; there are {names}", param_hint="--scenario"
+        )
     if speed <= 0:
         raise click.BadParameter("must be greater than 0", param_hint="--speed")
     sys.exit(
@@ -223,7 +226,7 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     )
 
 
-@cli.command(epilog=epilog("replay"))
+@cli.command(cls=Suggesting, epilog=epilog("replay"))
 @click.argument("journal", metavar="FILE|DIR", type=click.Path(exists=True))
 @click.option(
     "--since",
@@ -318,13 +321,13 @@ def show(output: str, **flags: object) -> None:
         click.echo(f"{s.key:<{key_width}}  {s.value:<{value_width}}  {s.source}".rstrip())
 
 
-@config_group.command(name="schema", epilog=epilog("config schema"))
+@config_group.command(name="schema", cls=Suggesting, epilog=epilog("config schema"))
 def show_schema() -> None:
     """Print the JSON Schema of the configuration file."""
     click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
 
 
-@cli.command(name="completion", epilog=epilog("completion"))
+@cli.command(name="completion", cls=Suggesting, epilog=epilog("completion"))
 @click.argument("shell", type=click.Choice(completion.SHELLS))
 def completion_script(shell: str) -> None:
     """Print the script for completion in a shell.

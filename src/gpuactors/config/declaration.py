@@ -23,6 +23,20 @@ CONFIG_FILE_KEY: Final = "config"
 LIST_SEPARATOR: Final = ";"
 """Between the values of a list that is written as one text (a variable, or a file's text instead of a list)."""
 
+_SWITCHED: Final[Mapping[object, str]] = MappingProxyType(
+    {
+        "on": "on",
+        "true": "on",
+        "yes": "on",
+        True: "on",
+        "off": "off",
+        "false": "off",
+        "no": "off",
+        False: "off",
+    }
+)
+"""The ways to write on and off, in lower case."""
+
 _KEY: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 _OF_SERVICES: Final = frozenset({"port", "service"})
@@ -46,19 +60,17 @@ class Described:
     description: str
     """Its meaning: one sentence or more, Markdown."""
     metavar: str = ""
-    """Placeholder of the value in the help. A switch and a choice show their values."""
+    """Placeholder of the value in the help. A choice shows its values."""
     must_be: str = ""
-    """Valid values: the end of the sentence that refuses another one. A switch and a choice name theirs."""
+    """Valid values: the end of the sentence that refuses another one. A choice names its own."""
     default: str = ""
     """The meaning of the default, where its value does not show it (`None`, an empty text)."""
     check: Callable[[Any], object] | None = None
     """Takes a value of the right type and returns the stored form. Raises ValueError."""
     fallback_variable: str = ""
     """A variable without gpuactors' prefix, read when no flag, prefixed variable or file has the setting."""
-    yaml_off: bool = False
-    """Whether `off` is one of its values: YAML 1.1 reads a bare one as false."""
-    yaml_on: bool = False
-    """Whether `on` is one of its values: YAML 1.1 reads a bare one as true."""
+    may_be_off: bool = False
+    """Whether `off` is one of its values. A choice says so itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +101,13 @@ class Declaration:
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line; a switch also has `--no-…`."""
+        """Its flag on the command line."""
         return flag_of(self.key)
 
     @property
     def variable(self) -> str:
         """Its environment variable."""
         return variable_of(self.key)
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether it is on or off, with a flag for each."""
-        return _plain(self.type) is bool
 
     @property
     def is_list(self) -> bool:
@@ -118,6 +125,21 @@ class Declaration:
         return self.described.must_be or _or(self.choices)
 
     @property
+    def spellings(self) -> tuple[object, ...]:
+        """Further ways to write `on` and `off` in a file, where they are its values: YAML 1.1 reads a bare one as a
+        boolean."""
+        return tuple(way for way, meant in _SWITCHED.items() if way != meant and self._is_value(meant))
+
+    def switched(self, raw: object) -> object:
+        """`on` or `off` for each way to write it, where that is one of its values; else `raw`."""
+        known = isinstance(raw, str | bool)
+        meant = _SWITCHED.get(raw.lower() if isinstance(raw, str) else raw) if known else None
+        return meant if meant is not None and self._is_value(meant) else raw
+
+    def _is_value(self, word: str) -> bool:
+        return word in self.choices or (word == "off" and self.described.may_be_off)
+
+    @property
     def default_values(self) -> tuple[str, ...]:
         """The default as an operator would write it, each value of a list apart; none for `None` and an empty text."""
         values = self.default if isinstance(self.default, tuple) else (self.default,)
@@ -133,8 +155,6 @@ class Declaration:
     def choices(self) -> tuple[str, ...]:
         """Its values, if there are so few that each has a name."""
         plain = _plain(self.type)
-        if plain is bool:
-            return ("true", "false")
         return get_args(plain) if get_origin(plain) is Literal else ()
 
 
@@ -163,8 +183,6 @@ def _written(value: object) -> str:
     match value:
         case None:
             return ""
-        case bool():
-            return str(value).lower()
         case float():
             return f"{value:g}"
         case _:

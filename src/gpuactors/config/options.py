@@ -5,6 +5,7 @@ Must not read the environment, nor judge a value: `sources.py` does.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,7 +29,20 @@ SEVERAL: Final = f"The flag may be repeated. In the variable, {LIST_SEPARATOR} s
 """The help text of a setting with several values."""
 
 
-class Configured(click.Command):
+class Suggesting(click.Command):
+    """A command that suggests the nearest of its flags for one that it does not have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, whose suggestions are three for most of the flags."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            flags = [flag for parameter in self.get_params(ctx) for flag in parameter.opts]
+            nearest = difflib.get_close_matches(exc.option_name, flags, n=1)
+            raise click.NoSuchOption(exc.option_name, possibilities=nearest, ctx=ctx) from None
+
+
+class Configured(Suggesting):
     """A command that takes every setting as a flag. Its help names the settings of the daemon by `--help-settings`."""
 
     settings_in_help = False
@@ -121,8 +135,8 @@ def _values(setting: Declaration) -> Callable[..., list[CompletionItem[str]]]:
 def _option(setting: Declaration) -> click.Option:
     """The flag of a setting. Its value is taken as written: `sources.py` validates it."""
     return click.Option(
-        [f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag, setting.key],
-        metavar=None if setting.is_switch else setting.metavar,
+        [setting.flag, setting.key],
+        metavar=setting.metavar,
         default=None,
         multiple=setting.is_list,
         help=setting.described.description,

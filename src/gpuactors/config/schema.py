@@ -27,9 +27,17 @@ def schema() -> dict[str, Any]:
         if declaration.is_list:
             one_text = {"type": "string", "description": f"Several are separated by `{LIST_SEPARATOR}`."}
             values = {"anyOf": [values, one_text]}
+        if spellings := declaration.spellings:
+            values = _with_spellings(values, spellings)
         described = {"description": declaration.described.description}
         body["properties"][key] = {**described, **values, "default": defaults[key]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
+
+
+def _with_spellings(values: dict[str, Any], spellings: tuple[object, ...]) -> dict[str, Any]:
+    if "enum" in values:
+        return {**values, "enum": [*values["enum"], *spellings]}
+    return {"anyOf": [values, {"enum": [*spellings]}]}
 
 
 def _encode(value: object) -> object:

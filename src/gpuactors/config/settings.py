@@ -17,10 +17,10 @@ from msgspec import Meta
 
 from gpuactors.core.domains.clique import is_clique
 from gpuactors.core.values.domain import DRIVER
-from gpuactors.core.values.model import ResourceName, is_pci_address
+from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain
 from gpuactors.core.values.naming import parse_own_name
-from gpuactors.core.values.selector import Selector, parse_selector
+from gpuactors.core.values.selector import Selector, full_address, parse_selector
 from gpuactors.limits import (
     IMEX_CHANNELS_MAX,
     JOURNAL_MAX_BYTES,
@@ -137,11 +137,15 @@ def _checked_management(text: str) -> str:
     return text
 
 
+def _checked_address(text: str) -> str:
+    if (address := full_address(text)) is None:
+        raise ValueError(f"'{text}' is neither")
+    return address
+
+
 def _checked_prebound(texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        if text != "all" and not is_pci_address(text):
-            raise ValueError(f"{text!r} is neither")
-    return texts
+    """In their full form."""
+    return tuple(text if text == "all" else _checked_address(text) for text in texts)
 
 
 def _checked_uevents(text: str) -> str:
@@ -252,7 +256,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             metavar="kernel|off|unix:PATH",
             must_be=f"kernel, off or unix:PATH, with a PATH of at most {SOCKET_PATH_MAX_BYTES} bytes",
             check=_checked_uevents,
-            yaml_off=True,
+            may_be_off=True,
         ),
         Meta(pattern="^(kernel|off|unix:.+)$"),
     ] = "kernel"
@@ -278,11 +282,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(min_length=1),
     ] = DEFAULT_SELECTORS
     pre_start_gate: Annotated[
-        bool,
+        OnOff,
         Described(
             "Whether kubelet calls PreStartContainer, which waits until no other process has the container's GPUs open."
         ),
-    ] = True
+    ] = "on"
     holders: Annotated[
         Holders,
         Described(
@@ -296,8 +300,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         OnOff,
         Described(
             "Whether the GPUs are offered by the device plugin API, as extended resources.",
-            yaml_off=True,
-            yaml_on=True,
         ),
     ] = "on"
     dra: Annotated[
@@ -305,8 +307,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Described(
             "Whether the GPUs are offered by Dynamic Resource Allocation, as claims. A GPU has one owner across both "
             "APIs.",
-            yaml_off=True,
-            yaml_on=True,
         ),
     ] = "off"
     driver_name: Annotated[
@@ -341,7 +341,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "PCI addresses of GPUs that stay on their vfio driver when a claim ends, or `all`. By default, a GPU that "
             "was already on a vfio driver before gpuactors first touched it in this boot stays there.",
             metavar="ADDRESS|all",
-            must_be="PCI addresses such as 0000:23:00.0, or all",
+            must_be="PCI addresses such as 0000:23:00.0 or 23:00.0, or all",
             default="none",
             check=_checked_prebound,
         ),
@@ -351,8 +351,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Described(
             "Whether the host's modprobe loads the vfio driver of a claim's GPU if it is not loaded. `off`: a GPU "
             "whose driver is not loaded is not offered.",
-            yaml_off=True,
-            yaml_on=True,
         ),
     ] = "off"
     nvswitch: Annotated[
@@ -367,8 +365,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Described(
             "Whether IMEX channels of NVIDIA's compute domains are offered as claims. `on`: a pod of each domain runs "
             "the IMEX daemon. `host-managed`: the operator runs it on the host.",
-            yaml_off=True,
-            yaml_on=True,
         ),
     ] = "off"
     domains_driver: Annotated[
@@ -449,7 +445,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="HOST:PORT, [IPv6]:PORT, :PORT, off, or unix:PATH with a PATH of at most "
             f"{SOCKET_PATH_MAX_BYTES} bytes",
             check=_checked_http_address,
-            yaml_off=True,
+            may_be_off=True,
         ),
         Meta(pattern="^(off|unix:.+|.*:[0-9]{1,5})$"),
     ] = "127.0.0.1:9400"
@@ -458,8 +454,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Described(
             "Whether Kubernetes Events are posted: on the Node for conditions that need an operator, on a Pod while "
             "its claim waits.",
-            yaml_off=True,
-            yaml_on=True,
         ),
     ] = "off"
     nfd_file: Annotated[
@@ -473,12 +467,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = None
     journal: Annotated[
-        bool,
+        OnOff,
         Described(
             "Whether all events are recorded in `state_dir`, for `gpuactors replay`; the last "
             f"{JOURNAL_MAX_BYTES >> 20} MiB are kept.",
         ),
-    ] = True
+    ] = "on"
     node_name: Annotated[
         str,
         Described(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gpuactors.core.values.quote import quoted
+from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES
 from gpuactors.process.plain_files import read_plain
 
@@ -33,6 +32,9 @@ from .settings import DECLARATIONS, Config
 
 _SHOWN_BITS_MAX: Final = 128
 """Of a number in a sentence."""
+
+_SHOWN_CHARS_MAX: Final = 200
+"""Of a text."""
 
 CONFIG_FILE_VARIABLE: Final = variable_of(CONFIG_FILE_KEY)
 
@@ -110,7 +112,7 @@ def _value(setting: Declaration, raw: object, source: Provenance) -> object:
     """One value, checked. In a flag or a variable a number is still text; a file has types."""
     try:
         value = msgspec.convert(
-            _untyped(setting, raw, source), setting.type, strict=source.kind == "file", dec_hook=_decode
+            _untyped(setting, raw), setting.type, strict=source.kind == "file", dec_hook=_decode
         )
         check = setting.described.check
         return value if check is None or value is None else check(value)
@@ -124,19 +126,15 @@ def _value(setting: Declaration, raw: object, source: Provenance) -> object:
         ) from None
 
 
-def _untyped(setting: Declaration, raw: object, source: Provenance) -> object:
+def _untyped(setting: Declaration, raw: object) -> object:
     """The value in the shape in which a file would hold it."""
     match raw:
         case os.PathLike():
             return os.fspath(raw)
         case str() if setting.is_list:
             return [part.strip() for part in raw.split(LIST_SEPARATOR) if part.strip()]
-        case False if setting.described.yaml_off and source.kind == "file":
-            return "off"
-        case True if setting.described.yaml_on and source.kind == "file":
-            return "on"
         case _:
-            return raw
+            return setting.switched(raw)
 
 
 def _decode(kind: type, raw: object) -> object:
@@ -149,17 +147,36 @@ def _decode(kind: type, raw: object) -> object:
     return Path(raw)
 
 
-class _Brief(reprlib.Repr):
-    def repr_int(self, x: int, level: int) -> str:
-        """A number of many digits is not written out: Python refuses to, above 4,300."""
-        return repr(x) if x.bit_length() <= _SHOWN_BITS_MAX else f"a number of {x.bit_length():,} bits"
-
-
 def _shown(raw: object) -> str:
-    """The value for an error message: short for any file (YAML's aliases can make a short text huge)."""
-    brief = _Brief()
-    brief.maxlevel, brief.maxstring, brief.maxother = 2, 200, 200
-    return brief.repr(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
+    """The value for an error message, as an operator wrote it: short for any file (YAML's aliases can make a short text
+    huge)."""
+    match raw:
+        case list() | tuple():
+            return ", ".join(first_of([_shown_item(item) for item in raw])) or "an empty list"
+        case _:
+            return _shown_item(raw)
+
+
+def _shown_item(raw: object) -> str:
+    match raw:
+        case os.PathLike() | str():
+            return f"'{quoted(str(raw), _SHOWN_CHARS_MAX)}'"
+        case None:
+            return "empty"
+        case bool():
+            return str(raw).lower()
+        case int():  # Python refuses to write out one of more than 4,300 digits
+            return (
+                str(raw) if raw.bit_length() <= _SHOWN_BITS_MAX else f"a number of {raw.bit_length():,} bits"
+            )
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case set() | bytes():
+            return "neither a text nor a number"
+        case _:  # a number, a time
+            return str(raw)
 
 
 # --- environment ------------------------------------------------------------------------------------------
@@ -213,7 +230,7 @@ def _read(path: Path, origin: str) -> str:
         content = read_plain(path, CONFIG_FILE_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"cannot read the configuration file {str(path)!r} ({origin}): {error.strerror}"
+            f"cannot read the configuration file {quoted(str(path))} ({origin}): {error.strerror}"
         ) from None
     if len(content) > CONFIG_FILE_MAX_BYTES:
         raise ConfigError(
@@ -223,14 +240,18 @@ def _read(path: Path, origin: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration file {path} ({origin}) is not UTF-8: {error}") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"the configuration file {path} ({origin}) is not UTF-8: line {line} has the byte "
+            f"0x{content[error.start]:02x}"
+        ) from None
 
 
 def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
     try:
         match path.suffix:
             case ".toml":
-                values: object = tomllib.loads(text)
+                values: object = _toml(text)
             case ".yaml" | ".yml":
                 from . import strict_yaml  # 20 ms that only a YAML file is worth
 
@@ -248,6 +269,24 @@ def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration file {path} ({origin}) must hold keys with values")
     return values
+
+
+_PLACE: Final = re.compile(r"(?P<what>.*) \(at (?P<place>line \d+, column \d+|end of document)\)", re.DOTALL)
+"""The form of the errors of `tomllib`."""
+
+
+def _toml(text: str) -> dict[str, object]:
+    """Raises ValueError, with the line."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _PLACE.fullmatch(str(error))
+        if found is None:
+            raise
+        place = found["place"].replace(
+            "end of document", f"line {text.rstrip().count(chr(10)) + 1}, the last one"
+        )
+        raise ValueError(f"{place}: {found['what']}") from None
 
 
 def _instead(name: str, known: Iterable[str]) -> str:

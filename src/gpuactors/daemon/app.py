@@ -146,7 +146,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
     return Settings(
         selectors=config.selectors,
         resync_interval_s=config.resync_interval_s,
-        pre_start_gate=config.pre_start_gate,
+        pre_start_gate=config.pre_start_gate == "on",
         device_plugin=config.device_plugin == "on",
         hand_over=hand_over,
         strict=False,
@@ -180,7 +180,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     control = _control_of(config, hanging, about(config, sources))
     kubelet, journal = (
         UnixKubelet(kubelet_dir, hanging.subscribe()),
-        _journal_of(config) if config.journal else None,
+        _journal_of(config) if config.journal == "on" else None,
     )
     of_gpus = _dra_of(config, hanging) if config.dra == "on" else None
     of_domains = _domains_of(config, hanging) if config.compute_domains != "off" else None

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gpuactors.core.values.domain import device_of
-from gpuactors.core.values.model import pci_address
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.selector import full_address
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.page import Page
@@ -120,10 +122,12 @@ def chosen(text: str) -> Chosen:
     """The device of this PCI address, or the device of compute domains of this name. Raises `DeviceError`."""
     if (of_domains := device_of(text)) is not None:
         return DeviceOfDomains(of_domains)
-    try:
-        return Device(pci_address(text))
-    except ValueError as exc:
-        raise DeviceError(str(exc)) from None
+    if (address := full_address(text)) is None:
+        raise DeviceError(
+            f"{quoted_id(text)} is neither a PCI address, such as 0000:23:00.0 or 23:00.0, nor a device of compute "
+            "domains, such as channel-0"
+        )
+    return Device(PciAddress(address))
 
 
 def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[str], None]:

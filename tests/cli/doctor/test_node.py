@@ -358,10 +358,10 @@ def test_a_state_directory_that_is_a_file_or_whose_socket_has_too_long_a_path() 
 def test_a_disk_that_is_nearly_full(healthy: Facts) -> None:
     assert isinstance(healthy.state, State)
     full = replace(healthy.state, free_bytes=10 << 20, journal_bytes=0)
-    only(wrong(replace(healthy, state=full)), seed(Check.JOURNAL_SPACE, WARN, "10 MiB free", "--no-journal"))
+    only(wrong(replace(healthy, state=full)), seed(Check.JOURNAL_SPACE, WARN, "10 MiB free", "--journal off"))
     recorded = replace(full, journal_bytes=60 << 20)
     assert wrong(replace(healthy, state=recorded)) == [], "the journal has its part already"
-    config = type(healthy.config)(journal=False)
+    config = type(healthy.config)(journal="off")
     assert Check.JOURNAL_SPACE not in {
         f.check for g in examine(replace(healthy, config=config, state=full)) for f in g.findings
     }

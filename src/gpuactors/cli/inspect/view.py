@@ -33,6 +33,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.model import PciFunction, Role
 from gpuactors.core.values.names import is_domain_id
+from gpuactors.core.values.selector import full_address
 from gpuactors.daemon.app import about, node_of, sysfs_of
 from gpuactors.daemon.app import settings_of as core_settings_of
 from gpuactors.host.reader import ThreadedReader
@@ -252,7 +253,7 @@ def _known_claims(view: NodeView) -> str:
 def find(view: NodeView, address: str) -> DeviceView:
     """The device at `address`. Raises `UnknownAddressError`."""
     wanted = address.strip().lower()
-    full = wanted if wanted.count(":") == 2 else f"0000:{wanted}"
+    full = full_address(wanted) or wanted
     fitting = [d for d in view.devices if d.address == full] or [
         d for d in view.devices if d.address.partition(":")[2] == wanted
     ]

@@ -126,12 +126,20 @@ def _class_prefix(text: str, value: str) -> str:
 
 
 def _address(text: str, value: str) -> str:
-    match = _ADDRESS.fullmatch(value)
-    if match is None:
+    address = full_address(value)
+    if address is None:
         raise ValueError(
             f"selector {text!r}: address={value} is not a PCI address; "
             "write it as lspci -D does, for example address=0000:23:00.0"
         )
+    return address
+
+
+def full_address(text: str) -> str | None:
+    """The PCI address that a person writes, as sysfs spells it: `23:00.0` is `0000:23:00.0`. None: it is none."""
+    match = _ADDRESS.fullmatch(text.strip().lower())
+    if match is None:
+        return None
     # The kernel prints "%04x:%02x:%02x.%d" (drivers/pci/probe.c, pci_setup_device): the domain is padded to
     # four digits and longer only where it has to be (Intel VMD starts at 10000).
     domain = int(match["domain"] or "0", 16)

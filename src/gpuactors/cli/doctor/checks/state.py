@@ -18,7 +18,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield failed(Check.STATE_DIRECTORY, state.reason, "Check that disk.")
         return
     yield _directory(state)
-    if facts.config.journal and not state.path_problem:
+    if facts.config.journal == "on" and not state.path_problem:
         yield _space(state)
 
 
@@ -42,5 +42,5 @@ def _space(state: State) -> Finding:
         Check.JOURNAL_SPACE,
         f"the disk of {state.place.path} has {state.free_bytes >> 20} MiB free, and the journal may want "
         f"{wanted >> 20} MiB more",
-        "Free the disk, or switch the journal off with --no-journal.",
+        "Free the disk, or switch the journal off with --journal off.",
     )

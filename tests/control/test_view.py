@@ -96,7 +96,7 @@ def test_a_pod_that_is_gone_and_a_process_that_is_not() -> None:
     core = Core(gpu("23:00.0"))
     core.ledger[GPU] = "vm-1"
     held(core, QEMU)
-    assert device(core).owner == "allocated to pod default/vm-1"
+    assert device(core).owner == "default/vm-1"
     assert device(core).remedy is None
     core.ledger.clear()
     core.pass_time(30)
@@ -123,7 +123,7 @@ def test_a_gpu_that_left_under_its_pod_is_still_explained() -> None:
     core.feed(HostScanned(core.state.host.inspections.last - 1, (gpu("23:00.0"), gpu("24:00.0"))))
     gone(core)
     view = device(core)
-    assert (view.present, view.health, view.owner) == (False, "Unhealthy", "allocated to pod default/vm-1")
+    assert (view.present, view.health, view.owner) == (False, "Unhealthy", "default/vm-1")
     assert view.remedy is not None
     assert view.resource
 

@@ -135,16 +135,17 @@ def _watch(config: Config, output: Format) -> None:
 
 
 @cli.command(cls=Configured, epilog=epilog("explain"))
-@click.argument("address", metavar="ADDRESS|CLAIM|DOMAIN", shell_complete=completion.explainable)
+@click.argument("address", metavar="ADDRESS|RESOURCE|NAME|UID", shell_complete=completion.explainable)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU, one claim or one compute domain.
+    """Explain one GPU, resource, pod, claim or compute domain.
 
     Of a GPU it shows owner, holders, health with the reason, and history.
 
-    ADDRESS is the GPU's PCI address; you can omit the PCI domain (23:00.0). CLAIM is NAMESPACE/NAME or the UID of a
-    ResourceClaim; DOMAIN is that of a ComputeDomain. The view is the running daemon's. Without a daemon this command
-    reads the node itself, and has no history and no claims.
+    ADDRESS is the GPU's PCI address; you can omit the PCI domain (23:00.0). RESOURCE is the name of an extended
+    resource. NAME is NAMESPACE/NAME of a pod that has a GPU, of a ResourceClaim or of a ComputeDomain; UID is that of
+    a claim or domain. If a pod and a claim have one name, pod/NAMESPACE/NAME is the pod. The view is the running
+    daemon's. Without a daemon this command reads the node itself, and has no history and no claims.
     """
     from gpuactors.cli.inspect import report, view
 

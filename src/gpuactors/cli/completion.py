@@ -117,6 +117,10 @@ async def _known(config: Config) -> list[tuple[str, str]]:
     def names(view: NodeView) -> Iterator[tuple[str, str]]:
         for device in view.devices:
             yield device.address, f"{device.model or 'GPU'}, {device.health}"
+        for resource in view.resources:
+            yield resource.name, f"resource, {resource.free} free"
+        for pod in view.pods:
+            yield str(pod), f"pod, {len(pod.devices)} GPUs"
         of_domains = view.domains
         for claims in (view.claims, of_domains.claims if of_domains is not None else None):
             for claim in claims.claims if claims is not None else ():

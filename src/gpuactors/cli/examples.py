@@ -27,7 +27,8 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "explain": (
         ("gpuactors explain 0000:23:00.0", "a GPU by its PCI address"),
         ("gpuactors explain 23:00.0 -o yaml", "without the PCI domain"),
-        ("gpuactors explain default/vm-gpu", "a ResourceClaim or ComputeDomain"),
+        ("gpuactors explain default/vm-1", "a pod, ResourceClaim or ComputeDomain"),
+        ("gpuactors explain GH100_H100_PCIE", "a resource, without its domain"),
     ),
     "doctor": (
         ("gpuactors doctor", "what is wrong, and what to do"),

@@ -19,6 +19,7 @@ from gpuactors.control.claims_view import (
     device_of_claims_view,
 )
 from gpuactors.control.domains_view import DomainsView, domains_view
+from gpuactors.control.pods_view import PodView, pods_view
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.devices.presence import GONE
 from gpuactors.core.host.usage import use_of
@@ -95,7 +96,7 @@ class DeviceView:
     """The reason as a word for programs: a `Cause`."""
     reason: str
     owner: str | None
-    """The pod or claim that kubelet has given it to."""
+    """The name of the pod or claim that kubelet has given it to: `default/vm-1`."""
     holders: tuple[Holder, ...]
     history: tuple[Change, ...]
     """Oldest first."""
@@ -159,6 +160,8 @@ class NodeView:
     """None while compute domains are off."""
     ledger_age_s: float | None = None
     """Seconds since kubelet's ledger, as it is known, was asked for; None: never."""
+    pods: tuple[PodView, ...] = ()
+    """Those that have a GPU by kubelet's ledger, or may still hold one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         claims=claims_view(state, at),
         domains=domains_view(state, at),
         ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
+        pods=pods_view(state),
     )
 
 
@@ -299,7 +303,7 @@ def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
     for address in (listed.keys() | state.published.history.keys()) - index.devices.keys():
         resource, entry = listed.get(address, ("", None))
         owner = index.owners.get(address)
-        yield _gone(address, resource, entry, owner.message() if owner is not None else None, state, at)
+        yield _gone(address, resource, entry, owner.name if owner is not None else None, state, at)
 
 
 def _gone(

@@ -266,7 +266,10 @@ def test_a_name_that_is_a_claim_s_and_a_domain_s_is_asked_for_by_uid() -> None:
     core = core_with()
     core.created(channel(name("red")))
     core.prepare(name("red"))
-    with pytest.raises(UnknownAddressError, match=f"a claim, UID uid-red, and a ComputeDomain, UID {RED}"):
+    with pytest.raises(
+        UnknownAddressError,
+        match=f"a claim and a ComputeDomain: run gpuactors explain uid-red, or gpuactors explain {RED}",
+    ):
         find_named(by_daemon(core), "default/red")
     assert explained(core, "uid-red")[0] == "Claim default/red"
     assert explained(core, RED)[0] == "ComputeDomain default/red"
@@ -299,7 +302,9 @@ def test_a_name_that_is_not_known_and_what_is() -> None:
         match="knows dra-driver-nvidia-gpu/daemon, default/one, the ComputeDomain default/red",
     ):
         find_named(by_daemon(core), "default/none")
-    with pytest.raises(UnknownAddressError, match=f"knows no claim {BLUE}"):
+    with pytest.raises(
+        UnknownAddressError, match=f"knows no claim and no pod with a GPU that is called {BLUE}"
+    ):
         find_named(by_daemon(core), BLUE)
 
 

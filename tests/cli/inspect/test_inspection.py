@@ -153,7 +153,7 @@ def test_its_own_inspection_sees_what_is_in_use_and_what_kubelet_allocated(confi
     checkpoint = config.kubelet_dir / "device-plugins/kubelet_internal_checkpoint"
     checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
     device = inspect(config).view.devices[0]
-    assert (device.health, device.owner) == ("Healthy", "allocated to pod with UID uid-1")
+    assert (device.health, device.owner) == ("Healthy", "the pod with UID uid-1")
 
 
 @pytest.mark.trio
@@ -256,7 +256,7 @@ def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:
     }
     known = json.loads(as_json(found))
     assert [device["listed"] for device in known["devices"]] == [True, False, False]
-    assert known["devices"][0]["owner"] == "allocated to pod default/vm-1"
+    assert known["devices"][0]["owner"] == "default/vm-1"
     (resource,) = known["resources"]
     counts = {key: resource[key] for key in ("listed", "healthy", "allocated", "free")}
     assert counts == {"listed": 1, "healthy": 1, "allocated": 1, "free": 0}
@@ -330,7 +330,7 @@ def test_while_the_ledger_is_unreadable_nobody_is_said_to_have_been_given_nothin
     text = explained(core, GPU)
     assert "no pod" not in text.partition("Before")[0].replace("no pod had it when", "")
     assert "\nOwner         not known, as kubelet's ledger cannot be read\n" in text
-    assert "allocated to pod default/vm-2, when kubelet's ledger was last readable" in explained(
+    assert "\nOwner         default/vm-2, when kubelet's ledger was last readable" in explained(
         core, "0000:24:00.0"
     )
 
@@ -430,7 +430,7 @@ def test_the_wide_table_has_each_gpu_in_one_line_with_holder_and_owner() -> None
     )
     assert held[head.index("CAUSE") :].startswith("HeldByOther")
     assert held[head.index("SINCE") :].startswith("1 min")
-    assert given[head.index("OWNER") :].startswith("allocated to pod default/vm-2")
+    assert given[head.index("OWNER") :].startswith("default/vm-2  ")
 
 
 def test_yaml_has_the_structure_of_json() -> None:

@@ -14,9 +14,12 @@ from gpuactors.cli.inspect import claims_report, domains_report
 from gpuactors.cli.inspect.claims_report import lasted, wrapped
 from gpuactors.cli.inspect.view import (
     NO_DEVICES,
+    AnyExplained,
     Explained,
     ExplainedClaim,
     ExplainedDomain,
+    ExplainedPod,
+    ExplainedResource,
     Inspected,
 )
 from gpuactors.cli.output import UNFOLDED, folded
@@ -218,7 +221,7 @@ def _lines(row: Sequence[str], widths: Sequence[int], columns: int) -> list[str]
 # --- explain ----------------------------------------------------------------------------------------------
 
 
-def explained_text(found: Explained | ExplainedClaim | ExplainedDomain, columns: int = UNFOLDED) -> str:
+def explained_text(found: AnyExplained, columns: int = UNFOLDED) -> str:
     """The text output of `explain`, in so many columns."""
     match found:
         case Explained():
@@ -227,9 +230,13 @@ def explained_text(found: Explained | ExplainedClaim | ExplainedDomain, columns:
             return claim_explanation(found, columns)
         case ExplainedDomain():
             return domain_explanation(found, columns)
+        case ExplainedPod():
+            return pod_explanation(found, columns)
+        case ExplainedResource():
+            return resource_explanation(found, columns)
 
 
-def explained_json(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
+def explained_json(found: AnyExplained) -> str:
     """The output of `explain -o json`."""
     match found:
         case Explained():
@@ -238,6 +245,10 @@ def explained_json(found: Explained | ExplainedClaim | ExplainedDomain) -> str:
             return claim_explanation_json(found)
         case ExplainedDomain():
             return domain_explanation_json(found)
+        case ExplainedPod():
+            return pod_explanation_json(found)
+        case ExplainedResource():
+            return resource_explanation_json(found)
 
 
 def explanation_json(explained: Explained) -> str:
@@ -280,9 +291,7 @@ def explanation_json(explained: Explained) -> str:
             }
             for c in device.history
         ],
-        "node": explained.inspected.node,
-        "source": "daemon" if explained.inspected.by_daemon else "inspection",
-        "source_problem": explained.inspected.problem or None,
+        **_source(explained.inspected),
     }
     del known["group_members"]
     return json.dumps(known, indent=2)
@@ -367,6 +376,102 @@ def domain_explanation_json(explained: ExplainedDomain) -> str:
         "read_s": _rounded(domain.read_s),
     }
     return json.dumps({**known, **times, "node": found.node, "source": "daemon"}, indent=2)
+
+
+def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
+    """The GPUs that kubelet has given it, and by which claims; those that it has left behind."""
+    pod, found = explained.pod, explained.inspected
+    had = f"has {_gpus(len(pod.devices))} by kubelet's ledger" if pod.devices else ""
+    left = f"it has left kubelet's ledger and may still hold {_gpus(len(pod.left))}" if pod.left else ""
+    facts: list[tuple[str, str | None]] = [("UID", pod.uid or None)]
+    facts += [("GPU", line) for address in pod.devices for line in _gpu(address, found.view)]
+    facts += [("Held on", line) for address in pod.left for line in _gpu(address, found.view)]
+    for name in pod.claims:
+        claim = claims_report.claim_named(found.view.claims, name)
+        facts.append(("Claim", f"{claim}: {claim.state} for {lasted(claim.age_s)}" if claim else name))
+    facts += [*_of_ledger(found), *_seen(found)]
+    title = [f"Pod {pod}", "; ".join(filter(None, (had, left)))]
+    return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
+
+
+def pod_explanation_json(explained: ExplainedPod) -> str:
+    """The pod with its devices, as one object."""
+    pod, found = explained.pod, explained.inspected
+    known = {
+        "pod": pod.name or None,
+        "uid": pod.uid or None,
+        "devices": [_as_dict(d, found) for d in found.view.devices if d.address in pod.devices],
+        "left": [_as_dict(d, found) for d in found.view.devices if d.address in pod.left],
+        "claims": list(pod.claims),
+        "ledger_problem": found.view.ledger_problem or None,
+    }
+    return json.dumps(known | _source(found), indent=2, ensure_ascii=False)
+
+
+def resource_explanation(explained: ExplainedResource, columns: int = UNFOLDED) -> str:
+    """Kubelet's counts of it, each GPU with its health and reason, and the pods that have some."""
+    found, devices = explained.inspected, explained.devices
+    models = dict.fromkeys(
+        f"{d.model or 'unknown model'} ({d.vendor}:{d.device})" for d in devices if d.present
+    )
+    facts: list[tuple[str, str | None]] = [("Model", model) for model in models]
+    facts += [
+        ("GPU", f"{d.address}, {claims_report.listing(d)}: {claims_report.reason(d, found.view)}")
+        for d in devices
+    ]
+    of_it = {device.address for device in devices}
+    for pod in found.view.pods:
+        if mine := [address for address in pod.devices if address in of_it]:
+            facts.append(("Pod", f"{pod}: {', '.join(mine)}"))
+    facts += [*_of_ledger(found), *_seen(found)]
+    title = [explained.name, _totals(explained.resource, len(devices), found)]
+    return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
+
+
+def resource_explanation_json(explained: ExplainedResource) -> str:
+    """The resource with its devices, as one object."""
+    found, resource = explained.inspected, explained.resource
+    of_it = {device.address for device in explained.devices}
+    pods = {str(pod): [a for a in pod.devices if a in of_it] for pod in found.view.pods}
+    known = {
+        "name": explained.name,
+        **(_resource_dict(resource, found) if resource is not None else {}),
+        "devices": [_as_dict(device, found) for device in explained.devices],
+        "pods": {name: addresses for name, addresses in pods.items() if addresses},
+        "ledger_problem": found.view.ledger_problem or None,
+    }
+    return json.dumps(known | _source(found), indent=2, ensure_ascii=False)
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" + "s" * (count != 1)
+
+
+def _gpu(address: str, view: NodeView) -> list[str]:
+    """Lines of a GPU: model and resource, then health and reason."""
+    device = next((d for d in view.devices if d.address == address), None)
+    if device is None:
+        return [f"{address}, which the selectors do not match"]
+    what = [device.model or "unknown model", device.resource] if device.present else ["gone from this node"]
+    return [
+        ", ".join(filter(None, (address, *what))),
+        f"  {claims_report.listing(device)}: {claims_report.reason(device, view)}",
+    ]
+
+
+def _of_ledger(found: Inspected) -> list[tuple[str, str | None]]:
+    return [
+        ("Ledger read", _ago_text(found.view.ledger_age_s) if found.by_daemon else None),
+        ("Ledger", found.view.ledger_problem or None),
+    ]
+
+
+def _source(found: Inspected) -> dict[str, object]:
+    return {
+        "node": found.node,
+        "source": "daemon" if found.by_daemon else "inspection",
+        "source_problem": found.problem or None,
+    }
 
 
 def _seen(found: Inspected) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
@@ -19,10 +19,12 @@ from gpuactors.config import Config, Resolved
 from gpuactors.control.claims_view import ClaimView
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.domains_view import DomainView
+from gpuactors.control.pods_view import PodView
 from gpuactors.control.unix import socket_path
 from gpuactors.control.view import (
     DeviceView,
     NodeView,
+    ResourceView,
     Setting,
     view_of,
 )
@@ -41,6 +43,9 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports.node import ControlError, LedgerReader, UseReader
+
+_POD: Final = "pod/"
+"""Before the name of a pod, where a claim has it, too."""
 
 NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
 
@@ -96,17 +101,37 @@ class ExplainedDomain:
     inspected: Inspected
 
 
+@dataclass(frozen=True, slots=True)
+class ExplainedPod:
+    """One pod of a view."""
+
+    pod: PodView
+    inspected: Inspected
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedResource:
+    """One resource of a view."""
+
+    name: str
+    resource: ResourceView | None
+    """None: kubelet gets no list of it."""
+    devices: tuple[DeviceView, ...]
+    inspected: Inspected
+
+
+AnyExplained: TypeAlias = Explained | ExplainedClaim | ExplainedDomain | ExplainedPod | ExplainedResource
+
+
 def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
     """The running daemon's view of the node, or the command's own. Raises `ports.node.HostError` if the node cannot be
     read."""
     return trio.run(inspected, config, progress)
 
 
-def explain(
-    config: Config, address: str, progress: Progress = SILENT
-) -> Explained | ExplainedClaim | ExplainedDomain:
-    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), or of one claim or compute domain by
-    its NAMESPACE/NAME or UID.
+def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExplained:
+    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), of one resource by its name, of one
+    claim or compute domain by its NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
 
     Raises `UnknownAddressError`, and `ports.node.HostError` as `inspect`.
     """
@@ -216,17 +241,33 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
     return None
 
 
-def find_named(found: Inspected, name: str) -> ExplainedClaim | ExplainedDomain | None:
-    """The claim or the compute domain of this NAMESPACE/NAME or UID; None if it is no name of one. Raises
-    `UnknownAddressError`."""
+def find_named(
+    found: Inspected, name: str
+) -> ExplainedClaim | ExplainedDomain | ExplainedPod | ExplainedResource | None:
+    """The resource of this name, or the claim, the compute domain or the pod of this NAMESPACE/NAME or UID; None if it
+    is no name of one. Raises `UnknownAddressError`."""
     view, text = found.view, name.strip()
+    if (resource := _resource(found, text)) is not None:
+        return resource
+    pod = next((p for p in view.pods if text.removeprefix(_POD) in {str(p), p.uid} - {""}), None)
+    if pod is not None and text.startswith(_POD):
+        return ExplainedPod(pod, found)
     claim = claims_report.claim_named(view.claims, text)
     of_domains = claims_report.claim_named(view.domains.claims if view.domains is not None else None, text)
     domain = domains_report.domain_named(view.domains, text)
-    if domain is not None and (named := claim or of_domains) is not None:
+    named = claim or of_domains
+    kinds = {
+        "claim": named.uid if named is not None else "",
+        "ComputeDomain": domain.uid if domain is not None else "",
+        "pod": f"{_POD}{pod}" if pod is not None else "",
+    }
+    if len(several := {kind: word for kind, word in kinds.items() if word}) > 1:
         raise UnknownAddressError(
-            f"{text} is a claim, UID {named.uid}, and a ComputeDomain, UID {domain.uid}: explain one by its UID"
+            f"{text} is a {' and a '.join(several)}: run gpuactors explain "
+            + ", or gpuactors explain ".join(several.values())
         )
+    if pod is not None:
+        return ExplainedPod(pod, found)
     if domain is not None:
         return ExplainedDomain(domain, found)
     if claim is not None or of_domains is not None:
@@ -234,20 +275,43 @@ def find_named(found: Inspected, name: str) -> ExplainedClaim | ExplainedDomain 
     if "/" not in text and not is_domain_id(text):  # the UID of an object is such a UUID
         return None
     if not found.by_daemon:
-        raise UnknownAddressError(f"only the running daemon knows claims, and {name} looks like one")
-    if view.claims is None and view.domains is None:
         raise UnknownAddressError(
-            f"the running daemon serves no claims (--dra off, --compute-domains off), so it knows no claim {name}"
+            f"kubelet has given a GPU to no pod {name}, and only the running daemon knows claims"
         )
-    raise UnknownAddressError(f"the running daemon knows no claim {name}; it knows {_known_claims(view)}")
+    serves = view.claims is not None or view.domains is not None
+    of_claims = "no claim" if serves else "no claim (--dra off, --compute-domains off)"
+    raise UnknownAddressError(
+        f"the running daemon knows {of_claims} and no pod with a GPU that is called {name}; it knows "
+        f"{', '.join(_known(view)) or 'none'}"
+    )
 
 
-def _known_claims(view: NodeView) -> str:
-    claims = [str(claim) for claim in view.claims.claims] if view.claims is not None else []
+def _known(view: NodeView) -> list[str]:
+    known = [str(claim) for claim in view.claims.claims] if view.claims is not None else []
     if view.domains is not None:
-        claims += [str(claim) for claim in view.domains.claims.claims]
-        claims += [f"the ComputeDomain {domain}" for domain in view.domains.domains]
-    return ", ".join(claims) or "none"
+        known += [str(claim) for claim in view.domains.claims.claims]
+        known += [f"the ComputeDomain {domain}" for domain in view.domains.domains]
+    return [*known, *(f"the pod {pod}" for pod in view.pods)]
+
+
+def _resource(found: Inspected, text: str) -> ExplainedResource | None:
+    """By its name, which may lack the domain. Raises `UnknownAddressError` for one that no device here has: a domain
+    has a dot, a namespace has none."""
+    view = found.view
+    names = sorted({r.name for r in view.resources} | {d.resource for d in view.devices if d.resource})
+    name = next((n for n in names if text in (n, n.partition("/")[2])), None)
+    if name is None:
+        if "." in text.partition("/")[0] and text.count("/") == 1:
+            raise UnknownAddressError(
+                f"no device of this node has the resource {text}; there are {', '.join(names) or 'none'}"
+            )
+        return None
+    return ExplainedResource(
+        name,
+        next((r for r in view.resources if r.name == name), None),
+        tuple(d for d in view.devices if d.resource == name),
+        found,
+    )
 
 
 def find(view: NodeView, address: str) -> DeviceView:

@@ -158,7 +158,7 @@ class DeviceReport:
     cause: Cause
     reason: str
     owner: str | None
-    """The pod or claim that kubelet has given it to, as a sentence."""
+    """The name of the pod or claim that kubelet has given it to."""
     holders: tuple[Holder, ...]
     history: tuple[Transition, ...]
     listed: bool
@@ -189,7 +189,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 health=health,
                 cause=cause,
                 reason=reason,
-                owner=status.owner.message(device.resource) if status.owner is not None else None,
+                owner=status.owner.name if status.owner is not None else None,
                 holders=status.holders,
                 history=state.published.history.get(address, ()),
                 listed=listed is not None,

@@ -60,6 +60,16 @@ class Allocation:
                 of_pod = f" of pod {self.to.pod}" if self.to.pod is not None else ""
                 return f"in use by the claim {quoted_name(self.to.claim)}{of_pod}"
 
+    @property
+    def owner(self) -> str:
+        """The name of the pod that has it: `default/vm-1`; of a claim whose pod is not known, the claim's."""
+        pod = self.to.pod if isinstance(self.to, ClaimedDevice) else self.to
+        if pod is not None:
+            return str(pod) if pod.name else f"the pod {pod}"
+        if isinstance(self.to, ClaimedDevice):
+            return f"claim {quoted_name(self.to.claim)}"
+        return "a pod that kubelet does not list yet"
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -75,6 +85,11 @@ class Owner:
         if not causes:
             return Cause.CLAIMED_ELSEWHERE
         return Cause.ALLOCATED if Cause.ALLOCATED in causes else Cause.JUST_ALLOCATED
+
+    @property
+    def name(self) -> str:
+        """Whose it is: `default/vm-1`."""
+        return ", ".join(first_of([*dict.fromkeys(entry.owner for entry in self.entries)]))
 
     def message(self, resource: ResourceName | None = None) -> str:
         """The sentence for a list of `resource`: its own entries first, then the others with their resource."""

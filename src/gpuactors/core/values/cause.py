@@ -97,12 +97,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.ALLOCATED: Meaning(
         HEALTHY,
-        "Kubelet's ledger gives it to a pod under this resource. It stays Healthy, as kubelet subtracts it already.",
+        "Kubelet has allocated it to a pod under this resource. It stays Healthy, as kubelet subtracts it already.",
         "Nothing.",
     ),
     Cause.JUST_ALLOCATED: Meaning(
         HEALTHY,
-        "Allocate has given it to a pod that kubelet's ledger does not name yet.",
+        "An Allocate has just given it to a pod that kubelet's ledger does not list yet.",
         "Nothing: it lasts seconds.",
     ),
     Cause.CLAIMED_ELSEWHERE: Meaning(
@@ -132,8 +132,8 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.UNREADABLE: Meaning(
         UNHEALTHY,
-        "A file of it in sysfs cannot be read.",
-        "See the message: it names the file. For a driver that hangs see dmesg.",
+        "One of its files in sysfs cannot be read.",
+        "See the message: it names the file. If a driver hangs, see dmesg.",
     ),
     Cause.UNBINDING: Meaning(
         UNHEALTHY,
@@ -145,7 +145,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.NOT_SELECTED: Meaning(
         UNHEALTHY,
-        "No selector matches it, or none under this name, and a pod still has it or a pending call names it.",
+        "No selector matches it, or none under this name, but a pod still has it or a pending call names it.",
         "Nothing, if that is meant. Otherwise see --select, and whether pci.ids was renewed.",
     ),
     Cause.NO_IOMMU_MODE: Meaning(
@@ -180,18 +180,18 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.FABRIC_OF_HOST: Meaning(
         UNHEALTHY,
-        "It is on its host's driver, in an NVLink fabric whose NVSwitches the host runs. It is given to no claim.",
+        "It is on a host driver, in an NVLink fabric whose NVSwitches the host runs. No claim gets it.",
         "Bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow.",
     ),
     Cause.VIRTUAL_FUNCTION: Meaning(
         UNHEALTHY,
-        "It is an SR-IOV virtual function: a part of a GPU, which is not given away as a whole one.",
-        "Nothing, if that is meant. To give the whole GPU away, write 0 to sriov_numvfs of its physical function.",
+        "It is an SR-IOV virtual function, a part of a GPU. gpuactors allocates whole GPUs only.",
+        "Nothing, if that is meant. To offer the whole GPU, write 0 to sriov_numvfs of its physical function.",
     ),
     Cause.VIRTUAL_FUNCTIONS: Meaning(
         UNHEALTHY,
-        "SR-IOV virtual functions of it are active: it is not whole, and they would go with its driver.",
-        "Write 0 to its sriov_numvfs when nobody uses them.",
+        "Its SR-IOV virtual functions are active: it cannot be allocated as a whole, and an unbind would remove them.",
+        "Write 0 to its sriov_numvfs when they are not in use.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,
@@ -205,7 +205,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.UNKNOWN_ID: Meaning(
         UNHEALTHY,
-        "Kubelet's ledger or a call names an ID that means no device of this node.",
+        "Kubelet's ledger or a call names an ID that matches no device of this node.",
         "Find the pod, and the plugin that served this resource before.",
     ),
     Cause.LISTED_AS_OTHER: Meaning(
@@ -223,17 +223,17 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.GROUP_CHANGED: Meaning(
         CALL,
-        "The device's IOMMU group has another number than when the call came, or a function more than its claim knows.",
-        "Ask again; of a claim delete the pod, so that it is prepared anew.",
+        "The device's IOMMU group has a new number since the call began, or a function that its claim does not know.",
+        "Repeat the call. For a claim, delete the pod, so that it is prepared again.",
     ),
     Cause.STALE_NODES: Meaning(
         CALL,
-        "The container would get device nodes of an Allocate from before a restart of the node, or a new binding.",
+        "The container would get device nodes from before a restart of the node or a new binding.",
         "Delete the pod, so that its devices are allocated again.",
     ),
     Cause.SHORTAGE: Meaning(
         CALL,
-        "The daemon could not inspect the device in time, as it lacks descriptors, memory or threads.",
+        "The daemon could not inspect the device in time, because it lacks descriptors, memory or threads.",
         "See the message, and raise that limit of the daemon's container.",
     ),
     Cause.INSPECTION_LATE: Meaning(
@@ -256,10 +256,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.INVALID_REQUEST: Meaning(
         CALL,
-        "The call names no device, one twice, or a claim by what can be no name.",
+        "The call names no device, names one twice, or names a claim by an invalid name.",
         "Nothing on this node: find the client that called.",
     ),
-    Cause.NOT_SERVING: Meaning(CALL, "The daemon is stopping, or hands over to its successor.", "Ask again."),
+    Cause.NOT_SERVING: Meaning(
+        CALL, "The daemon is stopping, or hands over to its successor.", "Repeat the call."
+    ),
     Cause.CLAIM_NOT_FOUND: Meaning(
         CALL, "The API server has no such claim, or another one by this name.", "Nothing: its pod is ending."
     ),
@@ -270,12 +272,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.INVALID_CONFIGURATION: Meaning(
         CALL,
-        "The claim, or the configuration of it or of its DeviceClass, asks for what this driver does not do.",
+        "The claim, or the configuration of it or of its DeviceClass, requests what this driver does not support.",
         "Correct it: the message names the field.",
     ),
     Cause.NOT_OFFERED: Meaning(
         CALL,
-        "The claim has a channel or daemon that this node is not set up to give.",
+        "The claim has a channel or daemon that this node is not configured to offer.",
         "See --imex-channels and --compute-domains.",
     ),
     Cause.UNPREPARED: Meaning(
@@ -303,13 +305,13 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.IN_USE_ON_HOST: Meaning(
         CALL,
-        "A process has the GPU open by its host's driver, or whether one has cannot be known. Nothing was written.",
-        "End the process that the message names, or give the daemon what it lacks to see it.",
+        "A process has the GPU open by its host driver, or the daemon cannot see whether one has. Nothing was changed.",
+        "End the process that the message names, or give the daemon the rights to see it.",
     ),
     Cause.WRITE_HANGS: Meaning(
         CALL,
-        "The kernel has not carried out a bind or unbind yet: mostly it waits until a process closes the device.",
-        "End that process: `gpuactors explain` or lsof finds it. It goes on by itself.",
+        "The kernel has not completed a bind or unbind yet: usually it waits until a process closes the device.",
+        "End that process: `gpuactors explain` or lsof finds it. The claim then continues by itself.",
     ),
     Cause.WRITE_REFUSED: Meaning(
         CALL,
@@ -318,13 +320,13 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.DRIVER_NOT_LOADED: Meaning(
         CALL,
-        "The driver that the GPU is to be bound to is not loaded.",
+        "The driver that the GPU needs is not loaded.",
         "Load it with modprobe, and at boot by /etc/modules-load.d.",
     ),
     Cause.DOMAIN_NOT_FOUND: Meaning(
         CALL,
         "There is no ComputeDomain with the UID that the claim names.",
-        "Nothing if it was deleted; else correct domainID in the claim.",
+        "Nothing, if it was deleted. Otherwise correct domainID in the claim.",
     ),
     Cause.DOMAIN_NOT_READY: Meaning(
         CALL,
@@ -339,11 +341,11 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.FOREIGN_LABEL: Meaning(
         CALL,
         "The node's label of compute domains has a value that no claim here has set.",
-        "Whoever set it must remove it.",
+        "Remove it, or have the client remove it that set it.",
     ),
     Cause.IMEX_MISSING: Meaning(
         CALL,
-        "The host's driver has no IMEX, is too old for it, or has not said.",
+        "The host's driver has no IMEX, is too old for it, or has not been read.",
         "Load or update NVIDIA's driver on the host; see the message.",
     ),
 }
@@ -360,9 +362,9 @@ The cause of a device's health is in the log (`cause` of `device.changed` and `d
 `call.refused` and `claim.refused`) and in the metric `gpuactors_refusals_total`. A cause is stable across versions. The
 sentence beside it is for people, and may change.
 
-Health is what a device with this cause is advertised as: `as before` leaves it unchanged, and `-` is a cause of calls
-only. A device that kubelet has given to a pod is Healthy as long as it is bound to a vfio driver, whatever else is
-wrong with it: kubelet subtracts it already.
+The column Health has the health that gpuactors advertises: `as before` leaves it unchanged, and `-` is a cause of
+calls only. A device that kubelet has allocated to a pod stays Healthy while it is bound to a vfio driver, whatever
+else is wrong with it, because kubelet subtracts it already.
 """
 
 

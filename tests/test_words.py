@@ -23,6 +23,10 @@ BETTER: Final = {
     r"\bof one's own\b": "custom",
     r"\bis no condition\b": "is optional",
     r"\bwhomever\b": "anyone",
+    r"\banew\b": "again",
+    r"\bas a rule\b": "usually",
+    r"\bfor want of\b": "without",
+    r"\b[Ss]omebody\b|\b[Nn]obody\b|\b[Ee]verybody\b": "say who: an operator, a process, another client",
 }
 """Phrases that are in no page, and what is better."""
 

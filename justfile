@@ -23,15 +23,18 @@ test: check
     python -m pytest -n 3 --dist loadfile
 
 # The static half of `test`.
-check: gen-check prose
+check: gen-check links
     ruff check
     ruff format --check
     mypy
     lint-imports
 
 # Spelling, sentences of more than 40 words, links and anchors of the documents. New words go into docs/words.txt. Seconds.
-prose:
+prose: links
     python -m tests.prose
+
+# Links and anchors of all documents.
+links:
     rumdl check --quiet --no-cache --enable MD051,MD057 .
 
 # The kernel's own vfio-pci in virtual machines, two at a time (software emulation; fetches QEMU and kernels from Debian).

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.prose import WORDS, faults, pages
+from tests.prose import WORDS, faults, pages, words
 
 LONG = "word " * 41
+
+
+def test_no_page_has_a_misspelled_word_or_a_long_sentence() -> None:
+    assert faults(pages(), words()) == []
 
 
 def test_a_misspelled_word_and_a_long_sentence_are_found(tmp_path: Path) -> None:

@@ -72,20 +72,14 @@ def test_everything_that_is_installed_has_a_hash() -> None:
         assert "--hash=sha256:" in pins
 
 
-def test_both_stages_have_the_python_of_one_base_which_names_no_registry() -> None:
-    base, *stages = [rest.split()[0] for rest in arguments("FROM")]
+def test_the_image_begins_with_nothing_and_its_base_names_no_registry() -> None:
+    base, image = [rest.split()[0] for rest in arguments("FROM")]
     assert base == NAME, "what tests/release/base.py makes stands in for it"
-    assert stages == ["python", "python"]
     assert "/" not in base
-
-
-def test_every_compiled_module_is_found_whatever_time_its_source_has() -> None:
-    """A builder may give each file the same time, and the root cannot be written."""
-    compiled = [
-        command for rest in arguments("RUN") for command in rest.split("&&") if "compileall" in command
-    ]
-    assert [command.split()[-1] for command in compiled] == ["/usr/lib/python3.11", "/opt/gpuactors/lib"]
-    assert all("-f --invalidation-mode unchecked-hash" in command for command in compiled)
+    assert image == "scratch", "without a package manager, a shell and Perl"
+    from_the_stage = [rest for rest in arguments("COPY") if rest.startswith("--from=")]
+    (made,) = [rest.split()[-1] for rest in arguments("RUN") if "image_root.py" in rest]
+    assert from_the_stage == [f"--from=build {made} /"]
 
 
 def test_it_starts_the_daemon() -> None:

@@ -1,7 +1,7 @@
 """An image of an older gpuactors, for updates to a newer one and back.
 
-It is today's image with the package as an older commit has it. What else an image is made of, the Containerfile and the
-requirements, must be the same in that commit as today; it was so when the commit was chosen.
+It is today's image with the package as an older commit has it, on today's Python. The requirements must be the same in
+that commit as today; it was so when the commit was chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMIT: Final = "0140e26f1aad8a2e722f3c3a9798fdf46cdc0463"
 CLAIMS_COMMIT: Final = "0d52833e5f603b3795adf2db2052866ed60608ea"
 """The last one before the core was rewritten: an update from it reads what the former core wrote of claims."""
 
-SAME: Final = ("deploy/Containerfile", "requirements/runtime.txt")
+SAME: Final = "requirements/runtime.txt"
 PACKAGE: Final = "src/gpuactors/"
 DEPLOY: Final = "deploy/"
 
@@ -42,8 +42,7 @@ class Older:
 
 def older(layout: Path, directory: Path, commit: str = COMMIT) -> Older:
     """Makes the older image of today's (an OCI layout), and the manifests of then, in `directory`. A shallow clone
-    lacks the commit: there both are today's. Raises AssertionError if more of the image than the package has changed
-    since."""
+    lacks the commit: there both are today's. Raises AssertionError if the requirements have changed since."""
     image = f"gpuactors:at-{commit[:7]}"
     if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode != 0:
         return Older(
@@ -52,10 +51,9 @@ def older(layout: Path, directory: Path, commit: str = COMMIT) -> Older:
             CHECKOUT / DEPLOY,
             "this clone is shallow: the older image is today's by another name",
         )
-    for path in SAME:
-        assert _git("show", f"{commit}:{path}").stdout == (CHECKOUT / path).read_bytes(), (
-            f"{path} has changed since {commit}: name a later commit in {__file__}"
-        )
+    assert _git("show", f"{commit}:{SAME}").stdout == (CHECKOUT / SAME).read_bytes(), (
+        f"{SAME} has changed since {commit}: name a later commit in {__file__}"
+    )
     for name, content in _files(commit, DEPLOY).items():
         (directory / DEPLOY / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / DEPLOY / name).write_bytes(content)

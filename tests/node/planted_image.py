@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib._bootstrap_external as importer
 import io
 import json
 import shutil
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-PACKAGE: Final = "opt/gpuactors/lib/python3.11/site-packages/gpuactors"
+PACKAGE: Final = "opt/gpuactors/lib/python3.13/site-packages/gpuactors"
 """Of the daemon, in the image."""
 
 
@@ -28,10 +27,7 @@ def with_package(layout: Path, to: Path, files: Mapping[str, bytes], why: str) -
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         _put(tar, f"{PACKAGE}/.wh..wh..opq", b"")
         for name, content in files.items():
-            if name.endswith(".py"):
-                _put_module(tar, f"{PACKAGE}/{name}", content.decode())
-            else:
-                _put(tar, f"{PACKAGE}/{name}", content)
+            _put(tar, f"{PACKAGE}/{name}", content)
     _with_layer(layout, to, buffer.getvalue(), why)
 
 
@@ -59,29 +55,17 @@ def _with_layer(layout: Path, to: Path, layer: bytes, why: str) -> None:
 
 
 def _layer(file: str, source: str | None) -> bytes:
-    """The module, or a mark that it is gone."""
+    """The module, or a mark that it is gone; its bytecode, which the image never compares with its source, is gone in
+    both cases."""
+    directory, _, name = f"{PACKAGE}/{file}".rpartition("/")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         if source is None:
-            for path in (f"{PACKAGE}/{file}", _compiled(f"{PACKAGE}/{file}")):
-                directory, _, name = path.rpartition("/")
-                _put(tar, f"{directory}/.wh.{name}", b"")
+            _put(tar, f"{directory}/.wh.{name}", b"")
         else:
-            _put_module(tar, f"{PACKAGE}/{file}", source)
+            _put(tar, f"{directory}/{name}", source.encode())
+        _put(tar, f"{directory}/__pycache__/.wh.{name.removesuffix('.py')}.cpython-313.pyc", b"")
     return buffer.getvalue()
-
-
-def _put_module(tar: tarfile.TarFile, path: str, source: str) -> None:
-    """With its bytecode, which the image never compares with its source."""
-    code: Any = compile(source, f"/{path}", "exec", dont_inherit=True)
-    digest = importer._code_to_hash_pyc(code, b"\0" * 8, False)  # type: ignore[attr-defined]
-    _put(tar, path, source.encode())
-    _put(tar, _compiled(path), bytes(digest))
-
-
-def _compiled(path: str) -> str:
-    directory, _, name = path.rpartition("/")
-    return f"{directory}/__pycache__/{name.removesuffix('.py')}.cpython-311.pyc"
 
 
 def _put(tar: tarfile.TarFile, path: str, content: bytes) -> None:

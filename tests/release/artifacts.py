@@ -4,16 +4,20 @@ DIRECTORY`. The same commit gives the same bytes; `make.py` sees to it that this
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import platform
 import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.deploy.tools import HELM
+from tests.release.emulation import ARCHITECTURES
 from tests.release.image import Image, build_image
 from tests.release.sbom import Built, sbom_of
 from tests.release.version import CHECKOUT, commit_time, version
@@ -21,7 +25,10 @@ from tests.vm.commands import ProvisionError, run
 
 CHART: Final = CHECKOUT / "deploy" / "chart" / "gpuactors"
 
-_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+INDEX: Final = "application/vnd.oci.image.index.v1+json"
+EMPTY: Final = "application/vnd.oci.empty.v1+json"
+CYCLONEDX: Final = "application/vnd.cyclonedx+json"
 
 
 def build_packages(directory: Path, checkout: Path = CHECKOUT) -> tuple[Path, Path]:
@@ -67,9 +74,56 @@ def build_chart(directory: Path) -> Path:
     return package
 
 
-def write_image_archive(image: Image, archive: Path) -> None:
-    """The OCI layout as one file: `podman load -i`, `skopeo copy oci-archive:…`."""
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An image with what it is made of."""
 
+    image: Image
+    architecture: str
+    sbom: str
+
+
+def write_image_archive(images: Sequence[Described], archive: Path) -> str:
+    """One OCI layout in one file (`podman load -i`, `skopeo copy --all oci-archive:…`); returns its index's digest.
+
+    The index names the image of each architecture, and the SBOM of each as an artifact whose subject is that image
+    (image-spec, manifest.md); the annotations are by which BuildKit finds it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        layout = Path(name)
+        (layout / "blobs" / "sha256").mkdir(parents=True)
+        of_images, of_sboms = [], []
+        for one in images:
+            for blob in (one.image.layout / "blobs" / "sha256").iterdir():
+                shutil.copy(blob, layout / "blobs" / "sha256")
+            content = (one.image.layout / "blobs" / one.image.manifest_digest.replace(":", "/")).read_bytes()
+            subject = _descriptor(MANIFEST, content)
+            of_images.append(subject | {"platform": {"architecture": one.architecture, "os": "linux"}})
+            empty = _add(layout, EMPTY, b"{}")
+            sbom = {
+                "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": CYCLONEDX, "config": empty,
+                "layers": [_add(layout, CYCLONEDX, one.sbom.encode())], "subject": subject,
+            }  # fmt: skip
+            of_sboms.append(
+                _add(layout, MANIFEST, _bytes(sbom))
+                | {
+                    "artifactType": CYCLONEDX,
+                    "platform": {"architecture": "unknown", "os": "unknown"},
+                    "annotations": {
+                        "vnd.docker.reference.type": "attestation-manifest",
+                        "vnd.docker.reference.digest": one.image.manifest_digest,
+                    },
+                }
+            )
+        index = _bytes({"schemaVersion": 2, "mediaType": INDEX, "manifests": [*of_images, *of_sboms]})
+        named = _add(layout, INDEX, index) | {"annotations": {"org.opencontainers.image.ref.name": version()}}
+        (layout / "index.json").write_bytes(_bytes({"schemaVersion": 2, "manifests": [named]}))
+        (layout / "oci-layout").write_bytes(_bytes({"imageLayoutVersion": "1.0.0"}))
+        _write_tar(layout, archive)
+    return str(named["digest"])
+
+
+def _write_tar(directory: Path, archive: Path) -> None:
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
@@ -78,26 +132,43 @@ def write_image_archive(image: Image, archive: Path) -> None:
         return entry
 
     with tarfile.open(archive, "w") as tar:
-        for path in sorted(image.layout.rglob("*")):
-            tar.add(path, str(path.relative_to(image.layout)), recursive=False, filter=plain)
+        for path in sorted(directory.rglob("*")):
+            tar.add(path, str(path.relative_to(directory)), recursive=False, filter=plain)
 
 
-def build_all(directory: Path) -> Image:
+def _add(layout: Path, media_type: str, content: bytes) -> dict[str, Any]:
+    descriptor = _descriptor(media_type, content)
+    (layout / "blobs" / descriptor["digest"].replace(":", "/")).write_bytes(content)
+    return descriptor
+
+
+def _descriptor(media_type: str, content: bytes) -> dict[str, Any]:
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return {"mediaType": media_type, "digest": digest, "size": len(content)}
+
+
+def _bytes(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def build_all(directory: Path) -> None:
     """All of them into `directory`, which is new. Raises ProvisionError."""
     directory.mkdir(parents=True)
     build_packages(directory)
     build_chart(directory)
+    name = f"gpuactors-{version()}-image"
     with tempfile.TemporaryDirectory() as scratch:
-        image = build_image(Path(scratch) / "image")
-        name = f"gpuactors-{version()}-image-{_ARCHITECTURES[platform.machine()]}"
-        write_image_archive(image, directory / f"{name}.tar")
-        sbom = sbom_of(Built(image.tree, image.manifest_digest, commit_time()))
-        (directory / f"{name}.cdx.json").write_text(sbom, encoding="utf-8")
-        print(f"image {image.manifest_digest}")
-        print(
-            f"image {image.compressed_bytes() / 1e6:.1f} MB to fetch, {image.tree_bytes() / 1e6:.1f} MB unpacked"
-        )
-    return image
+        images = []
+        for architecture in ARCHITECTURES.values():
+            image = build_image(Path(scratch) / architecture, architecture)
+            sbom = sbom_of(Built(image.tree, image.manifest_digest, commit_time()))
+            (directory / f"{name}-{architecture}.cdx.json").write_text(sbom, encoding="utf-8")
+            images.append(Described(image, architecture, sbom))
+            print(
+                f"image for {architecture}: {image.manifest_digest}, {image.compressed_bytes() / 1e6:.1f} MB to fetch, "
+                f"{image.tree_bytes() / 1e6:.1f} MB unpacked"
+            )
+        print(f"image {write_image_archive(images, directory / f'{name}.tar')}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A stand-in for debian:bookworm-slim, where no image registry can be reached: the same packages, with the same files
+"""A stand-in for debian:trixie-slim, where no image registry can be reached: the same packages, with the same files
 left out, by mmdebstrap from the apt sources of this machine.
 
 What differs from the original: it holds today's packages and not those of its last release, and it names no source.
@@ -13,9 +13,9 @@ from typing import Final
 from tests.vm.apt import Source, codename, sources_of
 from tests.vm.commands import ProvisionError, run
 
-SUITE: Final = "bookworm"
+SUITE: Final = "trixie"
 
-NAME: Final = "debian:bookworm-slim"
+NAME: Final = "debian:trixie-slim"
 
 _SUITES: Final = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
 
@@ -38,16 +38,18 @@ _LEFT_OVER: Final = (
 
 
 def write_sources(directory: Path) -> tuple[Path, ...]:
-    """The machine's own sources of Debian 12, a file each, for apt's sources.list.d. Raises ProvisionError."""
+    """The machine's own sources of Debian with the image's suite in place of the machine's, a file each, for apt's
+    sources.list.d. Raises ProvisionError."""
     own = codename()
     found: list[Source] = []
     for suite in _SUITES:
         # An entry may name several suites at once; each is asked for by itself.
-        found += [source for source in sources_of(suite, base=suite) if source not in found]
+        of_machine = suite.replace(SUITE, own)
+        found += [source for source in sources_of(suite, base=of_machine) if source not in found]
     if not any(f" {SUITE}" in source.text for source in found):
         raise ProvisionError(
-            f"the image is made of packages of {SUITE}, and apt on this machine (which runs {own or 'no Debian'}) has "
-            "no source of it"
+            f"the image is made of packages of {SUITE}, from where apt on this machine has its own, and apt (of "
+            f"{own or 'no Debian'}) has no source of the kind"
         )
     directory.mkdir(parents=True)
     files = [directory / f"{number}{source.suffix}" for number, source in enumerate(found)]
@@ -56,11 +58,14 @@ def write_sources(directory: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def make_base(archive: Path, sources: tuple[Path, ...], environment: Mapping[str, str]) -> None:
+def make_base(
+    archive: Path, sources: tuple[Path, ...], architecture: str, environment: Mapping[str, str]
+) -> None:
     """Write the stand-in's files to `archive`, a tar. Same packages, same bytes. Raises ProvisionError."""
     run(
         (
-            "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=usr-is-merged",
+            "mmdebstrap", "--quiet", "--mode=root", f"--arch={architecture}", "--variant=minbase",
+            "--include=usr-is-merged",
             # A runtime makes /dev.
             "--skip=output/dev",
             # Without it apt takes usrmerge, and with that all of Perl.

@@ -1,12 +1,14 @@
-"""The image of the daemon, built where there is no container engine: `python -m tests.release.image [DIRECTORY]`.
+"""The image of the daemon, built where there is no container engine: `python -m tests.release.image [--arch
+ARCHITECTURE] [DIRECTORY]`.
 
 Debian's buildah carries out deploy/Containerfile in a chroot; the image that it begins with is a stand-in (`base.py`).
 Needs root, for chroot and mounts. Everything happens on a tmpfs: an image is thousands of small files. The same commit
-and the same packages give the same bytes.
+and the same packages give the same bytes. Another architecture's is built, and started, by emulation (`emulation.py`).
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import fcntl
 import hashlib
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.release.base import NAME, make_base, write_sources
-from tests.release.version import commit_time, revision, version
+from tests.release.emulation import ARCHITECTURES, own_architecture, running
+from tests.release.version import commit_time, revision, source, version
 from tests.vm.commands import ProvisionError, install, need_root, run
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
@@ -35,7 +38,7 @@ IMAGE_DIRECTORY: Final = CHECKOUT / "var" / "image"
 STAMP: Final = "made-of"
 """The file beside an image that says what it was made of."""
 
-TOOLS: Final = ("buildah", "mmdebstrap")
+TOOLS: Final = ("buildah", "mmdebstrap", "arch-test")
 """Debian's packages, and their programs."""
 
 SCRATCH_MIB: Final = 4096
@@ -103,8 +106,9 @@ def image_in(directory: Path) -> Image:
     return Image(directory / "layout", directory / "rootfs")
 
 
-def build_image(directory: Path) -> Image:
-    """Build it into `directory`, which is replaced. Raises ProvisionError."""
+def build_image(directory: Path, architecture: str = "") -> Image:
+    """Build it into `directory`, which is replaced; by default for this machine's architecture. Raises
+    ProvisionError."""
     need_root("./do image")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         install(*missing)
@@ -112,8 +116,9 @@ def build_image(directory: Path) -> Image:
     directory.mkdir(parents=True)
     image = image_in(directory)
     wanted = made_of()
-    with _scratch() as scratch:
-        _build(_Buildah(scratch), image)
+    architecture = architecture or own_architecture()
+    with _scratch() as scratch, running(architecture):
+        _build(_Buildah(scratch), image, architecture)
     # Last: an interrupted build leaves none.
     (directory / STAMP).write_text(wanted, encoding="ascii")
     return image
@@ -163,12 +168,12 @@ class _Buildah:
         return {"TMPDIR": str(self.scratch), "SOURCE_DATE_EPOCH": str(commit_time())}
 
 
-def _build(buildah: _Buildah, image: Image) -> None:
+def _build(buildah: _Buildah, image: Image, architecture: str) -> None:
     settings = buildah.scratch / "settings"
     sources = write_sources(settings)
     _write_pip_settings(settings)
-    make_base(buildah.scratch / "base.tar", sources, buildah.environment)
-    one_time = ("--isolation", "chroot", "--timestamp", str(commit_time()))
+    make_base(buildah.scratch / "base.tar", sources, architecture, buildah.environment)
+    one_time = ("--isolation", "chroot", "--timestamp", str(commit_time()), "--arch", architecture)
     recipe = buildah.scratch / "base"
     recipe.write_text('FROM scratch\nADD base.tar /\nCMD ["bash"]\n', encoding="ascii")
     buildah("build", *one_time, "--file", str(recipe), "--tag", NAME, str(buildah.scratch))
@@ -177,10 +182,11 @@ def _build(buildah: _Buildah, image: Image) -> None:
         "--volume", f"{settings}:{_SOURCES}:ro",
         "--build-arg", f"PIP_CONFIG_FILE={_SOURCES}/{_PIP_CONFIG}",
         "--label", f"org.opencontainers.image.revision={revision()}",
+        *(("--label", f"org.opencontainers.image.source={where}") if (where := source()) else ()),
         "--file", str(CONTAINERFILE), "--tag", "gpuactors", str(CHECKOUT),
     )  # fmt: skip
     buildah("push", "--format", "oci", "gpuactors", f"oci:{image.layout}:gpuactors:{version()}")
-    container = buildah("from", "--pull-never", "gpuactors").strip()
+    container = buildah("from", "--pull-never", "--arch", architecture, "gpuactors").strip()
     run(("cp", "--archive", buildah("mount", container).strip(), str(image.tree)))
 
 
@@ -217,10 +223,13 @@ def _scratch() -> Iterator[Path]:
 
 def main() -> int:
     """Build the image, and say what it is."""
-    directory = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else IMAGE_DIRECTORY
+    parser = argparse.ArgumentParser(prog="./do image", description="Builds the image.")
+    parser.add_argument("--arch", choices=sorted(ARCHITECTURES.values()), default=own_architecture())
+    parser.add_argument("directory", nargs="?", type=Path, default=IMAGE_DIRECTORY)
+    options = parser.parse_args()
     started = time.monotonic()
     try:
-        image = build_image(directory)
+        image = build_image(options.directory.resolve(), options.arch)
     except ProvisionError as error:
         print(f"tests.release.image: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,8 @@ from typing import Final
 
 from gpuactors.host.pci_ids import SHIPPED, date_of
 from tests.release.pci_ids import too_old
-from tests.release.version import CHECKOUT, commit_time, revision, version
+from tests.release.provenance import provenance, tag_of
+from tests.release.version import CHECKOUT, commit_time, revision, source, tags, version
 from tests.vm.commands import ProvisionError, run
 
 DIST: Final = CHECKOUT / "dist"
@@ -30,6 +31,10 @@ def release() -> list[str]:
     today = datetime.datetime.fromtimestamp(commit_time(), datetime.UTC).date()
     if old := too_old(date_of(SHIPPED) or "0001-01-01", today):
         raise ProvisionError(old)
+    try:
+        tag = tag_of(tags(), version(), (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ProvisionError(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="gpuactors-release-") as name:
         # Names of two lengths: a path that gets into a file shows.
         built = [_build(Path(name) / clone) for clone in ("one", "the-other")]
@@ -38,8 +43,10 @@ def release() -> list[str]:
         shutil.rmtree(DIST, ignore_errors=True)
         shutil.copytree(built[0], DIST)
         said = (built[0].with_suffix(".log")).read_text(encoding="utf-8").splitlines()
+    statement = provenance(digests(DIST), revision=revision(), tag=tag, source=source())
+    (DIST / f"gpuactors-{version()}.provenance.json").write_text(statement, encoding="utf-8")
     (DIST / SUMS).write_text(sums_of(DIST), encoding="ascii")
-    return said
+    return [*said, f"tag {tag}" if tag else f"the commit has no tag v{version()}: a trial, and no release"]
 
 
 def _build(clone: Path) -> Path:
@@ -64,8 +71,13 @@ def differences(one: Path, other: Path) -> list[str]:
 
 def sums_of(directory: Path) -> str:
     """For `sha256sum --check`."""
-    files = sorted(path for path in directory.iterdir() if path.name != SUMS)
-    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    found = digests(directory)
+    return "".join(f"{found[name]}  {name}\n" for name in sorted(found) if name != SUMS)
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of each file, by its name."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
 
 
 def main() -> int:

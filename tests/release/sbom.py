@@ -1,4 +1,4 @@
-"""What an image is made of, as CycloneDX 1.6 in JSON: Debian's packages as its dpkg has them, Python's as their
+"""What an image is made of, as CycloneDX 1.6 in JSON: Debian's packages as dpkg had them, Python's as their
 metadata does. The same image gives the same bytes.
 
 Of a Debian package the licence is not said: its copyright file in the image is a text, not an SPDX expression.
@@ -28,7 +28,8 @@ from packaging.utils import canonicalize_name
 
 NAME: Final = "gpuactors"
 
-DPKG_STATUS: Final = "var/lib/dpkg/status"
+DPKG_STATUS: Final = "var/lib/dpkg/status.d"
+DISTRIBUTION: Final = "debian-13"
 SITE_PACKAGES: Final = "opt/gpuactors/lib/python3*/site-packages"
 
 
@@ -101,11 +102,8 @@ def _needs(found: Distribution, installed: dict[str, Distribution]) -> Iterator[
 
 
 def _debian_packages(tree: Path) -> Iterator[dict[str, str]]:
-    for stanza in (tree / DPKG_STATUS).read_text(encoding="utf-8").split("\n\n"):
-        # dpkg-query(1): what is not installed may still have an entry.
-        fields = dict(email.message_from_string(stanza.lstrip("\n")))
-        if fields.get("Status") == "install ok installed":
-            yield fields
+    for file in sorted((tree / DPKG_STATUS).iterdir()):
+        yield dict(email.message_from_string(file.read_text(encoding="utf-8")))
 
 
 def _of_debian(fields: dict[str, str]) -> Component:
@@ -118,7 +116,7 @@ def _of_debian(fields: dict[str, str]) -> Component:
         "debian",
         name,
         version,
-        {"arch": fields["Architecture"], "distro": "debian-12", "upstream": upstream},
+        {"arch": fields["Architecture"], "distro": DISTRIBUTION, "upstream": upstream},
     )
     return Component(
         type=ComponentType.LIBRARY, name=name, version=version, purl=purl, bom_ref=purl.to_string(),

@@ -3,22 +3,27 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import shutil
+import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.release import base
-from tests.release.artifacts import write_image_archive
+from tests.release.artifacts import Described, write_image_archive
+from tests.release.emulation import own_architecture, registration
 from tests.release.image import image_in, made_of
 from tests.release.make import differences, sums_of
-from tests.vm.apt import Source
+from tests.vm.apt import sources_of
 from tests.vm.commands import ProvisionError
 
 
-def a_layout(directory: Path) -> None:
+def a_layout(directory: Path, layer: bytes = b"layer") -> None:
     """An image of one layer of five bytes."""
 
     def blob(content: bytes) -> dict[str, object]:
@@ -29,7 +34,7 @@ def a_layout(directory: Path) -> None:
         return {"digest": f"sha256:{digest}", "size": len(content)}
 
     config = blob(json.dumps({"config": {"Entrypoint": ["/x"]}}).encode())
-    manifest = blob(json.dumps({"config": config, "layers": [blob(b"layer")]}).encode())
+    manifest = blob(json.dumps({"config": config, "layers": [blob(layer)]}).encode())
     (directory / "layout" / "index.json").write_text(json.dumps({"manifests": [manifest]}))
     (directory / "rootfs").mkdir()
     (directory / "rootfs" / "file").write_bytes(b"seven b")
@@ -48,13 +53,58 @@ def test_its_archive_is_the_same_whenever_and_by_whomever_it_is_written(tmp_path
     archives = []
     for name in ("a", "b"):
         a_layout(tmp_path / name)
-        write_image_archive(image_in(tmp_path / name), tmp_path / f"{name}.tar")
+        images = [Described(image_in(tmp_path / name), "amd64", '{"bomFormat": "CycloneDX"}')]
+        write_image_archive(images, tmp_path / f"{name}.tar")
         (tmp_path / name / "layout" / "index.json").touch()
         archives.append((tmp_path / f"{name}.tar").read_bytes())
     assert archives[0] == archives[1]
     with tarfile.open(tmp_path / "a.tar") as tar:
-        assert "index.json" in tar.getnames()
+        assert {"index.json", "oci-layout"} <= {*tar.getnames()}
         assert {entry.uid for entry in tar} == {0}
+
+
+def test_an_archive_has_each_architecture_and_its_sbom_attached(tmp_path: Path) -> None:
+    images = []
+    for architecture in ("amd64", "arm64"):
+        a_layout(tmp_path / architecture, layer=architecture.encode())
+        images.append(Described(image_in(tmp_path / architecture), architecture, f"of {architecture}"))
+    digest = write_image_archive(images, tmp_path / "image.tar")
+    shutil.unpack_archive(tmp_path / "image.tar", tmp_path / "layout", "tar", filter="data")
+
+    def blob(found: dict[str, Any]) -> bytes:
+        content: bytes = (tmp_path / "layout" / "blobs" / found["digest"].replace(":", "/")).read_bytes()
+        assert found["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
+        assert found["size"] == len(content)
+        return content
+
+    (named,) = json.loads((tmp_path / "layout" / "index.json").read_bytes())["manifests"]
+    assert named["digest"] == digest
+    found = json.loads(blob(named))["manifests"]
+    assert [entry["platform"]["architecture"] for entry in found] == ["amd64", "arm64", "unknown", "unknown"]
+    for one, image, attached in zip(images, found[:2], found[2:], strict=True):
+        assert image["digest"] == one.image.manifest_digest
+        (layer,) = json.loads(blob(image))["layers"]
+        assert blob(layer) == one.architecture.encode()
+        artifact = json.loads(blob(attached))
+        assert artifact["artifactType"] == "application/vnd.cyclonedx+json"
+        assert artifact["subject"] == {key: image[key] for key in ("mediaType", "digest", "size")}
+        assert attached["annotations"]["vnd.docker.reference.digest"] == image["digest"]
+        assert [blob(layer).decode() for layer in artifact["layers"]] == [one.sbom]
+
+
+def test_a_program_of_another_architecture_is_told_by_its_elf_header() -> None:
+    line = registration("x", "arm64", Path("/q")).decode()
+    assert line.startswith(":x:M::")
+    magic, mask = (bytes.fromhex(part.replace("\\x", "")) for part in line.split(":")[4:6])
+    assert line.endswith(":/q:F")
+    own = Path(sys.executable).read_bytes()[: len(magic)]
+    other = own[:18] + (0xB7).to_bytes(2, "little")
+
+    def matches(header: bytes) -> bool:
+        return all((a ^ b) & m == 0 for a, b, m in zip(header, magic, mask, strict=True))
+
+    assert matches(other)
+    assert matches(own) is (own_architecture() == "arm64")
 
 
 def test_it_is_built_anew_when_something_that_it_is_made_of_changes(tmp_path: Path) -> None:
@@ -72,16 +122,16 @@ def test_it_is_built_anew_when_something_that_it_is_made_of_changes(tmp_path: Pa
 def test_the_base_is_made_of_the_machines_own_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"bookworm": "deb https://mirror.example/debian bookworm main\n"}
-
-    def sources_of(suite: str, *, base: str) -> tuple[Source, ...]:
-        return (Source(".list", asked[suite]),) if suite == base and suite in asked else ()
-
-    monkeypatch.setattr(base, "sources_of", sources_of)
-    (file,) = base.write_sources(tmp_path / "sources")
-    assert file.read_text() == asked["bookworm"]
-    del asked["bookworm"]
-    with pytest.raises(ProvisionError, match="made of packages of bookworm"):
+    etc_apt = tmp_path / "etc"
+    (etc_apt / "sources.list.d").mkdir(parents=True)
+    own = [f"deb https://mirror.example/debian {suite} main\n" for suite in ("bookworm", "bookworm-updates")]
+    (etc_apt / "sources.list").write_text("".join(own))
+    monkeypatch.setattr(base, "codename", lambda: "bookworm")
+    monkeypatch.setattr(base, "sources_of", functools.partial(sources_of, etc_apt=etc_apt))
+    written = [file.read_text() for file in base.write_sources(tmp_path / "sources")]
+    assert written == [line.replace("bookworm", "trixie") for line in own]
+    (etc_apt / "sources.list").unlink()
+    with pytest.raises(ProvisionError, match="made of packages of trixie"):
         base.write_sources(tmp_path / "none")
 
 

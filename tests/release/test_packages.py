@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -12,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
+from trove_classifiers import classifiers
 
 from tests.process.node import open_node
 from tests.release.artifacts import build_packages, build_wheel_of
@@ -41,6 +44,20 @@ def test_the_wheel_holds_the_program_and_its_licences(packages: tuple[Path, Path
     assert {f"{information}/licenses/LICENSE", "gpuactors/host/data/pci.ids", "gpuactors/py.typed"} <= names
     sources = {str(path.relative_to(CHECKOUT / "src")) for path in (CHECKOUT / "src/gpuactors").rglob("*.py")}
     assert sources <= names
+
+
+def test_an_index_can_show_what_the_package_is(packages: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(packages[0]) as archive:
+        text = archive.read(f"gpuactors-{version()}.dist-info/METADATA")
+    found = Metadata.from_email(text)  # raises where a field is not as the specification has it
+    assert found.description_content_type == "text/markdown"
+    assert found.description is not None
+    links = re.findall(r"\]\(([^)]*)\)|<(?:img|a)[^>]*(?:src|href)=\"([^\"]*)", found.description)
+    assert [link for pair in links for link in pair if link and not link.startswith("https://")] == []
+    assert found.author or found.author_email
+    assert found.keywords
+    assert set(found.classifiers or ()) <= classifiers
+    assert found.license_expression == "Apache-2.0"
 
 
 def test_the_wheel_runs_where_nothing_else_is(packages: tuple[Path, Path], tmp_path: Path) -> None:

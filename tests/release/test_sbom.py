@@ -13,16 +13,10 @@ STATUS = """\
 Package: libudev1
 Status: install ok installed
 Architecture: amd64
-Source: systemd (252.39-1)
-Version: 252.39-1~deb12u1
+Source: systemd (257.13-1)
+Version: 257.13-1~deb13u1
 Description: libudev shared library
  This library provides access to udev device information.
-
-Package: perl
-Status: deinstall ok config-files
-Architecture: amd64
-Version: 5.36.0-7
-Description: was there once
 """
 
 METADATA = {
@@ -37,10 +31,10 @@ DIGEST = "sha256:" + "a" * 64
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    (tmp_path / DPKG_STATUS).parent.mkdir(parents=True)
-    (tmp_path / DPKG_STATUS).write_text(STATUS)
+    (tmp_path / DPKG_STATUS).mkdir(parents=True)
+    (tmp_path / DPKG_STATUS / "libudev1").write_text(STATUS)
     for name, text in METADATA.items():
-        directory = tmp_path / "opt/gpuactors/lib/python3.11/site-packages" / name
+        directory = tmp_path / "opt/gpuactors/lib/python3.13/site-packages" / name
         directory.mkdir(parents=True)
         (directory / "METADATA").write_text(f"Metadata-Version: 2.4\n{text}")
     return tmp_path
@@ -54,7 +48,7 @@ def test_it_has_what_is_installed_from_debian_and_for_python(tree: Path) -> None
     assert image["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
     assert found["metadata"]["timestamp"] == "1970-01-01T00:00:00+00:00"
     debian = (
-        "pkg:deb/debian/libudev1@252.39-1~deb12u1?arch=amd64&distro=debian-12&upstream=systemd%40252.39-1"
+        "pkg:deb/debian/libudev1@257.13-1~deb13u1?arch=amd64&distro=debian-13&upstream=systemd%40257.13-1"
     )
     program, library = "pkg:pypi/gpuactors@9.9", "pkg:pypi/pyyaml@6.0"
     assert {component["purl"] for component in found["components"]} == {debian, program, library}

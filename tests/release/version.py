@@ -32,6 +32,24 @@ def revision() -> str:
     return _git("rev-parse", "HEAD")
 
 
+@cache
+def tags() -> tuple[str, ...]:
+    """Of the last commit. Raises ProvisionError outside of a clone."""
+    return tuple(_git("tag", "--points-at", "HEAD").split())
+
+
+@cache
+def source() -> str:
+    """Where the repository is public: `Source` of pyproject.toml's urls, or the address that it was cloned from if that
+    is one of the web without a name or a password in it; else empty."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    remote = run(
+        ("git", "-c", "safe.directory=*", "-C", str(CHECKOUT), "config", "--default", "", "remote.origin.url")
+    )
+    found: str = project.get("urls", {}).get("Source", remote.strip())
+    return found if found.startswith("https://") and "@" not in found else ""
+
+
 def _git(*arguments: str) -> str:
     # Whoever builds need not be who owns the checkout (a container, a pipeline).
     return run(("git", "-c", "safe.directory=*", "-C", str(CHECKOUT), *arguments)).strip()

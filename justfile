@@ -18,9 +18,25 @@ demo *ARGS:
     @echo
     @awk '/^## / { on = ($0 == "## On a node") } on' README.md
 
-# Everything that is checked at each change: style, types, dependency rules, generated code, tests (many wait: three at a time).
-test: check
-    python -m pytest -n 3 --dist loadfile
+# Everything that is checked at each change: style, types, dependency rules, generated code, tests (many wait: three at a time). With a PATH, the tests there alone: `just test tests/core -k binding`.
+test *PATH:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    if [ $# -gt 0 ]; then
+        exec python -m pytest "$@"
+    fi
+    just check
+    exec python -m pytest -n 3 --dist loadfile
+
+# The tests of this name, wherever they are, with what they print: `just one test_late_bind`.
+one TEST *ARGS:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    name=${1%%[*}
+    mapfile -t files < <(git grep --untracked -lE "def $name\(" -- 'tests/*test_*.py' ':!tests/node' ':!tests/vm/test_vm.py')
+    [ ${#files[@]} -gt 0 ] || { echo "just one: no test is named $name" >&2; exit 1; }
+    test=$1; shift
+    exec python -m pytest -s -v "${files[@]/%/::$test}" "$@"
 
 # The static half of `test`.
 check: gen-check links
@@ -109,8 +125,8 @@ chart *ARGS:
     @python -m tests.deploy.tools
     @.venv/tools/helm template gpuactors deploy/chart/gpuactors --namespace gpuactors "$@"
 
-# Build the image of deploy/Containerfile, without a container engine, into var/image. As root; a minute (buildah and mmdebstrap from Debian).
-image *DIRECTORY:
+# Build the image of deploy/Containerfile, without a container engine, into var/image; `--arch arm64`: by emulation. As root; a minute (buildah and mmdebstrap from Debian).
+image *ARGS:
     @python -m tests.release.image "$@"
 
 # All that a release consists of, into dist/: built twice in two directories, and compared. As root; some minutes.

@@ -1,0 +1,46 @@
+"""What a newcomer's tools read: hooks, and the forms of issues."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.release.version import CHECKOUT
+
+
+def loaded(name: str) -> Any:
+    return yaml.safe_load((CHECKOUT / name).read_text(encoding="utf-8"))
+
+
+def test_each_hook_runs_what_is_there() -> None:
+    (repository,) = loaded(".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local", "nothing is fetched"
+    for hook in repository["hooks"]:
+        if hook["language"] == "pygrep":
+            continue
+        program, *words = hook["entry"].split()
+        assert (CHECKOUT / program).exists() or shutil.which(Path(program).name), hook
+        for word in words:
+            assert not word.startswith("tests/") or (CHECKOUT / word).is_file(), hook
+
+
+def test_a_long_subject_is_refused() -> None:
+    (hook,) = [h for h in loaded(".pre-commit-config.yaml")["repos"][0]["hooks"] if h["id"] == "subject"]
+    assert re.search(hook["entry"], "x" * 73 + "\n")
+    assert not re.search(hook["entry"], "x" * 72 + "\n\n" + "y" * 100)
+
+
+def test_the_forms_of_issues_ask_for_something() -> None:
+    for path in (CHECKOUT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = loaded(str(path.relative_to(CHECKOUT)))
+        if path.name == "config.yml":
+            continue
+        assert {"name", "description", "body"} <= form.keys(), path
+        asked = [part for part in form["body"] if part["type"] != "markdown"]
+        assert len({part["id"] for part in asked}) == len(asked)
+        assert any(part.get("validations", {}).get("required") for part in asked)
+        assert all(part["attributes"]["label"] for part in asked)

@@ -96,7 +96,7 @@ def run(**flags: object) -> None:
 def inspect(output: str, watch: bool, **flags: object) -> None:
     """Show the GPUs, claims and compute domains of this node.
 
-    Of each GPU it shows driver, IOMMU group, health and reason.
+    For each GPU it shows driver, IOMMU group, health and reason.
 
     The view is the running daemon's. Without a daemon this command reads the node itself, and shows what a daemon with
     these settings would list.
@@ -140,7 +140,7 @@ def _watch(config: Config, output: Format) -> None:
 def explain(address: str, output: str, **flags: object) -> None:
     """Explain one GPU, resource, pod, claim or compute domain.
 
-    Of a GPU it shows owner, holders, health with the reason, and history.
+    For a GPU it shows owner, holders, health with the reason, and history.
 
     ADDRESS is the GPU's PCI address; you can omit the PCI domain (23:00.0). RESOURCE is the name of an extended
     resource. NAME is NAMESPACE/NAME of a pod that has a GPU, of a ResourceClaim or of a ComputeDomain; UID is that of
@@ -166,15 +166,15 @@ def explain(address: str, output: str, **flags: object) -> None:
 @click.option(
     "--pre",
     is_flag=True,
-    help="Before installation: only the host, and other plugins; no daemon is expected.",
+    help="Before installation: check only the host and other plugins; expect no daemon.",
 )
 @_output(Format.TEXT, Format.JSON, Format.YAML)
 def doctor(pre: bool, output: str, **flags: object) -> None:
-    """Find what is wrong on this node, and what to do about it.
+    """Find the problems of this node, and name the remedies.
 
-    IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit; each finding is PASS, WARN or
-    FAIL. The settings are the running daemon's, but for those given here. Nothing is changed on the node. Exit code 1:
-    something is a FAIL.
+    It checks the IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit. Each finding is
+    PASS, WARN or FAIL. The settings are the running daemon's, unless they are given here. The command changes nothing
+    on the node. Exit code 1: something is a FAIL.
     """
     from gpuactors.cli.doctor.run import examined
 
@@ -199,8 +199,8 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
 def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool) -> None:
     """Play a scenario: the real daemon on a fake node. Needs no root.
 
-    The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: the
-    device lists that kubelet received were not what they should have been.
+    The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: kubelet
+    received a wrong device list, or a claim got a wrong GPU.
     """
     from gpuactors.simulation import run as simulation
 

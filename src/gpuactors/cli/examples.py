@@ -7,16 +7,16 @@ from typing import Final
 
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "": (
-        ("gpuactors inspect --watch", "what the GPUs of this node do"),
-        ("gpuactors explain 23:00.0", "why one is as it is"),
-        ("gpuactors doctor", "what is wrong here, and what to do"),
+        ("gpuactors inspect --watch", "the GPUs of this node, kept up to date"),
+        ("gpuactors explain 23:00.0", "one GPU: owner, health, reason"),
+        ("gpuactors doctor", "the problems of this node"),
         ("gpuactors simulate", "try it without a GPU"),
     ),
     "run": (
-        ("gpuactors run --log-format=console", "lines for people"),
+        ("gpuactors run --log-format=console", "a log for people"),
         ("gpuactors run --config /etc/gpuactors.toml", "settings from a file"),
         ("gpuactors run --select '!address=0000:23:00.0'", "all GPUs but one"),
-        ("gpuactors run --dra on --prebound all", "as claims, too"),
+        ("gpuactors run --dra on --prebound all", "GPUs as claims, too"),
     ),
     "inspect": (
         ("gpuactors inspect", "each resource and GPU"),
@@ -31,25 +31,25 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("gpuactors explain GH100_H100_PCIE", "a resource, without its domain"),
     ),
     "doctor": (
-        ("gpuactors doctor", "what is wrong, and what to do"),
+        ("gpuactors doctor", "the problems of this node, with remedies"),
         ("gpuactors doctor --pre", "on a host, before installation"),
-        ("gpuactors doctor -o json", "for programs; the exit code says as much"),
+        ("gpuactors doctor -o json", "for programs"),
     ),
     "simulate": (
         ("gpuactors simulate", "the incident"),
-        ("gpuactors simulate --list", "which there are"),
-        ("gpuactors simulate --scenario claims", "another one"),
+        ("gpuactors simulate --list", "the names of all scenarios"),
+        ("gpuactors simulate --scenario claims", "another scenario"),
     ),
     "replay": (
-        ("gpuactors replay /var/lib/gpuactors", "what happened here"),
-        ("gpuactors replay /var/lib/gpuactors --html a.html", "as one page"),
-        ("gpuactors replay DIR --device 0000:23:00.0", "to one GPU"),
-        ("gpuactors replay DIR --since 2026-11-21T06:15:57", "from then on"),
+        ("gpuactors replay /var/lib/gpuactors", "what has happened"),
+        ("gpuactors replay /var/lib/gpuactors --html a.html", "the same as a page"),
+        ("gpuactors replay DIR --device 0000:23:00.0", "one GPU only"),
+        ("gpuactors replay DIR --since 2026-11-21T06:15:57", "from this time on"),
     ),
-    "config": (("gpuactors config show", "each setting, and where it came from"),),
+    "config": (("gpuactors config show", "each setting with its source"),),
     "config show": (
-        ("gpuactors config show", "those of the running daemon"),
-        ("gpuactors config show --dra on -o yaml", "those that these flags give"),
+        ("gpuactors config show", "the running daemon's settings"),
+        ("gpuactors config show --dra on -o yaml", "the settings with these flags"),
     ),
     "config schema": (("gpuactors config schema > schema.json", "for an editor"),),
     "completion": (

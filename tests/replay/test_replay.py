@@ -422,7 +422,7 @@ def test_one_device(tmp_path: Path) -> None:
     assert "<td>0000:10:00.0</td>" not in page.read_text()
     with pytest.raises(DeviceError, match=r"0000:99:00\.0 is in no state of this journal"):
         Replayed(tmp_path, device="0000:99:00.0")
-    with pytest.raises(DeviceError, match="is not a PCI address"):
+    with pytest.raises(DeviceError, match="is neither a PCI address"):
         Replayed(tmp_path, device="11")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -150,45 +149,6 @@ async def test_with_the_other_plugin_there_first_its_end_cuts_us_off_and_we_regi
         await trio.sleep(600)
         assert registration(world) == (True, "")
         assert world.kubelet.view.registrations <= registrations + 1
-        await works(world, "vm")
-
-
-@pytest.mark.trio
-@pytest.mark.parametrize("fights", ["by registering", "by its list"])
-async def test_against_a_stubborn_plugin_we_register_ever_more_seldom(
-    tmp_path: Path, autojump_clock: MockClock, fights: str
-) -> None:
-    """It registers whenever its stream has ended, as ours does by its end; or it was first, and sends its list twice a
-    minute over a stream that nothing ends."""
-    async with node(tmp_path) as world:
-        await trio.sleep(60)
-        other = OtherPlugin(world.transport, GPU, THEIRS, stubborn=fights == "by registering")
-        if fights == "by its list":
-            await world.kill_daemon(world.daemons[0])
-        await world.nursery.start(other.run)
-        if fights == "by its list":
-            await world.start_daemon()
-
-        def ours() -> int:
-            return world.kubelet.view.registrations - len(other.registrations)
-
-        counted = [ours()]
-        for _ in range(5):
-            for n in range(10):
-                await trio.sleep(30)
-                if fights == "by its list":
-                    other.list((*THEIRS, "53", f"new-{n}"))
-            counted.append(ours())
-        first, *_, last_but_one, last = (after - before for before, after in pairwise(counted))
-        assert 3 <= first <= 7, "it is taken back, again and again"
-        assert last_but_one + last <= 2, "ever more seldom"
-        problem = await until_contested(world, 2 * limits.CONTEND_BACKOFF_S[-1])
-        assert "another plugin serves the same resource" in problem
-        # It is switched off at last: no wait of ten minutes stands between that and our GPUs.
-        other.leave()
-        await figures(
-            world, 3, 3, limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S + limits.DESERTED_MAX_S + 2
-        )
         await works(world, "vm")
 
 

@@ -209,9 +209,9 @@ def device_of(address: str) -> str:
 
 
 def crash_points(nth: int) -> Iterator[int]:
-    """The operations at which the daemon is killed: each with `EVERY_ERROR=1` (`just failures`), else one in four, for
-    the `nth` of four plays those that the others leave out."""
-    return itertools.count() if os.environ.get("EVERY_ERROR") else itertools.count(nth % 4, 4)
+    """The operations at which the daemon is killed: each with `EVERY_ERROR=1` (`just failures`), else one in eight, for
+    the `nth` of eight plays those that the others leave out."""
+    return itertools.count() if os.environ.get("EVERY_ERROR") else itertools.count(nth % 8, 8)
 
 
 async def prepared(caller: ClaimCaller, claim: ClaimName) -> Prepared:

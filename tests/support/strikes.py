@@ -38,7 +38,7 @@ from tests.memory import kube, kubelet, served
 from tests.memory.disk import FakeDisk
 from tests.memory.host import FaultyReader, FaultyUse
 
-_FEW: Final = (errno.EIO, errno.EMFILE, errno.ENOENT, errno.EBUSY)
+_FEW: Final = (errno.EIO, errno.EMFILE, errno.ENOENT)
 """What no adaptor knows, and what most of them answer in a way of its own."""
 
 

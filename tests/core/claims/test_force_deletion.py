@@ -113,7 +113,6 @@ COUNTS = {
     ("pre-bound", 2): 58_578,
     ("with an audio function", 0): 42,
     ("with an audio function", 1): 9_814,
-    ("with an audio function", 2): 1_207_384,
 }
 """The interleavings of each world, by the number of restarts in them."""
 

@@ -273,9 +273,10 @@ def test_the_command_ends_with_1_where_a_found_history_fails(
 
 
 def test_a_campaign_plays_the_same_histories_again() -> None:
-    plan = Plan(seed=11, histories=8, workers=2, claims_every=2, domains_every=4, administrators_every=3)
+    """The numbers of the other kinds of nodes are below; that their histories are the same again is their own test."""
+    plan = Plan(seed=11, histories=4, workers=2, claims_every=2)
     first, second = run_campaign(plan), run_campaign(plan)
-    assert [first.covered[of].histories for of in Serves] == [2, 2, 2, 2]
+    assert [first.covered[of].histories for of in Serves] == [2, 2, 0, 0]
     assert first.covered == second.covered
     assert first.failures == []
     assert history_seed(11, 0) != history_seed(11, 1) != history_seed(12, 1)
@@ -363,7 +364,7 @@ def test_the_workers_of_a_campaign_that_is_killed_end() -> None:
 
 
 def test_a_campaign_that_is_asked_to_end_says_what_it_found() -> None:
-    campaign = (sys.executable, "-m", "tests.histories", "--minutes", "60", "--workers", "2")
+    campaign = (sys.executable, "-m", "tests.histories", "--minutes", "60", "--workers", "1")
     with subprocess.Popen(campaign, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"histories in" in process.stderr.readline()

@@ -23,7 +23,7 @@ from tests.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_
 from tests.support.patience import patient
 
 GPU = MODELS[MODEL]
-ROUNDS = 20
+ROUNDS = 8
 WITHIN_S = patient(30.0)
 
 
@@ -65,7 +65,7 @@ def refused(world: World) -> list[str]:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(("late_s", "rounds"), [(0.0, ROUNDS), (0.04, 10)])
+@pytest.mark.parametrize(("late_s", "rounds"), [(0.0, ROUNDS), (0.04, ROUNDS // 2)])
 async def test_one_gpu_pods_in_a_row_on_groups_of_two_are_never_refused(
     late_s: float, rounds: int, tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -188,20 +188,31 @@ def _alert(rule: Mapping[str, Any]) -> list[str]:
     return [name, rule["labels"]["severity"], rule.get("for", "at once"), *shown]
 
 
-OF_THE_CHART: Final = frozenset(
-    {"host_root", "kubelet_dir", "state_dir", "holders", "dra", "driver_name", "cdi_dir", "compute_domains"}
-    | {"domains_driver", "domains_namespace", "node_name", "log_format", "http_address", "events", "nfd_file"}
-    | {"imex_ctl"}
-)
-"""Settings that the chart makes of values of its own, as mounts or rights follow from them, or of the pod."""
-
-OF_A_HOST: Final = frozenset({"kubeconfig", "pci_ids", "imex_clique"})
-"""Settings that name files which the pod does not have."""
+OF_THE_CHART: Final[Mapping[str, str]] = {
+    "host_root": "",
+    "node_name": "",
+    "kubelet_dir": "kubeletDir",
+    "state_dir": "stateDir",
+    "holders": "holders",
+    "http_address": "port",
+    "dra": "dra.enabled",
+    "driver_name": "dra.driverName",
+    "cdi_dir": "dra.cdiDir",
+    "load_modules": "dra.loadModules",
+    "compute_domains": "computeDomains.enabled",
+    "domains_driver": "computeDomains.driverName",
+    "domains_namespace": "computeDomains.namespace",
+    "imex_ctl": "computeDomains.imexCtl",
+    "events": "events.enabled",
+    "nfd_file": "nodeFeatures.enabled",
+}
+"""Settings that the chart makes of a value of its own, as mounts or rights follow from it, or of the pod itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSettings:
-    """`settings` in the schema of the chart's values: the daemon's own schema of each other setting."""
+    """`settings` in the schema of the chart's values: the daemon's own schema of each setting. The templates refuse
+    those of the chart's own values by a sentence."""
 
     name: str = "settings of the chart"
 
@@ -211,11 +222,38 @@ class ChartSettings:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text)
         values["properties"]["settings"]["properties"] = {
-            key: described
+            key: {"description": _of_the_chart(key)} if key in OF_THE_CHART else described
             for key, described in schema()["properties"].items()
-            if key not in OF_THE_CHART | OF_A_HOST
         }
         return path, text, json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _of_the_chart(key: str) -> str:
+    return (
+        f"Not here: set `{OF_THE_CHART[key]}`." if OF_THE_CHART[key] else "Not here: it follows from the pod."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChartDefaults:
+    """The settings in the chart's values.yaml, with their defaults, as a comment."""
+
+    name: str = "defaults of the chart"
+
+    def put(self) -> tuple[Path, str, str]:
+        """The values, as they are and as they should be."""
+        path = ROOT / CHART / "values.yaml"
+        text = path.read_text(encoding="utf-8")
+        before, begin, rest = text.partition("# settings, written by `just tables` from here\n")
+        _, end, after = rest.partition("# to here\n")
+        assert begin, path
+        assert end, path
+        lines = [
+            f"#   {key}: {json.dumps(described.get('default'), ensure_ascii=False)}\n"
+            for key, described in schema()["properties"].items()
+            if key not in OF_THE_CHART
+        ]
+        return path, text, "".join((before, begin, *lines, end, after))
 
 
 def chart_values() -> list[str]:
@@ -229,12 +267,16 @@ def _chart_values(schema: Mapping[str, Any], values: Mapping[str, Any], above: s
     for key, described in schema["properties"].items():
         if (
             key in values
-            and key not in {"settings", "resources", "updateStrategy"}
+            and key not in {"settings", "resources", "updateStrategy", "probes"}
             and "properties" in described
         ):
             yield from _chart_values(described, values[key], f"{above}{key}.")
         elif key in values:
             yield [f"`{above}{key}`", f"`{json.dumps(values[key])}`", described["description"]]
+        if key == "settings":
+            for setting, told in described["properties"].items():
+                default = f"`{json.dumps(told['default'])}`" if told.get("default") is not None else ""
+                yield [f"`settings.{setting}`", default, told["description"]]
 
 
 TABLES: Final[tuple[Written, ...]] = (
@@ -246,6 +288,7 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/node-features.md", "node labels", node_labels),
     Table("docs/events.md", "event bounds", event_bounds),
     ChartSettings(),
+    ChartDefaults(),
     Table("docs/doctor.md", "checks", checks),
     Table("docs/alerts.md", "alerts", alerts),
     Table(f"{CHART}/README.md", "values", chart_values),

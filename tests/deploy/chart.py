@@ -18,6 +18,9 @@ CHART: Final = DEPLOY / "chart" / "gpuactors"
 NAMESPACE: Final = "gpuactors"
 """That of the release: of deploy/base."""
 
+RELEASE: Final = "gpuactors"
+"""As deploy/base has it in a label."""
+
 Values = Mapping[str, Any]
 
 
@@ -40,7 +43,7 @@ def rendered(
     values: Values | None = None, *, namespace: str = NAMESPACE, options: tuple[str, ...] = ()
 ) -> str:
     """What `helm install` would send with these values."""
-    done = helm("template", "release", str(CHART), "--namespace", namespace, *options, values=values)
+    done = helm("template", RELEASE, str(CHART), "--namespace", namespace, *options, values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -55,6 +58,6 @@ def template(
 
 def refusal(values: Values, *options: str) -> str:
     """What Helm says of values that it does not take."""
-    done = helm("template", "release", str(CHART), *options, values=values)
+    done = helm("template", RELEASE, str(CHART), *options, values=values)
     assert done.returncode != 0, done.stdout
     return done.stderr

@@ -177,6 +177,20 @@ def test_the_policies_of_another_release_are_about_its_account_and_no_other_one(
         assert denied(policy, by_pod("UPDATE", theirs, theirs)) is None
 
 
+def test_the_policies_hold_in_a_namespace_that_kustomize_has_put_the_account_into() -> None:
+    """It changes the namespace of the account, and not the text of an expression."""
+    theirs = {**slice_of(OTHER), **event_of(OTHER), "metadata": {"name": OTHER}}
+    for policy in policies().values():
+        for user, about in (
+            ("system:serviceaccount:elsewhere:gpuactors", True),
+            ("system:serviceaccount:gpuactors:not-gpuactors", False),
+            ("system:serviceaccount:gpuactors:gpuactors-b", False),
+            ("gpuactors", False),
+        ):
+            request_ = by_pod("UPDATE", theirs, theirs, user=user)
+            assert (denied(policy, request_) is not None) is about, user
+
+
 @pytest.mark.parametrize("name", NAMELESS)
 def test_without_any_one_of_its_expressions_a_policy_lets_something_pass(name: str) -> None:
     """So each is needed, and each is tried above."""

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, NAMESPACE, Values, helm, refusal, template
+from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Values, helm, refusal, template
 from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at
 from tests.deploy.overlays import DOMAINS, DRA, EVENTS, FEATURES, MADE, OF_HELM, OPENSHIFT, VALUES, written
 from tests.tables import OF_THE_CHART
@@ -22,6 +22,22 @@ EXAMPLE: Final[Values] = {
     "image": {"repository": "registry.example/gpu/gpuactors"},
     "nodeSelector": {"nvidia.com/gpu.workload.config": "vm-passthrough"},
 }
+
+SITE: Final[Values] = {
+    "extraArgs": ["--log-level=debug"],
+    "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "extraVolumes": [{"name": "names", "hostPath": {"path": "/srv"}}],
+    "extraVolumeMounts": [{"name": "names", "mountPath": "/srv"}],
+    "settings": {"pci_ids": "/srv/pci.ids", "log_format": "console"},
+    "port": 9500,
+    "probes": {"readiness": {"periodSeconds": 9}, "liveness": {"initialDelaySeconds": 3}},
+    "imagePullSecrets": [{"name": "registry"}],
+    "nodeFeatures": {"affinity": True},
+    "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "priorityClassName": "site-critical",
+    "resourceQuota": {"enabled": True},
+}
+"""What a site adds."""
 
 K0S: Final[Values] = {"kubeletDir": "/var/lib/k0s/kubelet"}
 
@@ -185,8 +201,7 @@ def test_another_name_and_namespace_are_followed_everywhere() -> None:
     """Two releases in one cluster: nothing of cluster scope has a name of both."""
     values = {**DOMAINS, "nameOverride": "gpu-b"}
     other = template(values, namespace="elsewhere")
-    text = json.dumps(other)
-    assert text.count("system:serviceaccount:elsewhere:gpu-b") == 2
+    assert json.dumps(other).count("^system:serviceaccount:[^:]+:gpu-b$") == 2
     names = {(one["kind"], one["metadata"]["name"]) for one in other}
     assert not names & normal(template(DOMAINS)).keys()
     for one in other:
@@ -244,7 +259,7 @@ def test_a_setting_of_the_daemon_reaches_it_as_it_was_written() -> None:
 def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
     values = {
         "stateDir": "/srv/gpuactors",
-        "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
+        "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi", "loadModules": True},
         "computeDomains": {
             "enabled": True,
             "driverName": "domains.example",
@@ -258,7 +273,7 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
     (container,) = of_kind(template(values), "DaemonSet")["spec"]["template"]["spec"]["containers"]
     named = {entry["name"].removeprefix("GPUACTORS_").lower() for entry in container["env"]}
     named |= {flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in container["args"][1:]}
-    assert named == OF_THE_CHART | {"pod_uid"}
+    assert named == {*OF_THE_CHART, "pod_uid"}
 
 
 def test_an_image_is_named_by_its_digest_where_there_is_one() -> None:
@@ -305,6 +320,63 @@ def test_the_network_policy_admits_the_port_of_the_probes_from_prometheus_and_no
     assert "NetworkPolicy" not in {one["kind"] for one in template({"networkPolicy": {"enabled": False}})}
 
 
+def test_what_a_site_adds_reaches_the_pod() -> None:
+    objects = template(SITE)
+    pod = of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {"name": "TZ", "value": "UTC"} in container["env"]
+    assert [*SITE["extraVolumes"]] == [one for one in pod["volumes"] if one["name"] == "names"]
+    assert [*SITE["extraVolumeMounts"]] == [
+        one for one in container["volumeMounts"] if one["name"] == "names"
+    ]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert [port["containerPort"] for port in container["ports"]] == [9500]
+    readiness, liveness = container["readinessProbe"], container["livenessProbe"]
+    assert (readiness["periodSeconds"], readiness["timeoutSeconds"]) == (9, 2)
+    assert (liveness["initialDelaySeconds"], liveness["failureThreshold"]) == (3, 6)
+    shown = {key: entry["value"] for key, entry in configuration_of(container).items()}
+    assert (shown["log_level"], shown["log_format"], shown["http_address"]) == ("debug", "console", ":9500")
+    assert shown["pci_ids"] == "/srv/pci.ids"
+    affinity = pod["affinity"]
+    assert affinity["podAffinity"] == SITE["affinity"]["podAffinity"]
+    (required,) = affinity["nodeAffinity"].values()
+    keys = [term["matchExpressions"][0]["key"] for term in required["nodeSelectorTerms"]]
+    assert "feature.node.kubernetes.io/pci-10de.present" in keys
+    quota = of_kind(objects, "ResourceQuota")["spec"]
+    (expression,) = quota["scopeSelector"]["matchExpressions"]
+    assert (quota["hard"], expression["values"]) == ({"pods": "10000"}, ["site-critical"])
+
+
+def test_two_releases_of_one_application_select_their_own_pods() -> None:
+    values = {"fullnameOverride": "gpu-b", "serviceAccount": {"name": "gpus", "annotations": {"a": "b"}}}
+    objects = template({**values, **EVENTS})
+    daemon_set, account = of_kind(objects, "DaemonSet"), of_kind(objects, "ServiceAccount")
+    own = {"app.kubernetes.io/name": "gpuactors", "app.kubernetes.io/instance": RELEASE}
+    assert daemon_set["metadata"]["name"] == "gpu-b"
+    assert daemon_set["spec"]["selector"]["matchLabels"] == own
+    assert own.items() <= daemon_set["spec"]["template"]["metadata"]["labels"].items()
+    assert of_kind(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == own
+    assert (account["metadata"]["name"], account["metadata"]["annotations"]) == ("gpus", {"a": "b"})
+    assert daemon_set["spec"]["template"]["spec"]["serviceAccountName"] == "gpus"
+    assert of_kind(objects, "ClusterRoleBinding")["subjects"][0]["name"] == "gpus"
+    assert "[^:]+:gpus$" in json.dumps(of_kind(objects, "ValidatingAdmissionPolicy"))
+    for one in objects:
+        labels = one["metadata"]["labels"]
+        assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/version"]) == (
+            RELEASE,
+            "0.1.0",
+        )
+    existing = template({"serviceAccount": {"create": False, "name": "gpus"}})
+    assert "ServiceAccount" not in {one["kind"] for one in existing}
+
+
+def test_the_templates_and_the_schema_refuse_the_same_settings() -> None:
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    (listed,) = re.findall(r"range \$key, \$value := dict\n(.*?)\}\}", helpers, re.DOTALL)
+    words = re.findall(r'"([^"]*)"', listed)
+    assert dict(zip(words[::2], words[1::2], strict=True)) == OF_THE_CHART
+
+
 # --- wrong values -----------------------------------------------------------------------------------------
 
 
@@ -323,8 +395,25 @@ def test_the_network_policy_admits_the_port_of_the_probes_from_prometheus_and_no
             {"settings": {"resync_interval_s": 100000}},
             "at '/settings/resync_interval_s': maximum: got 100,000, want 86,400",
         ),
-        # Its mounts and rights follow from a value of the chart.
-        ({"settings": {"dra": "on"}}, "at '/settings': additional properties 'dra' not allowed"),
+        (
+            {"settings": {"dra": "on"}},
+            "settings.dra cannot be set: set dra.enabled, from which the pod's mounts and rights follow",
+        ),
+        ({"settings": {"node_name": "n1"}}, "settings.node_name cannot be set: it follows from the pod"),
+        ({"settings": {"drb": "on"}}, "at '/settings': additional properties 'drb' not allowed"),
+        (
+            {"extraEnv": [{"name": "GPUACTORS_LOG_LEVEL", "value": "debug"}]},
+            "extraEnv has GPUACTORS_LOG_LEVEL: set settings.log_level",
+        ),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.create: false needs serviceAccount.name"),
+        (
+            {"serviceAccount": {"name": "default"}},
+            "serviceAccount.name: default is the account of every pod without one of its own",
+        ),
+        (
+            {"nodeFeatures": {"affinity": True}, "affinity": {"nodeAffinity": {"x": "y"}}},
+            "nodeFeatures.affinity is a nodeAffinity, as is affinity.nodeAffinity: set one of them",
+        ),
         (
             {"podLabels": {"app.kubernetes.io/name": "x"}},
             "invalid propertyName 'app.kubernetes.io/name'",
@@ -371,7 +460,7 @@ def test_every_value_is_described_and_has_the_default_that_values_yaml_shows() -
 
     def keys(schema: Manifest, value: Manifest, path: str) -> Iterator[str]:
         for name, inner in schema["properties"].items():
-            if f"{path}.{name}" in {".global", ".settings"}:
+            if f"{path}.{name}" in {".global", ".settings", ".probes"}:
                 continue
             if name not in value:
                 yield f"{path}.{name}"
@@ -398,10 +487,12 @@ def test_the_notes_name_the_release_and_what_it_still_needs() -> None:
 
     plain = notes({})
     assert "kubectl -n gpuactors rollout status daemonset/gpuactors\n" in plain
-    assert "kubectl label namespace gpuactors pod-security.kubernetes.io/enforce=privileged\n" in plain
+    assert "kubectl label namespace gpuactors pod-security.kubernetes.io/enforce=privileged \\\n" in plain
+    assert "ImagePullBackOff, its node cannot pull gpuactors:0.1.0. That name has\nno registry" in plain
     assert "Claims" not in plain
     on = notes({**IN_THE_BASE, **DOMAINS, **EXAMPLE})
     assert "kubectl label" not in on
+    assert "cannot pull registry.example/gpu/gpuactors:0.1.0. Check that the image is in that\nregistry" in on
     assert "kubernetes.io/os=linux nvidia.com/gpu.workload.config=vm-passthrough." in on
     assert re.search(r"^Claims are on: .*driver gpu\.nvidia\.com\.", on, re.MULTILINE)
     assert "They ask for a\nDeviceClass" in on

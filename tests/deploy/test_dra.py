@@ -185,9 +185,9 @@ def test_the_role_is_given_to_the_pods_account_alone(overlaid: list[Manifest]) -
 
 def test_the_policy_is_about_the_pods_account_and_every_write_of_slices(overlaid: list[Manifest]) -> None:
     account, policy = of_kind(overlaid, "ServiceAccount"), of_kind(overlaid, "ValidatingAdmissionPolicy")
-    user = "system:serviceaccount:{namespace}:{name}".format(**account["metadata"])
+    user = f"^system:serviceaccount:[^:]+:{account['metadata']['name']}$"
     (condition,) = policy["spec"]["matchConditions"]
-    assert condition["expression"] == f'request.userInfo.username == "{user}"'
+    assert condition["expression"] == f'request.userInfo.username.matches("{user}")'
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     written = {
         verb

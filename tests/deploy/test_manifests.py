@@ -112,7 +112,7 @@ def test_the_flags_are_what_the_command_line_takes_and_agree_with_the_mounts(
     assert mounted[str(configuration["state_dir"]["value"])] == "state"
     assert configuration["holders"]["value"] == "passive"
     assert configuration["uevents"]["value"] == "kernel"
-    assert configuration["log_format"] == {"value": "json", "from": "flag --log-format"}
+    assert configuration["log_format"]["value"] == "json"
 
 
 def test_a_daemon_per_node_that_stays_where_virtual_machines_are(

@@ -42,6 +42,7 @@ HTTP_S: Final = patient(5.0)
 _OF: Final[Mapping[str, str]] = {
     "Namespace": "/api/v1/namespaces",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
     "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",

@@ -12,11 +12,22 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.deploy.chart import CHART, template
 from tests.deploy.manifests import DEPLOY, of_kind, render
 from tests.deploy.overlays import VALUES as RENDERED_BY
-from tests.deploy.test_chart import EXAMPLE, K0S
+from tests.deploy.test_chart import EXAMPLE, K0S, SITE
+from tests.deploy.tools import HELM
 from tests.node import daemonset, pods
-from tests.node.cluster import NODES, SLICES, ApiError, Object, eventually, kubectl, kubelet_dir
+from tests.node.cluster import (
+    NODES,
+    SLICES,
+    ApiError,
+    Object,
+    api_server_for_pods,
+    eventually,
+    kubectl,
+    kubelet_dir,
+)
 from tests.node.daemonset import NAMESPACE, Daemon
 from tests.node.fake_host import A100, A100_RESOURCE, H100_RESOURCE
 from tests.node.node import POSTED_S, Node
@@ -163,6 +174,50 @@ def test_chart_with_a_combination_that_no_overlay_has(node: Node) -> None:
     _check(node, "dra", node.switch(lambda: daemonset.install_chart(values)))
 
 
+OF_THE_RELEASE: Final = (
+    "all,networkpolicies,resourcequotas,clusterroles,clusterrolebindings,"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings"
+)
+
+
+def _helm(*words: str) -> None:
+    done = subprocess.run(
+        (HELM, *words, "--namespace", NAMESPACE, "--wait", "--timeout", f"{daemonset.READY_S:.0f}s"),
+        capture_output=True, text=True, timeout=2 * daemonset.READY_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_helm_installs_updates_and_uninstalls(node: Node, tmp_path: Path) -> None:
+    """Helm itself: what it installs becomes ready, an update is rolled out, and nothing is left in the end. The pod
+    sees this machine's own `/sys`, without a GPU."""
+    node.uninstall()
+    host, port = api_server_for_pods()
+    addresses = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    values = {
+        "events": {"enabled": True},
+        "extraEnv": [{"name": name, "value": value} for name, value in addresses.items()],
+        "resourceQuota": {"enabled": True},
+    }
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(values))
+    kubectl("create", "namespace", NAMESPACE)
+    try:
+        kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged")
+        _helm("install", "mine", str(CHART), "--values", str(file))
+        first = daemonset.wait_ready(node.api)
+        _helm("upgrade", "mine", str(CHART), "--values", str(file), "--set", "settings.log_level=debug")
+        second = daemonset.wait_ready(node.api)
+        assert second.uid != first.uid
+        shown = json.loads(second.run("config", "show", "-o", "json"))
+        assert shown["log_level"] == {"value": "debug", "from": "environment GPUACTORS_LOG_LEVEL"}
+        _helm("uninstall", "mine")
+        daemonset.wait_gone(node.api)
+        assert kubectl("get", OF_THE_RELEASE, "-A", "-l", daemonset.LABEL, "-o", "name") == ""
+    finally:
+        kubectl("delete", "namespace", NAMESPACE, "--wait=true", timeout_s=90)
+
+
 # --- what the API server makes of it --------------------------------------------------------------------------------
 
 
@@ -179,6 +234,17 @@ def test_the_api_server_knows_every_field_of_every_overlay(node: Node, nvidia: N
                 assert refused.value.status == 404
             else:
                 accepted(node.api, one)
+
+
+def test_the_api_server_knows_every_field_of_what_the_chart_adds(node: Node) -> None:
+    if node.api.find(daemonset.DAEMONSET) is None:
+        node.install()
+    objects = template(
+        {**SITE, **RENDERED_BY["overlays/events"], "serviceAccount": {"annotations": {"a": "b"}}}
+    )
+    assert "ResourceQuota" in {one["kind"] for one in objects}
+    for one in objects:
+        accepted(node.api, one)
 
 
 def test_pod_security_label_of_the_namespace_is_needed(node: Node) -> None:

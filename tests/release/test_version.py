@@ -16,6 +16,7 @@ NAMED: dict[str, str] = {
     "docs/install.md": r"gpuactors:(\d[\w.]*)",
     "deploy/README.md": r"gpuactors:(\d[\w.]*)",
     "deploy/base/daemonset.yaml": r"image: \"gpuactors:([^\"]*)\"",
+    "deploy/monitoring/kustomization.yaml": r"app.kubernetes.io/version: (\S*)",
     "deploy/overlays/example/kustomization.yaml": r"newTag: (\S*)",
 }
 """Where else a version stands, and how it is found there; the newest stands first."""

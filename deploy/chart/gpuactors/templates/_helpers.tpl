@@ -1,11 +1,31 @@
-{{/* Name of the objects. */}}
+{{/* Name of the application: a label. */}}
 {{- define "gpuactors.name" -}}
 {{ .Values.nameOverride | default .Chart.Name }}
 {{- end }}
 
-{{/* Labels of every object; the first one alone selects the pods. */}}
-{{- define "gpuactors.labels" -}}
+{{/* Name of the objects. It is that of deploy/base whatever the release is called, so each can replace the other. */}}
+{{- define "gpuactors.fullname" -}}
+{{ .Values.fullnameOverride | default (include "gpuactors.name" .) }}
+{{- end }}
+
+{{/* What selects the pods, which a DaemonSet can never change. Without fullnameOverride it is that of deploy/base. */}}
+{{- define "gpuactors.selector" -}}
 app.kubernetes.io/name: {{ include "gpuactors.name" . }}
+{{- if .Values.fullnameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of pods and of every object. */}}
+{{- define "gpuactors.commonLabels" -}}
+app.kubernetes.io/name: {{ include "gpuactors.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{/* Labels of every object. */}}
+{{- define "gpuactors.labels" -}}
+{{ include "gpuactors.commonLabels" . }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
@@ -26,15 +46,25 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{- define "gpuactors.account" -}}
+{{ .Values.serviceAccount.name | default (include "gpuactors.fullname" .) }}
+{{- end }}
+
 {{/* The pod's account, as the API server names it in a request. */}}
 {{- define "gpuactors.username" -}}
-system:serviceaccount:{{ .Release.Namespace }}:{{ include "gpuactors.name" . }}
+system:serviceaccount:{{ .Release.Namespace }}:{{ include "gpuactors.account" . }}
+{{- end }}
+
+{{/* Whether a request to the API server is the pod's, for an admission policy: by the account's name in any namespace, so
+that the policy holds where kustomize or another tool changes the namespace and cannot follow it into this text. */}}
+{{- define "gpuactors.ours" -}}
+request.userInfo.username.matches("^system:serviceaccount:[^:]+:{{ include "gpuactors.account" . | replace "." "[.]" }}$")
 {{- end }}
 
 {{/* The subject of every binding. */}}
 {{- define "gpuactors.subjects" -}}
 - kind: ServiceAccount
-  name: {{ include "gpuactors.name" . }}
+  name: {{ include "gpuactors.account" . }}
   namespace: {{ .Release.Namespace }}
 {{- end }}
 
@@ -69,6 +99,24 @@ recursiveReadOnly: IfPossible
 {{- end }}
 {{- end }}
 
+{{/* Where the pods may run. Node Feature Discovery names a PCI device by vendor, or by class and vendor. */}}
+{{- define "gpuactors.affinity" -}}
+{{- with .Values.affinity }}
+{{- toYaml . }}
+{{- end }}
+{{- if .Values.nodeFeatures.affinity }}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- range list "pci-10de" "pci-0300_10de" "pci-0302_10de" }}
+      - matchExpressions:
+          - key: feature.node.kubernetes.io/{{ . }}.present
+            operator: In
+            values: ["true"]
+      {{- end }}
+{{- end }}
+{{- end }}
+
 {{/* A setting as a variable has it: the parts of a list separated by `;`. */}}
 {{- define "gpuactors.setting" -}}
 {{- if kindIs "slice" . }}{{ join ";" . }}{{ else if kindIs "string" . }}{{ . }}{{ else }}{{ toJson . }}{{ end }}
@@ -76,6 +124,31 @@ recursiveReadOnly: IfPossible
 
 {{/* What no schema can say. */}}
 {{- define "gpuactors.check" -}}
+{{- range $key, $value := dict
+  "host_root" "" "node_name" ""
+  "kubelet_dir" "kubeletDir" "state_dir" "stateDir" "holders" "holders" "http_address" "port"
+  "dra" "dra.enabled" "driver_name" "dra.driverName" "cdi_dir" "dra.cdiDir" "load_modules" "dra.loadModules"
+  "compute_domains" "computeDomains.enabled" "domains_driver" "computeDomains.driverName"
+  "domains_namespace" "computeDomains.namespace" "imex_ctl" "computeDomains.imexCtl"
+  "events" "events.enabled" "nfd_file" "nodeFeatures.enabled" }}
+{{- if hasKey $.Values.settings $key }}
+{{- fail (printf "settings.%s cannot be set: %s" $key ((ne $value "") | ternary (printf "set %s, from which the pod's mounts and rights follow" $value) "it follows from the pod")) }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- if hasPrefix "GPUACTORS_" .name }}
+{{- fail (printf "extraEnv has %s: set settings.%s, whose value is checked" .name (trimPrefix "GPUACTORS_" .name | lower)) }}
+{{- end }}
+{{- end }}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
+{{- fail "serviceAccount.create: false needs serviceAccount.name: the account that the pods have" }}
+{{- end }}
+{{- if eq .Values.serviceAccount.name "default" }}
+{{- fail "serviceAccount.name: default is the account of every pod without one of its own, and the admission policies would limit them all: name another" }}
+{{- end }}
+{{- if and .Values.nodeFeatures.affinity .Values.affinity.nodeAffinity }}
+{{- fail "nodeFeatures.affinity is a nodeAffinity, as is affinity.nodeAffinity: set one of them" }}
+{{- end }}
 {{- if and .Values.dra.loadModules (not (include "gpuactors.binds" .)) }}
 {{- fail "dra.loadModules needs dra.enabled, and not dra.allPrebound: a driver is loaded only where one is bound" }}
 {{- end }}

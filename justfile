@@ -143,7 +143,7 @@ pci-ids:
     @python -m tests.release.pci_ids
 
 # Write all of docs/ again that follows from the code.
-docs: causes metrics tables
+docs: causes tables
 
 # Write deploy/base, the components and the PodMonitor again from the templates of the chart.
 overlays:
@@ -157,10 +157,6 @@ recording:
 # Write docs/causes.md again from the table of causes in core/values/cause.py.
 causes:
     python -m gpuactors.core.values.cause > docs/causes.md
-
-# Write docs/metrics.md again from what observe/metrics.py declares.
-metrics:
-    python -m gpuactors.observe.metrics > docs/metrics.md
 
 # Generate the protobuf code of protos/ again.
 gen: (_generate "src/gpuactors")

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,8 +20,11 @@ from gpuactors.cli.doctor.finding import Check
 from gpuactors.config import DECLARATIONS, Declaration, schema
 from gpuactors.core.reports.kube_events import CONTESTED, OF_A_DEVICE
 from gpuactors.core.reports.node_features import LABELS
-from gpuactors.core.values.cause import MEANINGS
+from gpuactors.core.values.cause import CALL, MEANINGS
 from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, ClaimTrigger
+from gpuactors.core.values.model import Health
+from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
+from tests.deploy import picture
 from tests.support import markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -188,6 +191,54 @@ def _alert(rule: Mapping[str, Any]) -> list[str]:
     return [name, rule["labels"]["severity"], rule.get("for", "at once"), *shown]
 
 
+def metrics() -> list[str]:
+    """Every metric that the daemon declares."""
+    found = sorted(Metrics("", process=False).families(), key=lambda one: one[0].name)
+    rows = (
+        [
+            f"`{family.name}{'_total' * (family.type == 'counter')}`",
+            family.type,
+            ", ".join(f"`{label}`" for label in labels),
+            family.documentation,
+        ]
+        for family, labels in found
+    )
+    return markdown.table(["Metric", "Type", "Labels", "What it says"], rows)
+
+
+LABEL_VALUES: Final[Mapping[str, str]] = {
+    "resource": "the extended resource: `nvidia.com/GH100_H100_SXM5_80GB`",
+    "gpu": "the GPU's PCI address: `0000:23:00.0`",
+    "claim": "namespace and name of a claim: `default/gpu`; empty where a pod has the GPU by the device plugin",
+    "pod_namespace": "of the pod that has the GPU; empty if it has none",
+    "pod_name": "of the pod that has the GPU; empty where only its UID is known",
+    "pod_uid": "of the pod that has the GPU",
+    "driver": "the DRA driver: `gpu.nvidia.com`, `compute-domain.nvidia.com`",
+    "actor": "the part of the daemon, as in the log line `actor.restarting`",
+    "version": "the version of the daemon",
+}
+"""Labels whose values are not a closed set."""
+
+
+def metric_labels() -> list[str]:
+    """Every label with its values."""
+    of_calls = [cause for cause, meaning in MEANINGS.items() if meaning.health == CALL]
+    values = {
+        "health": _listed(Health),
+        "cause": f"{_listed(c for c in MEANINGS if c not in of_calls)}; of refusals also {_listed(of_calls)}",
+        "state": _listed(state for state in ClaimState if state is not ClaimState.ABSENT),
+        "method": _listed(METHODS),
+        "outcome": _listed(OUTCOMES),
+        **LABEL_VALUES,
+    }
+    names = {name for _, labels in Metrics("", process=False).families() for name in labels}
+    return markdown.table(["Label", "Values"], ([f"`{name}`", values[name]] for name in sorted(names)))
+
+
+def _listed(values: Iterable[str]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
 OF_THE_CHART: Final[Mapping[str, str]] = {
     "host_root": "",
     "node_name": "",
@@ -256,6 +307,18 @@ class ChartDefaults:
         return path, text, "".join((before, begin, *lines, end, after))
 
 
+@dataclass(frozen=True, slots=True)
+class DashboardPicture:
+    """The picture of the dashboard."""
+
+    name: str = "picture of the dashboard"
+
+    def put(self) -> tuple[Path, str, str]:
+        """The picture, as it is and as it should be."""
+        path = ROOT / "docs/media/dashboard.svg"
+        return path, path.read_text(encoding="utf-8"), picture.drawn()
+
+
 def chart_values() -> list[str]:
     """Every value of the chart, as its schema describes it and values.yaml sets it."""
     described = json.loads((ROOT / CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -289,8 +352,11 @@ TABLES: Final[tuple[Written, ...]] = (
     Table("docs/events.md", "event bounds", event_bounds),
     ChartSettings(),
     ChartDefaults(),
+    DashboardPicture(),
     Table("docs/doctor.md", "checks", checks),
     Table("docs/alerts.md", "alerts", alerts),
+    Table("docs/metrics.md", "metrics", metrics),
+    Table("docs/metrics.md", "metric labels", metric_labels),
     Table(f"{CHART}/README.md", "values", chart_values),
 )
 

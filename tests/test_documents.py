@@ -160,7 +160,7 @@ FLAGS_OF_OTHERS: Final = frozenset({"--validate"})
 VARIABLES: Final = {"GPUACTORS_CONFIG", *(setting.variable for setting in DECLARATIONS.values())}
 
 METRICS: Final = frozenset(re.findall(r"^\| `(gpuactors_\w+)`", DOCUMENTS["docs/metrics.md"], re.MULTILINE))
-"""docs/metrics.md is what the code declares: test_metrics.py."""
+"""docs/metrics.md is what the code declares: test_tree.py."""
 
 NO_EVENTS: Final = re.compile(r".*\.(?:json|sock|py|lock|gpus|ids)")
 """Names of files, and `devices.gpus` of a virtual machine."""
@@ -176,6 +176,7 @@ WORDS_OF_OTHERS: Final = frozenset(
     | {"ImexChannelCount"}
     | {"DeviceStatus", "NotReady", "CheckpointRead", "PodResources"}
     | {"CrashLoopBackOff", "ErrImagePull", "FailedMount", "ImagePullBackOff"}
+    | {"GetPreferredAllocation", "NodePrepareResources", "NodeUnprepareResources"}
 )  # fmt: skip
 """Kubernetes' and NVIDIA's, and of our own those of the architecture and the states of a domain."""
 

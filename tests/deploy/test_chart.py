@@ -137,14 +137,19 @@ def test_a_prometheus_chooses_by_labels_and_finds_the_pods_of_another_name() -> 
 
 
 def test_the_rules_follow_the_daemon_sets_name_and_the_address_of_the_runbooks() -> None:
-    address = "https://git.example/docs/alerts.md"
-    values = {"nameOverride": "gpu-b", "monitoring": {"enabled": True, "runbooks": address}}
-    groups = of_kind(template(values, options=WITH_OPERATOR), "PrometheusRule")["spec"]["groups"]
+    address = "https://git.example/docs"
+    values = {"nameOverride": "gpu-b", "monitoring": {"enabled": True, "docsUrl": address}}
+    objects = template(values, options=WITH_OPERATOR)
+    groups = of_kind(objects, "PrometheusRule")["spec"]["groups"]
     alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
     missing = alerts["GpuactorsPodMissing"]
     assert missing["expr"] == 'kube_daemonset_status_number_unavailable{daemonset="gpu-b"} > 0'
     for name, rule in alerts.items():
-        assert rule["annotations"]["runbook_url"] == f"{address}#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{address}/alerts.md#{name.lower()}"
+    board = json.loads(of_kind(objects, "ConfigMap")["data"]["gpuactors.json"])
+    assert [link["url"] for link in board["links"]] == [
+        f"{address}/{n}.md" for n in ("alerts", "causes", "metrics")
+    ]
 
 
 def test_where_every_gpu_is_prebound_the_pod_is_the_base_with_the_three_mounts_that_claims_need() -> None:

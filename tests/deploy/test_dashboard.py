@@ -17,51 +17,12 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Refusal, Refused
 from gpuactors.core.values.model import Holder
 from gpuactors.observe.metrics import Metrics
-from tests.core.builders import H100, gpu
+from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
-from tests.deploy.test_monitoring import dashboard, groups, promtool
+from tests.deploy.answers import ASKED, CALLS, EXACT, MEMORY_BYTES, SCRAPED, SHOWN, A, B, C, D
+from tests.deploy.test_monitoring import dashboard, documented, groups, promtool
 
-A, B, C, D = (f"0000:0{n}:00.0" for n in range(1, 5))
 ONE: Final = name("one")
-
-SCRAPED: Final = {"node": "n1", "container": "gpuactors"}
-"""What Prometheus adds, by the PodMonitor."""
-
-CALLS: Final = 30
-"""Between the two scrapes, which are five minutes apart: 0.1 each second."""
-
-MEMORY_BYTES: Final = 52428800
-
-SHOWN: Final[dict[str, list[dict[str, float]]]] = {
-    "Healthy GPUs": [{"{}": 2}],
-    "Allocated GPUs": [{"{}": 1}],
-    "Unhealthy GPUs": [{"{}": 2}],
-    "Nodes that are not ready": [{"{}": 1}],
-    "Free GPUs by resource": [{f'{{resource="{H100}"}}': 1}],
-    "Why GPUs are Unhealthy": [{'{cause="HeldByOther"}': 1, '{cause="ClaimedElsewhere"}': 1}],
-    "Which pod has which GPU": [
-        {
-            f'gpuactors_device_owner_info{{container="gpuactors",gpu="{A}",node="n1",pod_name="vm-1",'
-            f'pod_namespace="default",resource="{H100}"}}': 1,
-            f'gpuactors_device_owner_info{{claim="default/one",container="gpuactors",gpu="{D}",node="n1"}}': 1,
-        }
-    ],
-    "Calls": [{'{method="Allocate",outcome="granted"}': 0.1, '{method="Allocate",outcome="refused"}': 0.1}],
-    "Calls, 99th percentile": [{'{method="Allocate"}': 0.005}],
-    "Refusals by cause": [{'{cause="LedgerLate"}': CALLS}],
-    "Claims by state": [{'{driver="gpu.nvidia.com",state="Prepared"}': 1}],
-    "Resources that kubelet does not have from us": [
-        {f'gpuactors_resource_registered{{container="gpuactors",node="n1",resource="{H100}"}}': 0},
-        {f'gpuactors_resource_contested{{container="gpuactors",node="n1",resource="{H100}"}}': 1},
-    ],
-    "Resident memory": [
-        {'process_resident_memory_bytes{container="gpuactors",node="n1"}': MEMORY_BYTES},
-    ],
-}
-"""What each query of a panel shows, besides zeros."""
-
-EXACT: Final = {"Calls, 99th percentile": 0.0005}
-"""Interpolated within a bucket, so rounded to this."""
 
 
 def state() -> NodeState:
@@ -79,10 +40,13 @@ def state() -> NodeState:
     return replace(core.state, published=replace(core.state.published, plugins=plugins))
 
 
-def scrape(metrics: Metrics, of: NodeState) -> Mapping[str, float]:
-    """The series with their values, as Prometheus stores them."""
+def scrape(metrics: Metrics, of: NodeState, started: float) -> Mapping[str, float]:
+    """The series with their values, as Prometheus stores them. `started`: when the process did."""
     own = "".join(f',{label}="{value}"' for label, value in SCRAPED.items())
-    found = {f"process_resident_memory_bytes{{{own[1:]}}}": float(MEMORY_BYTES)}
+    found = {
+        f"process_resident_memory_bytes{{{own[1:]}}}": float(MEMORY_BYTES),
+        f"process_start_time_seconds{{{own[1:]}}}": started,
+    }
     for line in metrics.page(of, 0.0, 0).decode().splitlines():
         if line.startswith("#"):
             continue
@@ -95,11 +59,13 @@ def scrape(metrics: Metrics, of: NodeState) -> Mapping[str, float]:
 def stored() -> list[dict[str, str]]:
     """Both scrapes, five minutes each, a sample a minute."""
     metrics, now = Metrics("1", process=False), state()
-    first = scrape(metrics, now)
+    metrics.restarted("busy_poller")
+    first = scrape(metrics, now, 1.0)
+    metrics.restarted("busy_poller")
     for _ in range(CALLS):
         metrics.called("Allocate", 0.004, Granted(()))
         metrics.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))
-    second = scrape(metrics, now)
+    second = scrape(metrics, now, 2.0)
     assert first.keys() == second.keys()
     return [{"series": one, "values": f"{first[one]!r}x4 {second[one]!r}x5"} for one in first]
 
@@ -133,9 +99,11 @@ def evaluated(directory: Path, questions: list[dict[str, Any]]) -> str:
     return promtool(directory, "test", "rules", "panels_test.yaml")
 
 
-def test_each_panel_shows_what_a_node_is_like(tmp_path: Path) -> None:
+def test_each_panel_and_each_documented_query_shows_what_a_node_is_like(tmp_path: Path) -> None:
     questions = [asked(*query) for query in queries()]
     assert len(questions) > len(SHOWN)
+    titles = ["Calls, 99th percentile" if "histogram_quantile" in expr else "" for expr in documented()]
+    questions += [asked(*one) for one in zip(titles, documented(), ASKED, strict=True)]
     assert "SUCCESS" in evaluated(tmp_path, questions)
 
 

@@ -21,12 +21,15 @@ from tests.deploy.manifests import DEPLOY, of_kind, render
 from tests.support.markdown import anchors
 
 MONITORING: Final = DEPLOY / "monitoring"
+DOCS: Final = DEPLOY.parent / "docs"
 RUNBOOKS: Final = "https://gpuactors.example/docs/alerts.md"
-"""Where the rules say that docs/alerts.md is; the chart's `monitoring.runbooks` names another address."""
+"""Where the rules say that docs/alerts.md is; the chart's `monitoring.docsUrl` names another address."""
 
 OF_OTHERS: Final = {
     "up",
+    "ALERTS",
     "process_resident_memory_bytes",
+    "process_start_time_seconds",
     "kube_node_status_condition",
     "kube_daemonset_status_number_unavailable",
 }
@@ -74,6 +77,11 @@ def shown() -> Iterator[str]:
             yield target["expr"].replace("$node", ".*")
 
 
+def documented() -> list[str]:
+    """Each query of docs/metrics.md."""
+    return re.findall(r"^```promql\n(.*)\n```$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """The rules as promtool reads them, with their tests."""
@@ -118,7 +126,7 @@ def test_each_alert_has_a_severity_and_says_what_and_what_to_do() -> None:
 
 
 def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
-    headings = anchors((DEPLOY.parent / "docs" / "alerts.md").read_text())
+    headings = anchors((DOCS / "alerts.md").read_text())
     alerts = [rule for rule in rules() if "alert" in rule]
     for rule in alerts:
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
@@ -127,6 +135,12 @@ def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
     assert {heading for heading in headings if heading.startswith("gpuactors")} == {
         rule["alert"].lower() for rule in alerts
     }
+
+
+def test_the_links_of_the_dashboard_lead_to_documents() -> None:
+    leads = re.findall(r'"url": "https://gpuactors\.example/docs/([^"]*)"', json.dumps(dashboard()))
+    assert {"alerts.md", "causes.md", "metrics.md"} == {*leads}
+    assert all((DOCS / name).is_file() for name in leads)
 
 
 def test_no_panel_lies_over_another_one_or_beyond_the_edge() -> None:
@@ -143,9 +157,11 @@ def test_every_metric_and_label_value_that_is_named_is_one_of_ours() -> None:
         )
         ours |= {family.name + suffix for suffix in suffixes}
     recorded = {rule["record"] for rule in rules() if "record" in rule}
-    for text in [*(rule["expr"] for rule in rules()), *shown()]:
+    for text in [*(rule["expr"] for rule in rules()), *shown(), *documented()]:
         plain = re.sub(r'"[^"]*"', '""', text)
-        named = set(re.findall(r"\b(?:gpuactors|process|kube_|node_\w+:gpuactors|up\b)[a-z0-9_:]*", plain))
+        named = set(
+            re.findall(r"\b(?:gpuactors|process|kube_|node_\w+:gpuactors|up\b|ALERTS)[a-z0-9_:]*", plain)
+        )
         assert named, text
         assert named <= ours | recorded | OF_OTHERS, text
         for label, values in re.findall(r'(\w+)[!=]=?~?"([^"]*)"', text):

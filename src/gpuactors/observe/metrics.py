@@ -1,7 +1,7 @@
 """The metrics, in Prometheus' text format: what is counted and timed here, and what is read off the state.
 
 Implements `ports.http.Meter`, in a registry of its own; a page is rendered in place, without a thread. It only looks:
-nothing in the daemon depends on a metric. The names and what they mean are in `docs/metrics.md`, made from here.
+nothing in the daemon depends on a metric. The names and what they mean are in `docs/metrics.md`.
 """
 
 from __future__ import annotations
@@ -217,31 +217,6 @@ class Metrics:
         return metric
 
 
-_HEAD: Final = """\
-# Metrics
-
-Made by `just metrics` from `src/gpuactors/observe/metrics.py` and `metrics_of_state.py`: change it there.
-
-Served at `/metrics` of `--http-address`, in Prometheus' text format. Labels hold names, states and
-[causes](causes.md), never sentences. A series of a resource, a cause, a method or a state is there at zero from the
-start, so an alert sees a change and never waits for a series to appear. The figures of the process itself
-(`process_…`) are those of Prometheus' client library.
-
-| Metric | Type | Labels | What it says |
-|---|---|---|---|
-"""
-
-
-def document() -> str:
-    """docs/metrics.md."""
-    rows = [
-        f"| `{family.name}{'_total' * (family.type == 'counter')}` | {family.type} | "
-        f"{', '.join(f'`{label}`' for label in labels)} | {family.documentation} |\n"
-        for family, labels in sorted(Metrics("", process=False).families(), key=lambda found: found[0].name)
-    ]
-    return _HEAD + "".join(rows)
-
-
 class _OfState(Collector):
     """The metrics of the state, while a page is made."""
 
@@ -261,7 +236,3 @@ class _OfState(Collector):
             for labels, value in gauge.samples(*self.shown):
                 family.add_metric(labels, value)
             yield family
-
-
-if __name__ == "__main__":
-    print(document(), end="")

@@ -72,6 +72,17 @@ def _allocated(state: NodeState, _: Moment) -> Iterator[Sample]:
     yield from (((resource,), len(found.get(resource, ()))) for resource in state.published.device_lists)
 
 
+def _unhealthy(state: NodeState, _: Moment) -> Iterator[Sample]:
+    # A GPU may be listed by two IDs; a series must not be there twice.
+    found = dict.fromkeys(
+        (str(device.address), resource, str(device.cause))
+        for resource, devices in state.published.device_lists.items()
+        for device in devices
+        if device.health is Health.UNHEALTHY
+    )
+    return ((labels, 1) for labels in found)
+
+
 def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
     owners = state.index.owners.items()
     # Kubelet's ledger may have one GPU of a pod by several IDs; a series must not be there twice.
@@ -164,6 +175,12 @@ GAUGES: Final = (
         "Devices that kubelet's ledger gives to pods under this resource, or that were just allocated.",
         ("resource",),
         _allocated,
+    ),
+    Gauge(
+        "gpuactors_device_unhealthy_info",
+        "1 for each device that kubelet has as Unhealthy, by its PCI address, with the cause.",
+        ("gpu", "resource", "cause"),
+        _unhealthy,
     ),
     Gauge(
         "gpuactors_device_owner_info",

@@ -1,0 +1,79 @@
+"""What the panels of the dashboard and the queries of docs/metrics.md answer for one node.
+
+test_dashboard.py asks Prometheus' own engine, and picture.py draws it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.core.builders import H100
+
+A, B, C, D = (f"0000:0{n}:00.0" for n in range(1, 5))
+SCRAPED: Final = {"node": "n1", "container": "gpuactors"}
+"""What Prometheus adds, by the PodMonitor."""
+
+CALLS: Final = 30
+"""Between the two scrapes, which are five minutes apart: 0.1 each second."""
+
+MEMORY_BYTES: Final = 52428800
+
+OF_THE_POD: Final = (
+    f'gpuactors_device_owner_info{{container="gpuactors",gpu="{A}",node="n1",pod_name="vm-1",'
+    f'pod_namespace="default",resource="{H100}"}}'
+)
+NEEDS_A_HAND: Final[dict[str, float]] = {
+    f'gpuactors_device_unhealthy_info{{cause="HeldByOther",container="gpuactors",gpu="{C}",node="n1",'
+    f'resource="{H100}"}}': 1
+}
+
+SHOWN: Final[dict[str, list[dict[str, float]]]] = {
+    "Healthy GPUs": [{"{}": 2}],
+    "Allocated GPUs": [{"{}": 1}],
+    "Unhealthy GPUs": [{"{}": 2}],
+    "Nodes that are not ready": [{"{}": 1}],
+    "Free GPUs by resource": [{f'{{resource="{H100}"}}': 1}],
+    "Why GPUs are Unhealthy": [{'{cause="HeldByOther"}': 1, '{cause="ClaimedElsewhere"}': 1}],
+    "Which pod has which GPU": [
+        {
+            OF_THE_POD: 1,
+            f'gpuactors_device_owner_info{{claim="default/one",container="gpuactors",gpu="{D}",node="n1"}}': 1,
+        }
+    ],
+    "GPUs that need a hand": [NEEDS_A_HAND],
+    "Firing alerts": [
+        {
+            'ALERTS{alertname="GpuactorsResourceContested",alertstate="firing",container="gpuactors",node="n1",'
+            f'resource="{H100}",severity="critical"}}': 1,
+            'ALERTS{alertname="GpuactorsRefusals",alertstate="firing",method="Allocate",node="n1",'
+            'severity="warning"}': 1,
+        }
+    ],
+    "Calls": [{'{method="Allocate",outcome="granted"}': 0.1, '{method="Allocate",outcome="refused"}': 0.1}],
+    "Calls, 99th percentile": [{'{method="Allocate"}': 0.005}],
+    "Refusals by cause": [{'{cause="LedgerLate"}': CALLS}],
+    "Claims by state": [{'{driver="gpu.nvidia.com",state="Prepared"}': 1}],
+    "Resources that kubelet does not have from us": [
+        {f'gpuactors_resource_registered{{container="gpuactors",node="n1",resource="{H100}"}}': 0},
+        {f'gpuactors_resource_contested{{container="gpuactors",node="n1",resource="{H100}"}}': 1},
+    ],
+    "Resident memory": [
+        {'process_resident_memory_bytes{container="gpuactors",node="n1"}': MEMORY_BYTES},
+    ],
+    "Restarts": [{'{node="n1"}': 1}, {'{actor="busy_poller",node="n1"}': 1}],
+}
+"""What each query of a panel shows, besides zeros."""
+
+EXACT: Final = {"Calls, 99th percentile": 0.0005, "Restarts": 1}
+"""Interpolated within a bucket, or beyond the scrapes, so rounded to this."""
+
+ASKED: Final[list[dict[str, float]]] = [
+    {f'{{resource="{H100}"}}': 1},
+    NEEDS_A_HAND,
+    {OF_THE_POD: 1},
+    {'{pod_namespace="default"}': 1, "{}": 1},
+    {'gpuactors_ready{container="gpuactors",node="n1"}': 0},
+    {'{cause="LedgerLate"}': CALLS},
+    {"{}": 0.005},
+    {'{version="1"}': 1},
+]
+"""What each query of docs/metrics.md answers."""

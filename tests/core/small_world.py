@@ -573,7 +573,7 @@ def check_settled(node: Node) -> None:
                 f"device {slot} should be {wanted or 'not listed'}, and is {said or 'not listed'}"
             )
         if wanted == "Unhealthy" and given is None and said is not None:
-            _check_ownership(node, slot)
+            _check_holder(node, slot)
             if slot in o.waiting and not o.silent and said[1] is not Cause.UNBINDING:
                 raise WrongError(f"device {slot} waits to be let go, and the cause is {said[1]}")
         if given is not None and o.bound[slot] and holder is None and not _is_elsewhere(o, slot):
@@ -582,7 +582,7 @@ def check_settled(node: Node) -> None:
             )
 
 
-def _check_ownership(node: Node, slot: int) -> None:
+def _check_holder(node: Node, slot: int) -> None:
     """An external process is called one, and a process of a pod that is gone by that pod. Of a pod that this daemon
     never heard of it cannot know the name."""
     outside = node.outside
@@ -593,9 +593,9 @@ def _check_ownership(node: Node, slot: int) -> None:
     # Nor can it know that a process which was there before another plugin's pod was not that pod's.
     unheard_of = outside.crowded or (holder != EXTERNAL and holder not in outside.known)
     fitting = (gone, strange) if unheard_of else (strange,) if holder == EXTERNAL else (gone,)
-    ownership = node.state.assessments[ADDRESSES[slot]].ownership
-    if ownership.cause not in fitting:
-        raise WrongError(f"device {slot} is held by {holder}, and said to be {ownership}")
+    held = node.state.assessments[ADDRESSES[slot]].holding
+    if held is None or held.reason.cause not in fitting:
+        raise WrongError(f"device {slot} is held by {holder}, and said to be {held}")
 
 
 # --- every order --------------------------------------------------------------------------------------------

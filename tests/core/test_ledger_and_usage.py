@@ -694,7 +694,10 @@ def test_allocate_of_a_device_held_externally_is_refused_and_unhealthy_in_the_ne
     (answer,) = core.answers(*inspected(core, A))
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
-    assert answer.reason == f"{A}: IOMMU group 1 is in use (enable of {A} is 1)"
+    assert (
+        answer.reason
+        == f"{A}: IOMMU group 1 is in use (enable of {A} is 1), and kubelet has given it to no pod"
+    )
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
@@ -762,7 +765,10 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     (answer,) = core.answers(core.poll_event(poll))
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
-    assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
+    assert (
+        answer.reason
+        == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
+    )
 
 
 def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from_under_an_external_process() -> (
@@ -776,7 +782,10 @@ def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from
     ask(core, A, token=Token(2))
     (answer,) = core.answers(*inspected(core, A))
     assert isinstance(answer, Refused)
-    assert answer.reason == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86)"
+    assert (
+        answer.reason
+        == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no other pod"
+    )
 
 
 def test_a_card_swapped_for_another_model_under_its_pod_is_lost() -> None:
@@ -1168,8 +1177,8 @@ def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
     assert answer.reason == (
-        f"{A}: IOMMU group 1 is still held by process 4711 (qemu-system-x86), "
-        "by pod default/vm-1 that is gone from kubelet's ledger"
+        f"{A}: IOMMU group 1 is still held by process 4711 (qemu-system-x86): "
+        "pod default/vm-1 is gone from kubelet's ledger, its process is not"
     )
     assert core.device_list()[A] == "Healthy", "it is allocated to vm-2: counted once"
 

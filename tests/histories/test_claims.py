@@ -124,8 +124,7 @@ def _keeps_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_device_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim looks at no allocation of the device plugin: neither at kubelet's ledger nor at who has it open."""
-    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: None)
-    monkeypatch.setattr(exclusion, "_by_use", lambda *_: None)
+    monkeypatch.setattr(exclusion, "_by_holding", lambda *_, **__: None)
 
 
 def _always_writes_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,10 @@ MUTATIONS: Final = (
     Mutation(
         "an allocated GPU that is held is Unhealthy",
         "core/assessment/assess.py",
-        "        if device.function.vfio_bound:\n            return Health.HEALTHY, ownership.cause",
+        "        if device.function.vfio_bound:\n            return Health.HEALTHY, holding.reason",
         "        if device.function.vfio_bound:\n"
-        "            busy = listed(device) is not None and use is not None and use.in_use\n"
-        "            return (Health.UNHEALTHY if busy else Health.HEALTHY), ownership.cause",
+        "            busy = inputs.use is not None and inputs.use.in_use\n"
+        "            return (Health.UNHEALTHY if busy else Health.HEALTHY), holding.reason",
     ),
     Mutation(
         "no tombstone: a GPU that is gone under its pod leaves the list",
@@ -70,15 +70,15 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a group's other members are not asked for an owner",
-        "core/values/group.py",
-        "    for function, owner in sorted(owned, key=lambda pair: pair[0] != address):\n",
-        "    for function, owner in (pair for pair in owned if pair[0] == address):\n",
+        "core/assessment/holding.py",
+        "    for function, owner in sorted(inputs.owners, key=lambda pair: pair[0] != address):\n",
+        "    for function, owner in (pair for pair in inputs.owners if pair[0] == address):\n",
     ),
     Mutation(
         "a GPU that an external process holds is handed out",
         "core/deviceplugin/calls.py",
-        "    if use is None or not use.in_use:\n        return None\n    # Kubelet",
-        "    if True:\n        return None\n    # Kubelet",
+        "        if held is None or _is_awaited(state, address, held):\n",
+        "        if held is None or not isinstance(held.who, Owner):\n",
     ),
     Mutation(
         "the gate is open: a start waits for nobody",

@@ -16,9 +16,9 @@ from gpuactors.core.values.model import Health
 
 right = assess.status_of
 
-def wrong(device, ownership, *rest):
-    status = right(device, ownership, *rest)
-    return replace(status, health=Health.UNHEALTHY, message="planted") if ownership.is_allocated else status
+def wrong(device, holding, *rest):
+    status = right(device, holding, *rest)
+    return replace(status, health=Health.UNHEALTHY, message="planted") if holding and holding.is_allocated else status
 
 assess.status_of = wrong
 """

@@ -108,7 +108,7 @@ def _home(function: Any) -> str:
 
 def test_a_daemon_that_gives_a_gpu_to_two_claims_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
-    monkeypatch.setattr(exclusion, "_by_use", lambda *_: None)
+    monkeypatch.setattr(exclusion, "_by_holding", lambda *_, **__: None)
     unmet = fails_at(monkeypatch, CLAIMS, 3)
     assert "the prepare of vm-2-gpu waits for vm-1-gpu" in unmet
 

@@ -358,7 +358,8 @@ def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> st
     named = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, use_of(state, device)):
         return None
-    match state.assessments[device.function.address].ownership.cause:
+    held = state.assessments[device.function.address].holding
+    match held.reason.cause if held is not None else Cause.FREE:
         case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
         case Cause.ORPHANED:

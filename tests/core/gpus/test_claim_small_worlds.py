@@ -70,7 +70,7 @@ def _nobody_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusion, "_by_ledger", lambda *_: None)
+    monkeypatch.setattr(exclusion, "_by_holding", lambda *_, **__: None)
 
 
 def _pods_do_not_see_claims(monkeypatch: pytest.MonkeyPatch) -> None:

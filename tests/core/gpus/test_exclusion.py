@@ -166,7 +166,8 @@ def test_of_a_companion_the_pod_has_the_event_names_it() -> None:
     core.ledger["0000:01:00.1"] = "vm-1"
     core.prepare(name("one"))
     core.pass_time(limits.LEDGER_S)
-    assert f"{A}: 0000:01:00.1 is allocated to pod default/vm-1 as {H100}; " in told(core, "one")
+    held = f"0000:01:00.1 is allocated to pod default/vm-1 as {H100}; "
+    assert f"{A}: IOMMU group 1 is in use: {held}" in told(core, "one")
 
 
 class LonelyKubelet(ClaimCore):

@@ -1,4 +1,4 @@
-"""The status of a device, decided here and nowhere else: its owner (`ownership.py`), blockers in its files
+"""The status of a device, decided here and nowhere else: its holder (`holding.py`), blockers in its files
 (`blockers.py`), whether it is still the same device (`devices/presence.py`), and the one status that follows
 (`assess.py`).
 

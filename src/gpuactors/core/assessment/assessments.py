@@ -130,6 +130,7 @@ def assessments(
     of, is_same = dict(before.of), True
     for group in other & groups.keys():
         inputs = GroupInputs(
+            group,
             groups[group],
             owned.get(group, ()),
             uses.get(group) if isinstance(group, int) else None,

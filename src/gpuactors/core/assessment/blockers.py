@@ -1,6 +1,6 @@
 """Blockers in the files of a device and of its group: why a virtual machine cannot open it.
 
-Must not decide on owners: that is `ownership.py`.
+Must not decide on holders: that is `holding.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import Observed, PciFunction
 from gpuactors.core.values.quote import quoted_id
-from gpuactors.core.values.status import Ownership, Reason
+from gpuactors.core.values.status import Holding, Reason
 
 HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
 """Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in
@@ -51,22 +51,23 @@ def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
     return may_be_unbinding(function) and use is not None and function.address in use.open
 
 
-def unbinding(function: PciFunction, ownership: Ownership) -> Reason:
+def unbinding(function: PciFunction, holding: Holding | None) -> Reason:
     """The process it waits for, and the remedy. Binding it is none: that would wait as well."""
+    held = holding.reason.message if holding is not None else "free"
     return Reason(
         Cause.UNBINDING,
-        f"{ownership.message}; its unbind or unplug waits in the kernel until no process has it open: "
+        f"{held}; its unbind or unplug waits in the kernel until no process has it open: "
         f"end the process that has /dev/vfio/{function.iommu_group} open; nothing can be bound to it before",
     )
 
 
-def blocker_of(device: Device, ownership: Ownership, use: Observed | None) -> Reason | None:
+def blocker_of(device: Device, holding: Holding | None, use: Observed | None) -> Reason | None:
     """The reason why a VM could not open it; None if it could. `use` is its group's, as last polled."""
     function = device.function
     if function.fault is not None:
         return Reason(Cause.UNREADABLE, function.fault)
     if is_unbinding(function, use):
-        return unbinding(function, ownership)
+        return unbinding(function, holding)
     if (blocker := not_whole(function)) is not None:
         return blocker
     if not function.vfio_bound:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 
-from gpuactors.core.values.group import GroupKey, Short, UnownedUse
+from gpuactors.core.devices.index import Index
+from gpuactors.core.values.group import GroupInputs, GroupKey, Short, UnownedUse
 from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     DeviceList,
@@ -16,6 +17,7 @@ from gpuactors.core.values.model import (
     Observed,
     Orphan,
     PciAddress,
+    Polls,
     ResourceName,
     listed_by_address,
 )
@@ -35,6 +37,25 @@ def shortages(
     """The shortages of each group."""
     known = [(address, why) for address, why in sorted(short.items()) if address in group_of]
     return grouped([group_of[address] for address, _ in known], known)
+
+
+def holder_inputs(
+    address: PciAddress,
+    index: Index,
+    polls: Polls,
+    orphans: Mapping[PciAddress, Orphan],
+    ledger: tuple[int, str | None],
+) -> GroupInputs:
+    """The inputs of the group of the function at `address` that show its holders: its use also where kubelet has given
+    it to somebody. `ledger`: see `assessments`."""
+    group = index.known.group_of.get(address, address)
+    functions = index.groups.get(group, ()) if isinstance(group, int) else ()
+    devices = tuple([d for f in functions if (d := index.devices.get(f.address)) is not None])
+    owners = index.owned.get(group, ())
+    if not (isinstance(group, int) and group in index.in_use and devices):
+        return GroupInputs(group, devices, owners)
+    found = unowned({group: devices}, {group}, polls.groups, polls.seen, orphans, *ledger, {})
+    return GroupInputs(group, devices, owners, polls.groups[group], found[group])
 
 
 def unowned(

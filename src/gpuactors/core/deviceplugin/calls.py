@@ -27,7 +27,6 @@ from typing import Final
 
 from gpuactors import limits
 from gpuactors.core.assessment.blockers import OF_A_PART
-from gpuactors.core.assessment.ownership import group_in_use, may_be_a_pods
 from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.devices.presence import changed, not_offered
@@ -35,7 +34,6 @@ from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, P
 from gpuactors.core.host import inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger.identity import address_of, not_listed
-from gpuactors.core.ledger.ledger import orphans_pod
 from gpuactors.core.state import NodeState, with_inspections, with_waiting
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import (
@@ -51,7 +49,6 @@ from gpuactors.core.values.effects import (
     Refused,
     Reply,
 )
-from gpuactors.core.values.group import Holding, other_holding
 from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     Call,
@@ -61,15 +58,16 @@ from gpuactors.core.values.model import (
     LastCall,
     PciAddress,
     PciFunction,
+    Pod,
     ResourceName,
     Role,
     Token,
     differences,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Allocation
+from gpuactors.core.values.owner import Allocation, Owner
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.values.status import Reason, causes_of
+from gpuactors.core.values.status import Holding, Reason, causes_of
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
@@ -518,21 +516,18 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
 
 
 def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Allocation, ...]]:
-    """Why Allocate must refuse although the files are in order: the devices' owners and holders; and of these the
-    owners."""
+    """Why Allocate must refuse although the files are in order: the first holder of each device that is not the pod of
+    the call; and of these the owners."""
     known = devices_by_id(state, call.resource)
     asked = {known[i].function.address: i for request in call.requests for i in request}
     reasons, owners = list[Reason](), list[Allocation]()
     for address in sorted(call.seen):
-        device = known[DeviceId(address)]
-        holding = other_holding(
-            state.index.owned_of(address), address, _is_calls(call, address, asked[address])
-        )
-        if holding is not None:
-            owners += holding.owner.entries
-        reason = _taken_by(state, call, device, holding)
-        if reason is not None:
-            reasons.append(_of(address, reason))
+        held = state.holding(address, call.resource, _is_calls(call, address, asked[address]))
+        if held is None or _is_awaited(state, address, held):
+            continue
+        if isinstance(held.who, Owner):
+            owners += held.who.entries
+        reasons.append(_of(address, held.reason))
     return reasons, tuple(owners)
 
 
@@ -550,45 +545,25 @@ def _is_calls(
     return is_own
 
 
-def _taken_by(state: NodeState, call: Call, device: Device, holding: Holding | None) -> Reason | None:
-    if holding is not None:
-        if holding.function != device.function.address:
-            return group_in_use(device, holding)
-        return Reason(holding.owner.cause(call.resource), holding.owner.message())
-    use = use_of(state, device)
-    if use is None or not use.in_use:
-        return None
-    # Kubelet allocates what its ledger has free, so the owner of the last read has just left.
-    was_owned = device.function.address in state.index.owners
-    left = orphans_pod(state, device) is not None or (was_owned and may_be_a_pods(use))
-    if left and state.daemon.settings.pre_start_gate:
-        return None
-    return Reason(
-        _held_by(state, device, left=left), f"IOMMU group {device.function.iommu_group} is {use.evidence}"
-    )
-
-
-def _held_by(state: NodeState, device: Device, *, left: bool) -> Cause:
-    """The cause for a group that is held by another than the pod of the call."""
-    if left:
-        return Cause.ORPHANED
-    cause = state.assessments[device.function.address].ownership.cause
-    return cause if cause is Cause.HOLDER_UNKNOWN else Cause.HELD_BY_OTHER
+def _is_awaited(state: NodeState, address: PciAddress, held: Holding) -> bool:
+    """A pod that has left has it, and PreStartContainer waits for its release. Kubelet allocates what its ledger has
+    free, so the owner of the last read has just left."""
+    if not state.daemon.settings.pre_start_gate:
+        return False
+    match held.who:
+        case Owner():
+            return False
+        case Pod():
+            return True
+        case holders:
+            is_pods = not holders or any(holder.pod_uid is not None for holder in holders)
+            return is_pods and address in state.index.owners
 
 
 def _held(state: NodeState, call: Call) -> list[Reason]:
-    """The call's devices whose group is held, each with the holder."""
-    known = devices_by_id(state, call.resource)
-    held = []
-    for address in sorted(call.seen):
-        device = known.get(DeviceId(address))
-        use = use_of(state, device) if device is not None else None
-        if device is not None and use is not None and use.in_use:
-            pod = orphans_pod(state, device)
-            gone = f", by pod {pod} that is gone from kubelet's ledger" if pod is not None else ""
-            message = f"{address}: IOMMU group {device.function.iommu_group} is still {use.evidence}{gone}"
-            held.append(Reason(_held_by(state, device, left=pod is not None), message))
-    return held
+    """The call's devices whose group is held, each with the holder, whoever kubelet has given it to."""
+    held = {a: state.holding(a, call.resource, lambda *_: True) for a in sorted(call.seen)}
+    return [_of(address, found.reason) for address, found in held.items() if found is not None]
 
 
 def _late(state: NodeState, call: Call) -> Refused:

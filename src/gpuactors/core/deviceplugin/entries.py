@@ -45,7 +45,8 @@ def entries(state: NodeState) -> Entries:
 
 def _entry(address: PciAddress, row: EntryRow) -> tuple[ResourceName, AdvertisedDevice] | None:
     device, assessment, device_id, offered = row
-    if not (device.function.vfio_bound or offered or assessment.ownership.is_allocated):
+    held = assessment.holding
+    if not (device.function.vfio_bound or offered or (held is not None and held.is_allocated)):
         return None
     return device.resource, _advertised(device_id or DeviceId(address), device, assessment.status)
 

@@ -81,10 +81,6 @@ class Index:
     in_use: frozenset[int] = frozenset()
     """The groups that were in use when they were last polled."""
 
-    def owned_of(self, address: PciAddress) -> Owned:
-        """Who has the group of the function at `address`; empty if the function is gone."""
-        return self.owned.get(self.known.group_of.get(address, address), ())
-
     @property
     def functions(self) -> Mapping[PciAddress, PciFunction]:
         return self.known.functions

@@ -8,22 +8,21 @@ which `devices/holdings.py` makes an owner for the device plugin.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.claims.strangers import strangers
-from gpuactors.core.host.usage import use_of
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.group import other_holding
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
-from gpuactors.core.values.owner import Allocation
-from gpuactors.core.values.quote import first_of, quoted, quoted_id, quoted_name
+from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
+from gpuactors.core.values.quote import first_of, quoted, quoted_id
 from gpuactors.core.values.status import Conflict, Reason
 
 _WAITS: Final = (
@@ -121,10 +120,8 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
             fabric := of_the_hosts_fabric(state, function)
         ):
             return Conflict(fabric, is_final=True)
-        reason = (
-            _by_another_claim(state, entry, address, functions)
-            or _by_ledger(state, entry, address, functions)
-            or _by_use(state, address)
+        reason = _by_another_claim(state, entry, address, functions) or _by_holding(
+            state, entry, address, functions
         )
         if reason is not None:
             return Conflict(_of(address, reason), is_owner=True)
@@ -158,7 +155,7 @@ def _of(address: PciAddress, why: Reason) -> Reason:
 def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
     functions = with_companions(state, address)
-    return _by_another_claim(state, entry, address, functions) or _by_ledger(
+    return _by_another_claim(state, entry, address, functions) or _by_holding(
         state, entry, address, functions, ends=True
     )
 
@@ -223,7 +220,7 @@ def _taken(address: PciAddress, owned: PciAddress) -> Cause:
     return Cause.CLAIMED_ELSEWHERE if owned == address else Cause.GROUP_IN_USE
 
 
-def _by_ledger(
+def _by_holding(
     state: NodeState,
     entry: Entry,
     address: PciAddress,
@@ -231,20 +228,19 @@ def _by_ledger(
     *,
     ends: bool = False,
 ) -> Reason | None:
-    """`ends`: the claim gives the device back to its host's driver, which is what a container's GPU needs."""
+    """The first holder of these functions that is not this claim. A process counts also where kubelet still lists a
+    claim that has ended: it may not have. `ends`: the claim gives the device back to its host's driver, which is what a
+    container's GPU needs, and whether a process has it open the act says."""
     wanted = {f.address for f in functions}
 
     def is_own(function: PciAddress, given: Allocation) -> bool:
         is_hosts = ends and given.is_by_hosts_driver
         return function not in wanted or is_hosts or _is_own(state, entry, given)
 
-    holding = other_holding(state.index.owned_of(address), address, is_own)
-    if holding is None:
-        return None
-    given, function = holding.owner.entries[0], holding.function
-    of_companion = f"{function} is " if function != address else ""
-    resource = f" as {quoted_name(given.resource)}" if given.resource is not None else ""
-    return Reason(_taken(address, function), f"{of_companion}{given.message}{resource}; {_WAITS}")
+    held = state.holding(address, NO_RESOURCE, is_own)
+    if held is None or not isinstance(held.who, Owner):
+        return None if held is None or ends else held.reason
+    return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")
 
 
 def _is_own(state: NodeState, entry: Entry, given: Allocation) -> bool:
@@ -258,16 +254,3 @@ def _is_own(state: NodeState, entry: Entry, given: Allocation) -> bool:
         for e in state.gpus.claims.entries.values()
         if e.name.uid == entry.name.uid or e.state in ENDED or e.state in OWNING
     )
-
-
-def _by_use(state: NodeState, address: PciAddress) -> Reason | None:
-    """A process has its group open: of a pod that has just left, or of nobody that kubelet knows. Also where kubelet
-    still lists a claim that has ended: its process may not have."""
-    device = state.index.devices.get(address)
-    use = use_of(state, device) if device is not None else None
-    if device is None or use is None or not use.in_use:
-        return None
-    ownership = state.assessments[address].ownership
-    if ownership.cause in (Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN):
-        return Reason(ownership.cause, ownership.message)
-    return Reason(Cause.HELD_BY_OTHER, f"IOMMU group {device.function.iommu_group} is {use.evidence}")

@@ -27,19 +27,6 @@ from gpuactors.core.values.remade import remade, same_if_equal
 from gpuactors.core.values.slices import Blocked, BlockKind, Offer
 from gpuactors.core.values.status import Assessment, Reason
 
-_HELD: Final = frozenset(
-    {
-        Cause.ALLOCATED,
-        Cause.JUST_ALLOCATED,
-        Cause.CLAIMED_ELSEWHERE,
-        Cause.GROUP_IN_USE,
-        Cause.ORPHANED,
-        Cause.HELD_BY_OTHER,
-        Cause.HOLDER_UNKNOWN,
-    }
-)
-"""A pod, a claim or a process has it."""
-
 _GONE: Final = Blocked(BlockKind.UNHEALTHY, str(Cause.GONE))
 
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
@@ -148,8 +135,8 @@ def why_blocked(state: NodeState, address: PciAddress) -> str:
     device, assessment = state.index.devices.get(address), state.assessments.get(address)
     if device is None or assessment is None:
         return ""
-    if assessment.ownership.cause in _HELD:
-        return assessment.ownership.message
+    if assessment.holding is not None:
+        return assessment.holding.reason.message
     if (fault := _fault(state, device, assessment)) is not None:
         return fault.message
     look = state.gpus.looks.get(address)
@@ -157,7 +144,8 @@ def why_blocked(state: NodeState, address: PciAddress) -> str:
 
 
 def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocked | None:
-    if (cause := assessment.ownership.cause) in _HELD:
+    if assessment.holding is not None:
+        cause = assessment.holding.reason.cause
         # A pod that kubelet lists half a second later has it as it had it before: that is one change of the slice.
         return Blocked(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
     if (fault := _fault(state, device, assessment)) is not None:

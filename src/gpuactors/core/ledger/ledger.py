@@ -21,7 +21,6 @@ from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
-from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -125,11 +124,6 @@ def allocated_ids(
         if resource in resources:
             found[resource] = found.get(resource, frozenset()) | {device_id}
     return found
-
-
-def orphans_pod(state: NodeState, device: Device) -> Pod | None:
-    """The pod that had a device of this group, has left kubelet's ledger, and may still hold it."""
-    return next((orphan.pod for orphan in orphans_of(device, state.kubelet.orphans)), None)
 
 
 def called(state: NodeState, at: float) -> NodeState:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments, assessments
+from gpuactors.core.assessment.holding import IsOwn, holding_of
+from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import NO_INDEX, Index, index
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
@@ -39,7 +41,7 @@ from gpuactors.core.values.model import (
     Token,
     Transition,
 )
-from gpuactors.core.values.status import Assessment
+from gpuactors.core.values.status import Assessment, Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,13 @@ class NodeState:
             object.__setattr__(self, "_assessments", found)
             object.__setattr__(self, "_has_assessments", True)
         return self._assessments.of
+
+    def holding(self, address: PciAddress, resource: ResourceName, is_own: IsOwn) -> Holding | None:
+        """The first holder of the function at `address` that is not the asking one; see `assessment/holding.py`."""
+        ledger = self.kubelet.ledger
+        read = ledger.read, ledger.problem
+        inputs = holder_inputs(address, self.index, self.host.polls, self.kubelet.orphans, read)
+        return holding_of(address, resource, inputs, is_own)
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

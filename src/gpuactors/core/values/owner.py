@@ -14,6 +14,9 @@ from gpuactors.core.values.quote import first_of, quoted_id, quoted_name
 Named = tuple[ResourceName, DeviceId]
 """A device as kubelet's ledger names it."""
 
+NO_RESOURCE: Final = ResourceName("")
+"""Of a claim, and of a device that no list has."""
+
 _NVIDIAS: Final = re.compile(
     r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
 )
@@ -91,14 +94,13 @@ class Owner:
         """Whose it is: `default/vm-1`."""
         return ", ".join(first_of([*dict.fromkeys(entry.owner for entry in self.entries)]))
 
-    def message(self, resource: ResourceName | None = None) -> str:
-        """The sentence for a list of `resource`: its own entries first, then the others with their resource."""
+    def message(self, resource: ResourceName) -> str:
+        """The sentence for a list of `resource`: its own entries first, then the others with their resource. Empty: all
+        with their resource."""
         own = [e for e in self.entries if e.resource == resource]
         others = [e for e in self.entries if e.resource != resource]
         parts = [e.message + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
-        parts += [
-            e.message + (f" as {quoted_name(e.resource)}" if e.resource and resource else "") for e in others
-        ]
+        parts += [e.message + (f" as {quoted_name(e.resource)}" if e.resource else "") for e in others]
         return "; also ".join(first_of(parts))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import Health, Holder
+from gpuactors.core.values.model import Health, Holder, PciAddress, Pod
 from gpuactors.core.values.owner import Owner
 
 
@@ -44,26 +44,29 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
-    """The owner or holder of a device, as cause and sentence."""
+class Holding:
+    """The holder of a function, and so of its IOMMU group: a group opens once."""
 
-    cause: Cause
-    """One of the first of them, from FREE to HOLDER_UNKNOWN."""
-    message: str
-    owner: Owner | None = None
-    """The pod or claim that kubelet has given it to, by any ID and API."""
+    who: Owner | Pod | tuple[Holder, ...]
+    """The pods and claims that kubelet has given it to, by any ID and API; the pod that has left kubelet's ledger and
+    may still have it open; or the processes that have it open, empty if they are not known."""
+    function: PciAddress
+    """The function that the owner has, which may be another one of the group."""
+    reason: Reason
+    """One of the first causes, from ALLOCATED to HOLDER_UNKNOWN."""
 
     @property
     def is_allocated(self) -> bool:
-        """Kubelet counts it in `allocated` of its resource."""
-        return self.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
+        """Kubelet counts the device in `allocated` of its resource."""
+        return self.reason.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
     """All that is decided of a device."""
 
-    ownership: Ownership
+    holding: Holding | None
+    """The first holder; None: it is free."""
     blocker: Reason | None
     """The reason not to allocate it, whatever its owner; None if there is none."""
     status: DeviceStatus

@@ -1,0 +1,62 @@
+"""The first holder of a device: an owner by kubelet's word or ours, or whoever has its IOMMU group open.
+
+The assessment takes the first holder; a call of kubelet and a claim take the first one that is not their own. A device
+held by the pod that kubelet gave it to is Healthy, and counted once; one held by any other process is Unhealthy, and
+the holder named (docs/architecture.md, "Which devices are Healthy").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.group import GroupInputs, UnownedUse
+from gpuactors.core.values.model import Observed, PciAddress, ResourceName
+from gpuactors.core.values.owner import Allocation, Owner
+from gpuactors.core.values.status import Holding, Reason
+
+IsOwn = Callable[[PciAddress, Allocation], bool]
+"""Whether an entry, of a function, belongs to the pod or claim that asks."""
+
+
+def holding_of(
+    address: PciAddress, resource: ResourceName, inputs: GroupInputs, is_own: IsOwn = lambda *_: False
+) -> Holding | None:
+    """The first holder of the function at `address`, in a list of `resource`: its own owner, an owner of another
+    function of its group, a pod that has left kubelet's ledger, a process. None: it is free."""
+    for function, owner in sorted(inputs.owners, key=lambda pair: pair[0] != address):
+        others = tuple([e for e in owner.entries if not is_own(function, e)])
+        if not others:
+            continue
+        other = owner if len(others) == len(owner.entries) else Owner(others)
+        cause, message = other.cause(resource), other.message(resource)
+        if function != address:
+            cause = Cause.GROUP_IN_USE
+            message = f"IOMMU group {inputs.group} is in use: {function} is {message}"
+        return Holding(other, function, Reason(cause, message))
+    use, unowned = inputs.use, inputs.unowned
+    if use is None or unowned is None:
+        return None
+    return Holding(unowned.left or use.holders, address, _by_use(inputs, use, unowned))
+
+
+def _by_use(inputs: GroupInputs, use: Observed, unowned: UnownedUse) -> Reason:
+    is_used = f"IOMMU group {inputs.group} is {use.evidence}"
+    if (pod := unowned.left) is not None:
+        if not unowned.is_settled:
+            return Reason(Cause.HOLDER_UNKNOWN, f"{is_used}; pod {pod} has just left kubelet's ledger")
+        is_still_used = f"IOMMU group {inputs.group} is still {use.evidence}"
+        return Reason(
+            Cause.ORPHANED, f"{is_still_used}: pod {pod} is gone from kubelet's ledger, its process is not"
+        )
+    if unowned.is_settled:
+        # An old view is no fact: a device that it lacks may have been allocated since.
+        other = "other " if inputs.owners else ""
+        given = (
+            f"no {other}pod had it when kubelet's ledger was last readable"
+            if unowned.problem is not None
+            else f"kubelet has given it to no {other}pod"
+        )
+        return Reason(Cause.HELD_BY_OTHER, f"{is_used}, and {given}")
+    unread = f"; kubelet's ledger cannot be read: {unowned.problem}" if unowned.problem else ""
+    return Reason(Cause.HOLDER_UNKNOWN, f"{is_used}{unread}")

@@ -68,7 +68,7 @@ def test_a_definition_is_of_the_kind_that_is_asked_for(kind: Kind) -> None:
     assert version["schema"]["openAPIV3Schema"]["properties"].keys() == {*kind.fields}
 
 
-def unfit(value: Any, schema: Manifest, path: str) -> Iterator[str]:
+def violations(value: Any, schema: Manifest, path: str) -> Iterator[str]:
     """Where the value is not what the schema says, or would be pruned."""
     types: dict[str, type[Any]] = {"object": dict, "array": list, "string": str}
     if not isinstance(value, types[schema["type"]]):
@@ -78,13 +78,13 @@ def unfit(value: Any, schema: Manifest, path: str) -> Iterator[str]:
         yield f"{path} is not one of {schema['enum']}"
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from unfit(item, schema["items"], f"{path}[{index}]")
+            yield from violations(item, schema["items"], f"{path}[{index}]")
     if isinstance(value, dict):
         known = schema.get("properties", {})
         yield from (f"{path}.{name} is missing" for name in schema.get("required", ()) if name not in value)
         for name, inner in value.items():
             if name in known:
-                yield from unfit(inner, known[name], f"{path}.{name}")
+                yield from violations(inner, known[name], f"{path}.{name}")
             elif not schema.get("x-kubernetes-preserve-unknown-fields"):
                 yield f"{path}.{name} is pruned"
 
@@ -108,11 +108,11 @@ def test_what_is_written_fits_the_definitions_and_nothing_of_it_is_lost() -> Non
     assert len(found) == 3
     for kind, one in found:
         schema = definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        assert [*unfit(fields(kind, one), schema, kind.kind)] == []
+        assert [*violations(fields(kind, one), schema, kind.kind)] == []
     (domain, clique, _) = (one for _, one in found)
     status = definition(DOMAINS)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     wrong = {"nodes": [{"status": "ready"}], "status": "NotReady"}
-    assert [*unfit(wrong, status, "status")] == [
+    assert [*violations(wrong, status, "status")] == [
         "status.nodes[0].name is missing",
         "status.nodes[0].status is not one of ['Ready', 'NotReady']",
     ]

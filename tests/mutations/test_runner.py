@@ -47,7 +47,7 @@ def test_a_bug_is_found_by_a_test_that_fails_and_by_nothing_else(
 
 def test_every_bug_fits_the_program_as_it_is() -> None:
     places = {m: (ROOT / "src/gpuactors" / m.file).read_text().count(m.before) for m in MUTATIONS}
-    unfit = [f"{mutation.file}: {mutation.name}" for mutation, count in places.items() if count != 1]
-    assert not unfit, f"the program has changed there: write these bugs anew: {unfit}"
+    invalid = [f"{mutation.file}: {mutation.name}" for mutation, count in places.items() if count != 1]
+    assert not invalid, f"the program has changed there: write these bugs anew: {invalid}"
     assert all(mutation.before != mutation.after for mutation in MUTATIONS)
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)

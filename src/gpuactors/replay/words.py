@@ -111,11 +111,11 @@ def event_words(event: events.Event) -> str:
         case events.claims.ActFailed(number, reason):
             return f"act {number} failed: {reason}"
         case events.claims.GpusLooked(number, findings):
-            unfit = (
+            reasons = (
                 ", ".join(f"{f.device}: {f.reason}" for f in findings if f.reason)
                 or "a claim could bind each"
             )
-            return f"look {number} at {count(len(findings), 'GPU')}: {unfit}"
+            return f"look {number} at {count(len(findings), 'GPU')}: {reasons}"
         case events.claims.FilesTouched():
             return "the CDI files of claims were touched"
         case events.claims.SlicesPublished(publication):

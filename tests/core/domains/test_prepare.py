@@ -270,7 +270,7 @@ def test_a_domain_id_that_is_no_uuid_is_refused_and_leaves_nothing_anywhere(doma
     assert not core.wanted.domains, "nothing is asked of the API server with it"
 
 
-UNFIT: list[tuple[Claim, str]] = [
+INVALID: list[tuple[Claim, str]] = [
     (channel(ONE, colour="red"), "unknown field colour"),
     (channel(ONE, allocationMode="Some"), "allocationMode is 'Some'"),
     (replace(channel(ONE), configs=()), "has no ComputeDomainChannelConfig for its request channel"),
@@ -284,7 +284,7 @@ UNFIT: list[tuple[Claim, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("claim", "why"), UNFIT)
+@pytest.mark.parametrize(("claim", "why"), INVALID)
 def test_what_can_never_be_prepared_is_refused_at_once_and_leaves_nothing(claim: Claim, why: str) -> None:
     core = DomainCore()
     core.created(claim)

@@ -236,8 +236,8 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
         again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
         return driver.with_claims(state, with_entry(claims, again)), []
-    if (unfit := _refused_by_content(driver, state, event.claim)) is not None:
-        return not_prepared(driver, driver.with_claims(state, claims), entry, unfit)
+    if (invalid := _refused_by_content(driver, state, event.claim)) is not None:
+        return not_prepared(driver, driver.with_claims(state, claims), entry, invalid)
     state, entry = driver.request_reads(state, driver.with_claim(replace(entry, why=None), event.claim), at)
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.FETCHED)), []
 
@@ -245,8 +245,8 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
 def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
     """A claim whose entry was found out from its files."""
     claims = read_over(driver.claims(state), entry.name.uid)
-    if (unfit := _refused_by_content(driver, state, claim)) is not None:
-        return with_entry(claims, replace(entry, why=unfit))
+    if (invalid := _refused_by_content(driver, state, claim)) is not None:
+        return with_entry(claims, replace(entry, why=invalid))
     return transition(driver, claims, driver.found_again(entry, claim), ClaimTrigger.FETCHED)
 
 

@@ -51,8 +51,8 @@ def wanted_pool(offer: AnyOffer, keeps: ServerKeepsTaints) -> Pool:
     withdrawn: list[str] = []
     left_out: dict[str, str] = {}
     for offered in sorted(offer.devices, key=lambda device: device.name):
-        if offered.unfit:
-            left_out[offered.name] = offered.unfit
+        if offered.invalid:
+            left_out[offered.name] = offered.invalid
         elif offered.blocked is None or keeps is ServerKeepsTaints.YES:
             devices.append(_device(offered, offer.driver, tainted=True))
         elif offered.claimed:

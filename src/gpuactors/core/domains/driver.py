@@ -83,8 +83,8 @@ class ComputeDomains:
                 Cause.INVALID_CONFIGURATION,
                 "admin access to a device of a compute domain is not given: remove adminAccess from the claim",
             )
-        if (unfit := _not_offered(claim, settings)) is not None:
-            return unfit
+        if (why := _not_offered(claim, settings)) is not None:
+            return why
         if config.kind is DeviceKind.DAEMON and claim.name.namespace not in settings.namespaces:
             return Reason(
                 Cause.INVALID_CONFIGURATION,

@@ -39,7 +39,7 @@ class OfferedImexDevice:
         return {}
 
     @property
-    def unfit(self) -> str:
+    def invalid(self) -> str:
         """A slice can have each of them."""
         return ""
 

@@ -51,7 +51,7 @@ class OfferedGpu:
         return device_name(self.address)
 
     @property
-    def unfit(self) -> str:
+    def invalid(self) -> str:
         """Why no slice can have it."""
         if self.part_of is not None and not self.claimed:
             return f"{self.address} is a virtual function of {self.part_of}, which is no whole GPU"

@@ -57,7 +57,7 @@ class OfferedDevice(Protocol):
         ...
 
     @property
-    def unfit(self) -> str:
+    def invalid(self) -> str:
         """Why no slice can have it, as a sentence; empty if one can."""
         ...
 

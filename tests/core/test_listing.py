@@ -19,7 +19,7 @@ from gpuactors.core.events.deviceplugin import (
 )
 from gpuactors.core.events.host import HostScanned
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerUnreadable, NeighboursSeen
-from gpuactors.core.reports.readiness import lacking
+from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import next_deadline
 from gpuactors.core.values.effects import Effect, Log
@@ -77,10 +77,10 @@ def test_kubelets_list_is_read_once_soon_after_a_registration(kubelets: list[str
     """The pod is ready when that read is back; one more read, whether kubelet has such a list or not."""
     core = registered()
     core.kubelets = kubelets
-    (lack,) = lacking(core.state)
+    (lack,) = unmet_prerequisites(core.state)
     assert lack.endswith("kubelet's own list has not been compared with ours yet")
     core.pass_time(limits.KUBELET_LIST_TAKEN_S)
-    assert lacking(core.state) == ()
+    assert unmet_prerequisites(core.state) == ()
     read_at = core.state.kubelet.ledger.read_at
     core.pass_time(limits.LEDGER_QUIET_S - 1)
     assert core.state.kubelet.ledger.read_at == read_at

@@ -11,7 +11,7 @@ from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import RegisterAnswered, SocketBound, StreamEnded, StreamOpened
 from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone
-from gpuactors.core.reports.readiness import lacking
+from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role, Settings
@@ -41,7 +41,7 @@ def registered(core: Core, stream: int) -> None:
 def ready() -> Core:
     core = started()
     core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
-    assert lacking(core.state) == ()
+    assert unmet_prerequisites(core.state) == ()
     return core
 
 
@@ -49,12 +49,12 @@ def test_a_daemon_that_offers_nothing_is_never_ready() -> None:
     """`--device-plugin off` alone was ready, and served nothing in silence."""
     core = Core(gpu("01:00.0"), settings=replace(SETTINGS, device_plugin=False))
     core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
-    (missing,) = lacking(core.state)
+    (missing,) = unmet_prerequisites(core.state)
     assert missing.startswith("this daemon offers nothing: the device plugin is off, and so are claims")
 
 
 def test_at_the_start_nothing_is_there() -> None:
-    assert lacking(initial_state(SETTINGS)) == (
+    assert unmet_prerequisites(initial_state(SETTINGS)) == (
         "the node's PCI functions have not been read yet",
         "kubelet's ledger: it has not been read yet",
         "kubelet's socket has not been looked for yet",
@@ -63,47 +63,47 @@ def test_at_the_start_nothing_is_there() -> None:
 
 def test_a_registered_resource_counts_when_kubelets_own_list_has_been_seen_to_be_ours() -> None:
     core = started()
-    (reason,) = lacking(core.state)
+    (reason,) = unmet_prerequisites(core.state)
     assert reason == f"{H100}: it is registered, and kubelet's own list has not been compared with ours yet"
     core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
-    assert lacking(core.state) == ()
+    assert unmet_prerequisites(core.state) == ()
 
 
 def test_a_kubelet_that_does_not_say_what_it_has_is_believed() -> None:
     core = started()
     core.kubelets = None
-    assert lacking(core.state) != ()
+    assert unmet_prerequisites(core.state) != ()
     core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
-    assert lacking(core.state) == ()
+    assert unmet_prerequisites(core.state) == ()
 
 
 def test_another_list_in_kubelet_counts_at_once_and_a_contest_has_the_words_of_inspect(ready: Core) -> None:
     ready.kubelets = ["51", "52"]
     ready.pass_time(limits.LEDGER_QUIET_S + 0.1)
-    (reason,) = lacking(ready.state)
+    (reason,) = unmet_prerequisites(ready.state)
     assert reason == f"{H100}: kubelet's own list was another one than ours when it was last read"
     ready.pass_time(limits.KUBELET_LIST_AGAIN_S)
-    (reason,) = lacking(ready.state)
+    (reason,) = unmet_prerequisites(ready.state)
     assert reason == f"{H100}: {ready.state.published.plugins[H100].problem}"
     assert "another plugin serves the same resource" in reason
 
 
 def test_after_a_lost_stream_it_is_ready_again_when_the_lists_agree_again(ready: Core) -> None:
     ready.feed(StreamEnded(H100, 1))
-    assert lacking(ready.state) == (f"{H100}: kubelet's ListAndWatch stream ended",)
+    assert unmet_prerequisites(ready.state) == (f"{H100}: kubelet's ListAndWatch stream ended",)
     ready.pass_time(limits.REGISTER_BACKOFF_S[1])
     registered(ready, 2)
-    assert "has not been compared" in lacking(ready.state)[0]
+    assert "has not been compared" in unmet_prerequisites(ready.state)[0]
     ready.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
-    assert lacking(ready.state) == ()
+    assert unmet_prerequisites(ready.state) == ()
 
 
 def test_a_kubelet_that_is_gone_and_an_unreadable_ledger_are_named(ready: Core) -> None:
     ready.ledger_problem = "PodResources does not answer"
     ready.pass_time(limits.LEDGER_QUIET_S)
-    assert lacking(ready.state) == ("kubelet's ledger: PodResources does not answer",)
+    assert unmet_prerequisites(ready.state) == ("kubelet's ledger: PodResources does not answer",)
     ready.feed(KubeletGone("kubelet.sock does not exist"))
-    assert lacking(ready.state) == (
+    assert unmet_prerequisites(ready.state) == (
         "kubelet's ledger: PodResources does not answer",
         "kubelet.sock does not exist",
     )
@@ -111,9 +111,9 @@ def test_a_kubelet_that_is_gone_and_an_unreadable_ledger_are_named(ready: Core) 
 
 def test_who_does_not_serve_is_not_ready(ready: Core) -> None:
     waiting = initial_state(replace(SETTINGS, hand_over=True))
-    assert lacking(waiting)[0] == f"this daemon does not serve: it is {Role.TAKING_OVER}"
+    assert unmet_prerequisites(waiting)[0] == f"this daemon does not serve: it is {Role.TAKING_OVER}"
     ready.feed(ShutdownRequested())
-    assert lacking(ready.state)[0] == "this daemon is stopping"
+    assert unmet_prerequisites(ready.state)[0] == "this daemon is stopping"
 
 
 def test_claims_need_their_checkpoint_and_their_slices() -> None:
@@ -131,4 +131,4 @@ def test_claims_need_their_checkpoint_and_their_slices() -> None:
 
 
 def of_claims(core: Core) -> list[str]:
-    return [reason for reason in lacking(core.state) if reason.startswith("claims of ")]
+    return [reason for reason in unmet_prerequisites(core.state) if reason.startswith("claims of ")]

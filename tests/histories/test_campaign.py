@@ -318,19 +318,19 @@ def test_too_few_pairs_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None
     assert "95 % are wanted" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("lacking", Serves)
+@pytest.mark.parametrize("missing", Serves)
 def test_the_pairs_of_all_kinds_of_nodes_are_wanted(
-    lacking: Serves, capsys: pytest.CaptureFixture[str]
+    missing: Serves, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = Result()
     for of, coverage in result.covered.items():
-        if of is not lacking:
+        if of is not missing:
             coverage.adjacent.update(of.pairs)
-    assert result.covered[lacking].adjacent_share == 0.0
+    assert result.covered[missing].adjacent_share == 0.0
     plan = Plan(1, claims_every=4, domains_every=8, administrators_every=8)
     assert command._report(result, plan, min_pairs=95, show_table=False) == 1
     wanted = sum(len(of.pairs) for of in Serves)
-    share = 100 * (wanted - len(lacking.pairs)) / wanted
+    share = 100 * (wanted - len(missing.pairs)) / wanted
     assert f"Only {share:.1f} % of the pairs were covered" in capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.reports.readiness import lacking
+from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
 from gpuactors.ports.http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
@@ -162,7 +162,7 @@ class Routes:
         return (f"the registry took no event in {limits.DIAL_OWN_S} s, and {waiting} wait for it",)
 
     async def _ready(self) -> HttpAnswer:
-        return _verdict("ready", "not ready", lacking(self._ports.state.value))
+        return _verdict("ready", "not ready", unmet_prerequisites(self._ports.state.value))
 
     async def _debug(self) -> HttpAnswer:
         return HttpAnswer(200, self._ports.debug(self._ports.state.value, trio.current_time()), JSON)

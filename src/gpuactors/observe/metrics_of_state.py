@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from gpuactors.core.deviceplugin import registration
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.ledger.ledger import allocated_ids
-from gpuactors.core.reports.readiness import lacking
+from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
@@ -235,7 +235,7 @@ GAUGES: Final = (
         "gpuactors_ready",
         "Whether kubelet can allocate what is offered, as /readyz has it.",
         (),
-        _one(lambda state, _: int(not lacking(state))),
+        _one(lambda state, _: int(not unmet_prerequisites(state))),
     ),
     Gauge(
         "gpuactors_kubelet_found",

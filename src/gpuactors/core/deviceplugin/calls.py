@@ -480,15 +480,15 @@ def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> st
         return ""
     due = {i: {n for m in known[i].group for n in m.nodes if _is_of_one(n)} for i in ids}
     wrong = sorted(made - set().union(*due.values()))
-    lacking = [i for i in ids if made.isdisjoint(due[i])]
-    if not wrong and not lacking:
+    unserved = [i for i in ids if made.isdisjoint(due[i])]
+    if not wrong and not unserved:
         return ""
     whose = "; ".join(first_of([_whose_node(state, call, node) for node in wrong]))
     needs = "; ".join(
         first_of(
             [
                 f"{known[i].function.address} is behind {' and '.join(sorted(due[i])) or 'no node'} now"
-                for i in lacking or ids
+                for i in unserved or ids
             ]
         )
     )

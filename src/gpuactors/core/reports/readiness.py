@@ -28,12 +28,12 @@ def offers_anything(state: NodeState) -> bool:
     )
 
 
-def lacking(state: NodeState) -> tuple[str, ...]:
+def unmet_prerequisites(state: NodeState) -> tuple[str, ...]:
     """Everything that is not there yet, or not any more; empty if the daemon is ready."""
-    return tuple(_lacking(state))
+    return tuple(_unmet_prerequisites(state))
 
 
-def _lacking(state: NodeState) -> Iterator[str]:
+def _unmet_prerequisites(state: NodeState) -> Iterator[str]:
     if state.daemon.stopping:
         yield "this daemon is stopping"
     elif state.daemon.role is not Role.SERVING:

@@ -317,8 +317,8 @@ class DeviceManager:
         if not self._running:
             return self._set(pod.name, Phase.PENDING, "0/1 nodes are available: kubelet is not running.")
         short = [r for r, wanted in pod.requests if wanted > self._counts(r, at).free and not pod.bound]
-        lacking = ", ".join(f"1 Insufficient {resource}" for resource in short)
-        return self._set(pod.name, Phase.PENDING, f"0/1 nodes are available: {lacking}." if short else "")
+        short_of = ", ".join(f"1 Insufficient {resource}" for resource in short)
+        return self._set(pod.name, Phase.PENDING, f"0/1 nodes are available: {short_of}." if short else "")
 
     # --- one admission -------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from gpuactors.core.values.model import pci_address
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.slices import (
     AnyOffer,
-    Blocked,
     BlockKind,
+    BlockReason,
     Offer,
     OfferedDevice,
     Publication,
@@ -35,11 +35,11 @@ from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors.simulation.kube.status import NODES, SLICES, Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
 
-HELD = Blocked(BlockKind.HELD, "HeldByOther")
+HELD = BlockReason(BlockKind.HELD, "HeldByOther")
 HOUR_S = 3600.0
 
 
-def device(number: int = 0x23, blocked: Blocked | None = None, *, claimed: bool = False) -> OfferedGpu:
+def device(number: int = 0x23, blocked: BlockReason | None = None, *, claimed: bool = False) -> OfferedGpu:
     address = pci_address(f"0000:{number // 8:02x}:{number % 8:02x}.0")
     return OfferedGpu(
         address,
@@ -170,7 +170,7 @@ async def test_what_changes_within_milliseconds_is_one_write(autojump_clock: Moc
         await found.settled()
         found.at.asked()
         for cause in ("HolderUnknown", "HeldByOther"):
-            found.offers.set(offer(device(1, Blocked(BlockKind.HELD, cause)), B))
+            found.offers.set(offer(device(1, BlockReason(BlockKind.HELD, cause)), B))
             await trio.sleep(0.01)
         await found.settled()
         assert found.tainted() == {names(A)[0]: "HeldByOther"}
@@ -197,7 +197,7 @@ async def test_what_changes_on_and_on_is_written_all_the_same(autojump_clock: Mo
         await found.settled()
         found.at.asked()
         for number in range(60):
-            found.offers.set(offer(device(1, Blocked(BlockKind.HELD, f"Cause{number}")), B))
+            found.offers.set(offer(device(1, BlockReason(BlockKind.HELD, f"Cause{number}")), B))
             await trio.sleep(0.05)
         asked = [a for a in found.at.asked() if a == "PUT resourceslices"]
         assert 5 <= len(asked) <= 6, "3 s, one write each half second"

@@ -11,11 +11,11 @@ from gpuactors import limits
 from gpuactors.core.claims.pool import Pool, probe_spec, wanted_pool
 from gpuactors.core.values.model import PciAddress, pci_address
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
-from gpuactors.core.values.slices import Attribute, Blocked, BlockKind, Offer, ServerKeepsTaints, Taint
+from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, Offer, ServerKeepsTaints, Taint
 
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
 YES, NO, UNKNOWN = ServerKeepsTaints.YES, ServerKeepsTaints.NO, ServerKeepsTaints.UNKNOWN
-HELD = Blocked(BlockKind.HELD, "HeldByOther")
+HELD = BlockReason(BlockKind.HELD, "HeldByOther")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -127,7 +127,7 @@ def test_a_slice_has_at_most_64_devices_if_any_has_a_taint(count: int, slices: l
 
 def test_a_blocked_device_has_a_taint_where_the_server_keeps_taints() -> None:
     held = replace(offered(), blocked=HELD)
-    broken = replace(offered("0000:24:00.0"), blocked=Blocked(BlockKind.UNHEALTHY, "GroupNotViable"))
+    broken = replace(offered("0000:24:00.0"), blocked=BlockReason(BlockKind.UNHEALTHY, "GroupNotViable"))
     found = pool(held, broken, offered("0000:25:00.0"))
     assert [d.taints for d in found.devices] == [
         (Taint("gpu.nvidia.com/held", "HeldByOther", "NoSchedule"),),
@@ -156,7 +156,7 @@ def test_withdrawal_never_takes_the_device_of_a_live_claim(keeps: ServerKeepsTai
 
 @pytest.mark.parametrize("cause", ["x" * 80, "-odd/one: é ", "", "_"])
 def test_the_value_of_a_taint_is_a_label_value(cause: str) -> None:
-    (device,) = pool(replace(offered(), blocked=Blocked(BlockKind.HELD, cause))).devices
+    (device,) = pool(replace(offered(), blocked=BlockReason(BlockKind.HELD, cause))).devices
     assert re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", device.taints[0].value)
     assert len(device.taints[0].value) <= 63
 

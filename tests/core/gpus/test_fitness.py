@@ -8,7 +8,7 @@ from gpuactors import limits
 from gpuactors.core.events.claims import ActDone, ActFailed, GpusLooked
 from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, Prepared
 from gpuactors.core.values.model import PciAddress
-from gpuactors.core.values.slices import Blocked, BlockKind
+from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import gpu
 from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 from tests.core.gpus.claim_core import ClaimCore, name, on_driver
@@ -37,7 +37,7 @@ def looked_at(core: ClaimCore) -> list[str]:
     return sorted(core.wanted.look.devices) if core.wanted.look is not None else []
 
 
-def blocked(core: ClaimCore) -> Blocked | None:
+def blocked(core: ClaimCore) -> BlockReason | None:
     offer = core.state.offered.offer
     assert offer is not None
     (device,) = offer.devices
@@ -47,12 +47,14 @@ def blocked(core: ClaimCore) -> Blocked | None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (ActFault.NO_DRIVER, Blocked(BlockKind.UNHEALTHY, "DriverNotLoaded")),
-        (ActFault.IN_USE, Blocked(BlockKind.HELD, "InUseOnHost")),
-        (ActFault.VIRTUAL_FUNCTIONS, Blocked(BlockKind.UNHEALTHY, "VirtualFunctions")),
+        (ActFault.NO_DRIVER, BlockReason(BlockKind.UNHEALTHY, "DriverNotLoaded")),
+        (ActFault.IN_USE, BlockReason(BlockKind.HELD, "InUseOnHost")),
+        (ActFault.VIRTUAL_FUNCTIONS, BlockReason(BlockKind.UNHEALTHY, "VirtualFunctions")),
     ],
 )
-def test_a_gpu_that_no_claim_could_bind_is_not_offered_until_one_could(fault: ActFault, why: Blocked) -> None:
+def test_a_gpu_that_no_claim_could_bind_is_not_offered_until_one_could(
+    fault: ActFault, why: BlockReason
+) -> None:
     core = core_of()
     looked(core, fault)
     assert blocked(core) == why
@@ -99,7 +101,7 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.unprepare(ONE)
     (act,) = core.wanted.devices.values()
     core.feed(ActDone(act.number, of=ClaimsOf.GPUS))
-    assert blocked(core) == Blocked(BlockKind.HELD, "InUseOnHost")
+    assert blocked(core) == BlockReason(BlockKind.HELD, "InUseOnHost")
 
 
 def test_one_look_is_at_all_that_are_due() -> None:

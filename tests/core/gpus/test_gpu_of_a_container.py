@@ -24,7 +24,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.offered_gpu import OfferedGpu, quantity
 from gpuactors.core.values.owner import gpu_uuid
-from gpuactors.core.values.slices import Blocked, BlockKind
+from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
@@ -84,7 +84,7 @@ def test_a_waiting_claim_is_woken_by_the_end_of_that_pod() -> None:
 
 def test_it_is_not_to_be_given_away_as_long_as_the_pod_lives() -> None:
     core = a_container_has()
-    assert offered(core).blocked == Blocked(BlockKind.HELD, "ClaimedElsewhere")
+    assert offered(core).blocked == BlockReason(BlockKind.HELD, "ClaimedElsewhere")
     core.others.clear()
     core.pass_time(limits.LEDGER_S)
     assert offered(core).blocked is None
@@ -104,7 +104,7 @@ def test_a_uuid_that_the_driver_says_later_is_joined_with_the_ledger_of_before()
     core = a_container_has(uuid=None)
     assert offered(core).blocked is None
     core.changed(on_host())
-    assert offered(core).blocked == Blocked(BlockKind.HELD, "ClaimedElsewhere")
+    assert offered(core).blocked == BlockReason(BlockKind.HELD, "ClaimedElsewhere")
 
 
 def test_of_a_kubelet_that_does_not_run_its_file_counts() -> None:
@@ -115,7 +115,7 @@ def test_of_a_kubelet_that_does_not_run_its_file_counts() -> None:
     read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(LedgerRead(read, None, (), (), file=LedgerFile(entries=(entry,))))
-    assert offered(core).blocked == Blocked(BlockKind.HELD, "ClaimedElsewhere")
+    assert offered(core).blocked == BlockReason(BlockKind.HELD, "ClaimedElsewhere")
 
 
 def test_a_claim_that_ends_gives_the_gpu_back_although_a_container_was_given_it_meanwhile() -> None:

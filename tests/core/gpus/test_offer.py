@@ -14,7 +14,7 @@ from gpuactors.core.values.effects import Level, Log
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Token
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.selector import Selector
-from gpuactors.core.values.slices import Blocked, BlockKind
+from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import H100, SETTINGS, audio, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
@@ -54,7 +54,7 @@ def test_a_gpu_that_a_pod_has_by_the_device_plugin_is_held_and_healthy() -> None
     core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
     core.ledger[A] = "vm-1"
     core.pass_time(6)
-    assert offered(core, A).blocked == Blocked(BlockKind.HELD, "Allocated")
+    assert offered(core, A).blocked == BlockReason(BlockKind.HELD, "Allocated")
     assert {h.health for h in core.wanted.health} == {DraHealth.HEALTHY}
 
 
@@ -71,7 +71,7 @@ def test_a_claimed_gpu_stays_without_a_taint_and_the_device_plugin_does_not_offe
 
 def test_a_gpu_in_no_group_is_blocked_and_unhealthy() -> None:
     core = ClaimCore(replace(gpu(A), iommu_group=None))
-    assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "NoIommuGroup")
+    assert offered(core, A).blocked == BlockReason(BlockKind.UNHEALTHY, "NoIommuGroup")
     assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY]
 
 
@@ -84,7 +84,7 @@ def nvswitch(driver: str | None) -> PciFunction:
 
 def test_a_gpu_in_a_fabric_of_the_host_is_blocked_and_one_on_vfio_is_not() -> None:
     core = ClaimCore(gpu(A, group=1, driver="nvidia"), gpu(B, group=2), nvswitch("nvidia-nvswitch"))
-    assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "FabricOfHost")
+    assert offered(core, A).blocked == BlockReason(BlockKind.UNHEALTHY, "FabricOfHost")
     assert offered(core, B).blocked is None
     assert next(h.message for h in core.wanted.health if h.device == "gpu-0000-01-00-0").startswith(
         "0000:01:00.0 is on its host's driver, in an NVLink fabric that the host runs (NVSwitch 0000:05:00.0 is on"
@@ -109,7 +109,7 @@ def test_a_gpu_without_a_driver_and_another_vendors_device_are_in_no_fabric_of_t
 
 def test_of_a_gpu_in_no_group_the_health_says_so_also_beside_nvswitches_of_the_host() -> None:
     core = ClaimCore(replace(gpu(A, driver="nvidia"), iommu_group=None), nvswitch("nvidia-nvswitch"))
-    assert offered(core, A).blocked == Blocked(BlockKind.UNHEALTHY, "NoIommuGroup")
+    assert offered(core, A).blocked == BlockReason(BlockKind.UNHEALTHY, "NoIommuGroup")
     assert "IOMMU" in next(h.message for h in core.wanted.health if h.device == "gpu-0000-01-00-0")
 
 
@@ -130,7 +130,7 @@ def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() ->
     core.prepare(name("one"))
     core.unplugged(A)
     gone = offered(core, A)
-    assert (gone.claimed, gone.blocked) == (True, Blocked(BlockKind.UNHEALTHY, "Gone"))
+    assert (gone.claimed, gone.blocked) == (True, BlockReason(BlockKind.UNHEALTHY, "Gone"))
     assert [(h.health, h.message) for h in core.wanted.health] == [
         (DraHealth.UNHEALTHY, "the PCI function is gone from this node")
     ]

@@ -14,7 +14,7 @@ from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice, DomainMode, DomainSettings
 from gpuactors.core.values.offered_domains import OfferedDomains, OfferedImexDevice
-from gpuactors.core.values.slices import Blocked, BlockKind, Offer
+from gpuactors.core.values.slices import BlockKind, BlockReason, Offer
 
 NO_IMEX: Final = "NoImex"
 """The taint of a device that a claim has on a node which has lost its IMEX."""
@@ -29,7 +29,7 @@ def offered(domains: Domains) -> Domains:
     if (known.absent, known.claimed) == (facts.absent, claimed):
         return domains
     held = {device for own in claimed for device in own.devices}
-    blocked = Blocked(BlockKind.UNHEALTHY, NO_IMEX) if facts.absent else None
+    blocked = BlockReason(BlockKind.UNHEALTHY, NO_IMEX) if facts.absent else None
     health = DraHealth.UNHEALTHY if facts.absent else DraHealth.HEALTHY
     names = sorted(held if facts.absent else held | set(_devices(settings)), key=str)
     offer = Offer(

@@ -24,10 +24,10 @@ from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
 from gpuactors.core.values.remade import remade, same_if_equal
-from gpuactors.core.values.slices import Blocked, BlockKind, Offer
+from gpuactors.core.values.slices import BlockKind, BlockReason, Offer
 from gpuactors.core.values.status import Assessment, Reason
 
-_GONE: Final = Blocked(BlockKind.UNHEALTHY, str(Cause.GONE))
+_GONE: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.GONE))
 
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
 """The causes that a prepare removes itself: it binds the device and its companions to vfio."""
@@ -143,18 +143,18 @@ def why_blocked(state: NodeState, address: PciAddress) -> str:
     return look.found.message if look is not None and look.found is not None else ""
 
 
-def _blocked(state: NodeState, device: Device, assessment: Assessment) -> Blocked | None:
+def _blocked(state: NodeState, device: Device, assessment: Assessment) -> BlockReason | None:
     if assessment.holding is not None:
         cause = assessment.holding.reason.cause
         # A pod that kubelet lists half a second later has it as it had it before: that is one change of the slice.
-        return Blocked(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
+        return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
     if (fault := _fault(state, device, assessment)) is not None:
-        return Blocked(BlockKind.UNHEALTHY, str(fault.cause))
+        return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
     look = state.gpus.looks.get(device.function.address)
     if look is None or look.found is None:
         return None
     held = look.found.cause is Cause.IN_USE_ON_HOST
-    return Blocked(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(look.found.cause))
+    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(look.found.cause))
 
 
 def _fault(

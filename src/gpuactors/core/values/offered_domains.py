@@ -9,7 +9,7 @@ from typing import Final
 
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.domain import ClaimedDomain, DomainDevice
-from gpuactors.core.values.slices import Attribute, Blocked, Offer
+from gpuactors.core.values.slices import Attribute, BlockReason, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class OfferedImexDevice:
     """An IMEX device in a slice; see `slices.OfferedDevice`."""
 
     device: DomainDevice
-    blocked: Blocked | None = None
+    blocked: BlockReason | None = None
     claimed: bool = False
 
     @property

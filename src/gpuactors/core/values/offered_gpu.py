@@ -11,7 +11,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from gpuactors import limits
 from gpuactors.core.values.model import PciAddress
-from gpuactors.core.values.slices import Attribute, Blocked
+from gpuactors.core.values.slices import Attribute, BlockReason
 
 STANDARD = "resource.kubernetes.io/"
 """The prefix of the attributes that Kubernetes defines (k8s.io/dynamic-resource-allocation/deviceattribute)."""
@@ -42,7 +42,7 @@ class OfferedGpu:
     is_nvswitch: bool = False
     part_of: PciAddress | None = None
     """The physical function whose virtual function it is."""
-    blocked: Blocked | None = None
+    blocked: BlockReason | None = None
     claimed: bool = False
 
     @property

@@ -30,7 +30,7 @@ class BlockKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class BlockReason:
     """A device must not be given to a claim now."""
 
     kind: BlockKind
@@ -62,7 +62,7 @@ class OfferedDevice(Protocol):
         ...
 
     @property
-    def blocked(self) -> Blocked | None:
+    def blocked(self) -> BlockReason | None:
         """Why it must not be given away now."""
         ...
 

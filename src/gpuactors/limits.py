@@ -227,7 +227,7 @@ assert CONTEND_BACKOFF_S[-1] <= CONTENTION_OVER_S
 KUBELET_LIST_ID_MAX_CHARS: Final = 256
 """The part of an ID in kubelet's list that is compared and kept (another plugin's may have 4 MiB); ours have 12."""
 
-NEIGHBOURS_MAX: Final = 16
+FOREIGN_SOCKETS_MAX: Final = 16
 """Other plugins' sockets that are named to the operator; a node has a handful."""
 
 LEDGER_SETTLE_S: Final = 30.0

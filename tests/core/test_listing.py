@@ -18,7 +18,7 @@ from gpuactors.core.events.deviceplugin import (
     StreamOpened,
 )
 from gpuactors.core.events.host import HostScanned
-from gpuactors.core.events.kubelet import KubeletAppeared, LedgerUnreadable, NeighboursSeen
+from gpuactors.core.events.kubelet import ForeignSocketsSeen, KubeletAppeared, LedgerUnreadable
 from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import next_deadline
@@ -206,9 +206,9 @@ def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace
     core.pass_time(60)
     bind = plugin(core).bind
     found = third_gpu_found(core)
-    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)), after_s=0.1)
+    core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)), after_s=0.1)
     core.feed(found, after_s=0.1)
-    core.feed(NeighboursSeen(()), after_s=0.1)
+    core.feed(ForeignSocketsSeen(()), after_s=0.1)
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
     assert plugin(core).bind == bind + 1, "it registers again, once"
@@ -216,19 +216,19 @@ def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace
 
 def test_a_list_that_changed_just_before_a_neighbour_was_seen_to_go_is_no_sign_of_peace(core: Core) -> None:
     """Kubelet noticed the other's end, then took our list, and Allocate goes to nobody."""
-    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.pass_time(60)
     bind = plugin(core).bind
     core.feed(third_gpu_found(core), after_s=0)
-    core.feed(NeighboursSeen(()), after_s=0)
+    core.feed(ForeignSocketsSeen(()), after_s=0)
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
     assert plugin(core).bind == bind + 1, "it registers again, once"
 
 
-def test_neighbours_that_appear_as_we_register_are_no_reason_to_register_again(core: Core) -> None:
+def test_other_plugins_that_appear_as_we_register_are_no_reason_to_register_again(core: Core) -> None:
     """After kubelet's restart all plugins of a node make their sockets anew at once."""
-    core.feed(NeighboursSeen(("kubevirt-kvm.sock",)), after_s=0.1)
+    core.feed(ForeignSocketsSeen(("kubevirt-kvm.sock",)), after_s=0.1)
     bind = plugin(core).bind
     core.pass_time(600)
     assert is_registered(plugin(core))
@@ -247,10 +247,10 @@ def test_a_neighbour_that_goes_while_nothing_is_healthy_leads_to_registering_aga
     bind = plugin(core).bind
     core.pass_time(600)
     assert plugin(core).bind == bind, "nobody was seen"
-    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.kubelets = THEIRS
     core.pass_time(stays_s)
-    core.feed(NeighboursSeen(()))
+    core.feed(ForeignSocketsSeen(()))
     core.kubelets = []
     core.pass_time(limits.DESERTED_MAX_S + limits.LEDGER_S)
     assert plugin(core).bind > bind
@@ -329,7 +329,7 @@ def test_where_the_other_has_left_a_grown_wait_is_cut_short(core: Core) -> None:
 def test_a_socket_of_somebody_else_leads_to_a_read_soon_and_is_named(core: Core) -> None:
     core.pass_time(60)
     core.kubelets = THEIRS
-    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S)
     assert "other sockets in kubelet's directory: 'kubevirt-gpu.sock'" in (plugin(core).problem or "")
 
@@ -339,7 +339,7 @@ def test_a_socket_that_appears_as_soon_as_we_are_registered_leads_to_a_read_that
     core.pass_time(60)
     core.feed(StreamEnded(H100, 1))
     core.feed(Ticked())
-    core.feed(NeighboursSeen(("kubevirt-gpu.sock",)))
+    core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.pass_time(limits.ODD_SIGHT_S / 2)
     register(core, 2)
     core.kubelets = THEIRS
@@ -351,7 +351,7 @@ def test_a_storm_of_sockets_costs_one_read_a_second(core: Core) -> None:
     core.pass_time(60)
     out: list[Effect] = []
     for n in range(1000):
-        out += core.feed(NeighboursSeen((f"{n}.sock",)))
+        out += core.feed(ForeignSocketsSeen((f"{n}.sock",)))
         out += core.pass_time(0.01)
     reads = [e for e in out if isinstance(e, Log) and e.name == "ledger.read"]
     assert 5 <= len(reads) <= 11
@@ -407,7 +407,7 @@ def test_a_huge_list_of_anybodys_is_cut_on_both_sides_alike() -> None:
 
 def test_control_characters_of_a_neighbour_are_escaped(core: Core) -> None:
     core.kubelets = ["\x1b[31m" + "x" * 1000]
-    core.feed(NeighboursSeen(("a\nb.sock",)))
+    core.feed(ForeignSocketsSeen(("a\nb.sock",)))
     core.pass_time(limits.LEDGER_QUIET_S)
     problem = plugin(core).problem or ""
     assert problem.isprintable()
@@ -417,7 +417,7 @@ def test_control_characters_of_a_neighbour_are_escaped(core: Core) -> None:
 def test_a_read_that_fails_does_not_hurry_the_next(core: Core) -> None:
     core.pass_time(60)
     core.kubelets = THEIRS
-    core.feed(NeighboursSeen(("x",)))
+    core.feed(ForeignSocketsSeen(("x",)))
     core.pass_time(limits.ODD_SIGHT_S)
     assert plugin(core).listing.against == 1
     core.silent = True

@@ -24,7 +24,7 @@ from tests.histories.answers import Answers
 from tests.histories.claim_check import ClaimRules
 from tests.histories.domain_check import DomainRules
 from tests.histories.dra_check import Problem, Rules, all_run, nothing_is_left
-from tests.histories.neighbour_events import SECOND_PLUGIN
+from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
 from tests.histories.truth import (
     ANY,

@@ -18,8 +18,8 @@ from tests.histories.host_events import HOST_KINDS
 from tests.histories.kinds import Kind, can_follow, that_can_happen
 from tests.histories.kubelet_events import KUBELET_KINDS
 from tests.histories.ledger_events import LEDGER_KINDS
-from tests.histories.neighbour_events import NEIGHBOUR_KINDS
 from tests.histories.node_events import NODE_KINDS
+from tests.histories.other_plugin_events import NEIGHBOUR_KINDS
 from tests.histories.script import Script, ScriptError
 
 KINDS: Final[dict[str, Kind]] = {

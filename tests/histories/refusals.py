@@ -15,7 +15,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
-from tests.histories.neighbour_events import SECOND_PLUGIN
+from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.world import OLDER_POD
 from tests.memory.faults import Fault, PlannedCrashError
 

@@ -44,7 +44,7 @@ from gpuactors.simulation.kubelet.containers import TreeTenancy
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import MemoryTransport
 from gpuactors.simulation.kubelet.values import Pod
-from gpuactors.simulation.neighbours import OtherPlugin
+from gpuactors.simulation.other_plugins import OtherPlugin
 from tests.histories.administrator import VIRTUAL_FUNCTIONS
 from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode

@@ -60,7 +60,7 @@ async def test_many_sockets_are_told_of_together_and_not_all(kubelet_dir: Path) 
             for n in range(100):
                 bind_unix(str(directory / f"{n}.sock"))
             told = await anext(found)
-            assert len(told.others) == limits.NEIGHBOURS_MAX
+            assert len(told.others) == limits.FOREIGN_SOCKETS_MAX
 
 
 @pytest.mark.trio

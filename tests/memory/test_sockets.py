@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors.limits import KUBELET_DIR_RETRY_S, NEIGHBOURS_MAX, ODD_SIGHT_S
+from gpuactors.limits import FOREIGN_SOCKETS_MAX, KUBELET_DIR_RETRY_S, ODD_SIGHT_S
 from gpuactors.ports.node import Sockets
 from gpuactors.simulation.kubelet.fake import open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import MemoryTransport
@@ -50,12 +50,12 @@ async def test_others_sockets_are_told_of_together_and_once_in_a_while(autojump_
     transport = MemoryTransport()
     async with memory_kubelet(transport).sockets() as sockets, AsyncExitStack() as stack:
         await next_of(sockets)
-        for n in range(NEIGHBOURS_MAX + 10):
+        for n in range(FOREIGN_SOCKETS_MAX + 10):
             await stack.enter_async_context(transport.listen_at(f"{n}.sock"))
         await stack.enter_async_context(transport.listen_at("gpuactors-x.sock"))
         took_s, found = await next_of(sockets)
         assert took_s == ODD_SIGHT_S
-        assert len(found.others) == NEIGHBOURS_MAX
+        assert len(found.others) == FOREIGN_SOCKETS_MAX
         async with transport.listen_at("a.sock"):
             pass
         assert (await next_of(sockets))[0] == ODD_SIGHT_S, "it was there for a moment"

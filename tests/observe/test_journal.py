@@ -125,7 +125,7 @@ EVENTS: tuple[events.Event, ...] = (
     ),
     events.kubelet.KubeletAppeared("1:2:3"),
     events.kubelet.KubeletGone("kubelet.sock does not exist"),
-    events.kubelet.NeighboursSeen(("kubevirt-gpu.sock",)),
+    events.kubelet.ForeignSocketsSeen(("kubevirt-gpu.sock",)),
     events.deviceplugin.SocketBound(H100, 1),
     events.deviceplugin.SocketFailed(H100, 2, "read-only"),
     events.deviceplugin.RegisterAnswered(H100, 1),

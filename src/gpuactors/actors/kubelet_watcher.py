@@ -8,7 +8,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.events import Event
-from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone, NeighboursSeen
+from gpuactors.core.events.kubelet import ForeignSocketsSeen, KubeletAppeared, KubeletGone
 from gpuactors.ports.node import Kubelet, KubeletError, Sockets
 
 
@@ -33,4 +33,4 @@ def _changes(before: Sockets | None, now: Sockets, absence: str) -> Iterator[Eve
         yield KubeletGone(absence) if now.kubelet is None else KubeletAppeared(now.kubelet)
     # A socket may have been replaced under the same name; otherwise there would be no report.
     if same or now.others != (before.others if before is not None else ()):
-        yield NeighboursSeen(now.others)
+        yield ForeignSocketsSeen(now.others)

@@ -351,8 +351,8 @@ def _kubelet(state: NodeState, event: events.kubelet.KubeletEvent, at: float) ->
                 kubelet=replace(state.kubelet, socket=None, missing=reason),
                 published=replace(state.published, plugins=plugins),
             ), [Log(Level.WARNING, "kubelet.gone", {"reason": reason})]
-        case events.kubelet.NeighboursSeen():
-            return listing.neighbours_seen(state, event, at), []
+        case events.kubelet.ForeignSocketsSeen():
+            return listing.foreign_sockets_seen(state, event, at), []
 
 
 def _plugin(state: NodeState, event: events.deviceplugin.PluginEvent, at: float) -> Stepped:

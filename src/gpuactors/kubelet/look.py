@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketError, owner_of, socket_file
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, is_others
-from gpuactors.limits import NEIGHBOURS_MAX
+from gpuactors.limits import FOREIGN_SOCKETS_MAX
 from gpuactors.ports.node import KubeletError
 
 DEVICE_PLUGINS = "device-plugins"
@@ -30,7 +30,7 @@ class PluginDirectory:
     ours: tuple[str, ...]
     """Names of gpuactors' sockets that a process listens at."""
     others: tuple[str, ...]
-    """Names of other plugins' sockets, at most NEIGHBOURS_MAX; whether a process listens there is not known."""
+    """Names of other plugins' sockets, at most FOREIGN_SOCKETS_MAX; whether a process listens there is not known."""
 
 
 def look(kubelet_dir: str) -> PluginDirectory:
@@ -53,7 +53,7 @@ def look(kubelet_dir: str) -> PluginDirectory:
             for name in names
             if name.startswith(OURS) and _is_served(os.path.join(path, name))
         ),
-        others=tuple(map(encodable, others[:NEIGHBOURS_MAX])),
+        others=tuple(map(encodable, others[:FOREIGN_SOCKETS_MAX])),
     )
 
 

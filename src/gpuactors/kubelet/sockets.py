@@ -208,7 +208,7 @@ class SocketsWatch:
                     identity = self._identity(os.path.join(self._path, name)) if is_others(name) else None
                     if identity is not None:
                         found[encodable(name)] = identity
-                        if len(found) == limits.NEIGHBOURS_MAX:
+                        if len(found) == limits.FOREIGN_SOCKETS_MAX:
                             break
         except OSError as exc:
             return before if shortage(exc) is not None else found

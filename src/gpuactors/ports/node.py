@@ -243,7 +243,7 @@ class Sockets:
     kubelet: str | None
     """The identity of kubelet.sock; None while there is none."""
     others: tuple[str, ...] = ()
-    """The names of the sockets that are neither kubelet's nor ours, sorted, at most NEIGHBOURS_MAX."""
+    """The names of the sockets that are neither kubelet's nor ours, sorted, at most FOREIGN_SOCKETS_MAX."""
 
 
 class Reachable(Protocol):

@@ -65,7 +65,7 @@ def event_words(event: events.Event) -> str:
             return "kubelet.sock appeared"
         case events.kubelet.KubeletGone(reason):
             return f"kubelet.sock is gone: {reason}"
-        case events.kubelet.NeighboursSeen(sockets):
+        case events.kubelet.ForeignSocketsSeen(sockets):
             return f"sockets of others beside kubelet's: {', '.join(map(repr, sockets)) or 'none'}"
         case events.deviceplugin.SocketBound(resource, bind):
             return f"{resource}: endpoint {bind} serves"

@@ -35,7 +35,7 @@ from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import UnixTransport
 from gpuactors.simulation.kubelet.values import KubeletView, Pod
 from gpuactors.simulation.log_tail import LogTail
-from gpuactors.simulation.neighbours import OtherPlugin
+from gpuactors.simulation.other_plugins import OtherPlugin
 from gpuactors.simulation.situation import ClaimsSeen, Expectation, Situation
 
 DIRECTORY_MAX_CHARS: Final = 24

@@ -28,7 +28,7 @@ from gpuactors.simulation.kubelet.device_manager import (
 )
 from gpuactors.simulation.kubelet.fake import CHECKPOINT_FILE, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.neighbours import Bystander, OtherPlugin
+from gpuactors.simulation.other_plugins import Bystander, OtherPlugin
 from tests.simulation.kubelet.rig import GPU, WITHIN_S, Plugin, all_healthy, registered, rig
 
 OTHER = "nvidia.com/AD102GL_L40S"

@@ -24,7 +24,7 @@ from dataclasses import replace
 from gpuactors import limits
 from gpuactors.core.deviceplugin import registration
 from gpuactors.core.events.deviceplugin import StreamEnded
-from gpuactors.core.events.kubelet import NeighboursSeen
+from gpuactors.core.events.kubelet import ForeignSocketsSeen
 from gpuactors.core.state import NodeState, with_ledger, with_plugins
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import (
@@ -69,10 +69,10 @@ def asked(state: NodeState) -> tuple[ResourceName, ...]:
 # --- what happens -----------------------------------------------------------------------------------------
 
 
-def neighbours_seen(state: NodeState, event: NeighboursSeen, at: float) -> NodeState:
+def foreign_sockets_seen(state: NodeState, event: ForeignSocketsSeen, at: float) -> NodeState:
     """Another process's socket beside kubelet's came or went: kubelet's list may be that plugin's now."""
     plugins = {r: registration.sighted(plugin, at) for r, plugin in state.published.plugins.items()}
-    state = replace(state, kubelet=replace(state.kubelet, neighbours=event.sockets))
+    state = replace(state, kubelet=replace(state.kubelet, foreign_sockets=event.sockets))
     return compare_soon(with_plugins(state, plugins), at)
 
 
@@ -148,8 +148,8 @@ def _is_sent_differently(was: AdvertisedDevice | None, now: AdvertisedDevice | N
 
 def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
     """How the lists differ, as a sentence for people."""
-    others = f" (other sockets in kubelet's directory: {_names(state.kubelet.neighbours)})" * bool(
-        state.kubelet.neighbours
+    others = f" (other sockets in kubelet's directory: {_names(state.kubelet.foreign_sockets)})" * bool(
+        state.kubelet.foreign_sockets
     )
     if not (ours or kubelets):
         return (

@@ -66,11 +66,11 @@ class KubeletGone:
 
 
 @dataclass(frozen=True, slots=True)
-class NeighboursSeen:
+class ForeignSocketsSeen:
     """The other processes' sockets beside kubelet's are these now; one may have been replaced under its name."""
 
     sockets: tuple[str, ...]
 
 
 LedgerEvent = LedgerRead | LedgerUnreadable
-KubeletEvent = KubeletAppeared | KubeletGone | NeighboursSeen
+KubeletEvent = KubeletAppeared | KubeletGone | ForeignSocketsSeen

@@ -79,7 +79,7 @@ class Kubelet:
     resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
     """Every name in kubelet's ledger or of a pending allocation whose device is known."""
     orphans: Mapping[PciAddress, Orphan]
-    neighbours: tuple[str, ...] = ()
+    foreign_sockets: tuple[str, ...] = ()
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
     compare_at: float = math.inf
     """When kubelet's list is to be read because of an odd observation; infinite without one."""

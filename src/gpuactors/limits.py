@@ -645,7 +645,7 @@ IMEX_CHANNELS_MAX: Final = 2048
 IMEX_READ_S: Final = 5.0
 """5 s. Reading what the host says of IMEX: three small files; then it is said that one of them hangs."""
 
-IMEX_LOOK_S: Final = 60.0
+IMEX_RETRY_S: Final = 60.0
 """60 s. A node without IMEX is asked again: its driver may be loaded later."""
 
 IMEX_CTL_S: Final = 5.0
@@ -741,7 +741,7 @@ leads to a list of all of them."""
 LABEL_RETRY_S: Final = 1.0
 """1 s. After a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row."""
 
-LABEL_LOOK_S: Final = 600.0
+LABEL_READ_S: Final = 600.0
 """10 min. The node's label is read again by itself while a claim holds it. The watch of the Node shows a change at
 once; more often, and 5,000 nodes would ask for nothing all the time."""
 
@@ -763,7 +763,7 @@ LABEL_CONFLICTS_MAX: Final = 3
 LABELS_KEPT: Final = 64
 """Values of the label that are remembered as ours, the last ones: one for each domain that had a claim here."""
 
-DOMAIN_LOOK_S: Final = 2.0
+DOMAIN_READ_S: Final = 2.0
 """2 s. A compute domain is read again by itself while a claim waits for it: a watch may have been lost."""
 
 CLAIM_CALL_S: Final = 40.0

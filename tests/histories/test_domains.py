@@ -11,7 +11,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.acts.files import ClaimFiles
-from gpuactors.core.domains import exclusion, label, looks
+from gpuactors.core.domains import exclusion, label, reads
 from gpuactors.core.domains import step as domains_step
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.domains import Domains, DomainView, Label
@@ -185,7 +185,7 @@ def _spins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that has handed over has something due, and does nothing about it."""
 
     def deadline(state: NodeState) -> float:
-        return min(label.deadline(state.domains), looks.deadline(state.domains))
+        return min(label.deadline(state.domains), reads.deadline(state.domains))
 
     monkeypatch.setattr(domains_step, "deadline", deadline)
 

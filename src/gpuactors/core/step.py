@@ -25,7 +25,7 @@ from gpuactors.core.claims.answers import declined
 from gpuactors.core.claims.transitions import quarantine, refusal
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
-from gpuactors.core.domains import looks
+from gpuactors.core.domains import reads
 from gpuactors.core.domains import step as domains
 from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.gpus import fitness
@@ -100,7 +100,7 @@ def initial_state(
 def _first_domains(settings: DomainSettings) -> Domains:
     """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
     claims = ClaimSettings(settings.driver, settings.node, side_by_side=settings.side_by_side)
-    return looks.imex_asked(Domains(settings, Claims(claims)))
+    return reads.imex_asked(Domains(settings, Claims(claims)))
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:

@@ -178,7 +178,7 @@ class DomainCore(CallsCore):
 
     def settled(self) -> None:
         """The time passes after which a daemon counts that was there before the label."""
-        self.pass_time(limits.DAEMON_SETTLES_S + limits.DOMAIN_LOOK_S)
+        self.pass_time(limits.DAEMON_SETTLES_S + limits.DOMAIN_READ_S)
 
     def set_label(self, value: str | None) -> None:
         self.label = value

@@ -672,7 +672,7 @@ def _check_claimed_again(node: Node) -> None:
     }
     for uid in sorted(again):
         node = asked(node, subjects[uid].claim.name, prepares=True)
-    node = all_answered(passed(all_answered(node), limits.DOMAIN_LOOK_S))
+    node = all_answered(passed(all_answered(node), limits.DOMAIN_READ_S))
     if node.outside.kubelet.prepared != again:
         raise WrongError(f"the channel cannot be claimed again: {[e.problem for e in node.entries.values()]}")
 
@@ -702,11 +702,11 @@ def canonical(node: Node) -> object:
         node.state.host.scanned,
         of_ledger(node.state, ranked((0, ledger.read, ledger.outstanding or 0, ledger.done)), at),
         of_claims(domains.claims, own, at),
-        of_looks(domains, own, at),
+        of_reads(domains, own, at),
     )
 
 
-def of_looks(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
+def of_reads(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
     """Of the label, of domains and of IMEX. `ranks` are those of their numbers."""
     label, imex = domains.label, domains.imex
     label = replace(

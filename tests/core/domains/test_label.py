@@ -119,7 +119,7 @@ def test_it_is_put_back_when_the_server_that_did_not_answer_does() -> None:
     core.release("domain")
     assert core.history == [None, RED, None]
     core.away = False
-    core.pass_time(limits.DOMAIN_LOOK_S)
+    core.pass_time(limits.DOMAIN_READ_S)
     assert core.history == [None, RED, None, RED]
 
 
@@ -224,7 +224,7 @@ def test_it_is_put_back_when_it_is_lost_while_a_claim_lives() -> None:
 def test_a_loss_that_no_watch_has_told_is_found_by_itself() -> None:
     core = prepared()
     core.label = None
-    core.pass_time(limits.LABEL_LOOK_S + 0.1)
+    core.pass_time(limits.LABEL_READ_S + 0.1)
     assert core.label == RED
 
 

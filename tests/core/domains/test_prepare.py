@@ -62,7 +62,7 @@ def test_a_channel_is_prepared_when_label_daemon_and_readiness_are_there_and_eac
     )
     assert core.answer(token) is None
     core.ready()
-    core.pass_time(limits.DOMAIN_LOOK_S)
+    core.pass_time(limits.DOMAIN_READ_S)
     answer = core.answer(token)
     assert isinstance(answer, Prepared)
     assert [d.device for d in answer.devices] == ["channel-0"]
@@ -342,7 +342,7 @@ def test_imex_that_comes_later_is_offered() -> None:
     core = core.restarted()
     assert offered(core) == []
     core.imex = present
-    core.pass_time(limits.IMEX_LOOK_S)
+    core.pass_time(limits.IMEX_RETRY_S)
     assert offered(core) == ["channel-0", "daemon-0"]
     asked = core.state.domains.last
     core.pass_time(3600)
@@ -456,7 +456,7 @@ def test_host_managed_needs_no_label_and_no_daemon_but_the_host_s_word() -> None
         core.prepare(DAEMON)
     )
     core.imex = replace(core.imex, host_problem="")
-    core.pass_time(limits.DOMAIN_LOOK_S)
+    core.pass_time(limits.DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
     assert core.history == [None]
     offer = core.wanted.claims.offer

@@ -69,7 +69,7 @@ def test_a_status_without_a_clique_counts_once_it_cannot_be_of_the_daemon_before
     core.prepare(DAEMON)
     core.pass_time(limits.STATUS_SETTLES_S - 0.1)
     assert core.claim_state(ONE) is ClaimState.BINDING
-    core.pass_time(limits.DOMAIN_LOOK_S)
+    core.pass_time(limits.DOMAIN_READ_S)
     assert core.claim_state(ONE) is ClaimState.PREPARED
 
 
@@ -116,7 +116,7 @@ def test_a_daemon_that_nobody_ends_counts_some_time_later(restarts: bool) -> Non
     token = core.prepare(TWO)
     core.pass_time(limits.DAEMON_SETTLES_S - 0.1)
     assert core.answer(token) is None
-    core.pass_time(limits.DOMAIN_LOOK_S)
+    core.pass_time(limits.DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
 
 

@@ -174,12 +174,12 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
 def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
     """Complete the act that others carry out when no prerequisite is unmet; None if it waits on. The unmet prerequisite
     is the error if the wait takes too long, and at once if waiting does not help."""
-    lacking = driver.unmet_prerequisite(state, entry)
-    if lacking is None:
+    unmet = driver.unmet_prerequisite(state, entry)
+    if unmet is None:
         state, entry = driver.reserved(state, entry)
         return act_over(driver, state, entry, entry.acts[AWAITED], ()), []
-    why = lacking.why
-    if lacking.is_final:
+    why = unmet.why
+    if unmet.is_final:
         stopped = replace(entry, acts={}, why=why)
         return driver.with_claims(
             state, transition(driver, driver.claims(state), stopped, ClaimTrigger.FAILED)

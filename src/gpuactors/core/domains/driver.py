@@ -15,7 +15,7 @@ from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.strangers import strangers
-from gpuactors.core.domains import exclusion, looks, template
+from gpuactors.core.domains import exclusion, reads, template
 from gpuactors.core.domains.cdi import DomainEdits, edits_of
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
@@ -103,7 +103,7 @@ class ComputeDomains:
         config = entry.config
         assert config is not None
         entry = replace(entry, since=state.domains.last)
-        domains = looks.imex_asked(looks.domain_asked(state.domains, config.domain))
+        domains = reads.imex_asked(reads.domain_asked(state.domains, config.domain))
         return schedule.ask_ledger(replace(state, domains=domains), at), entry
 
     def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:

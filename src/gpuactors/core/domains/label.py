@@ -184,7 +184,7 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
         domains = asked(domains)
         return replace(domains, label=replace(domains.label, patch=patch)), lines
     if (of.kept or label.value is not None) and label.refresh.due_at == math.inf:
-        label = replace(label, refresh=label.refresh.due_by(at + limits.LABEL_LOOK_S))
+        label = replace(label, refresh=label.refresh.due_by(at + limits.LABEL_READ_S))
     return replace(domains, label=label), lines
 
 

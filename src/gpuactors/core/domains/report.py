@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
-from gpuactors.core.domains import exclusion, label, looks
+from gpuactors.core.domains import exclusion, label, reads
 from gpuactors.core.domains.exclusion import Readiness
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.state.domains import Domains
@@ -234,7 +234,7 @@ def imex_report(domains: Domains) -> ImexReport:
     facts, problem = domains.imex.facts, domains.imex.problem
     if facts is None:
         return ImexReport(False, False, "", "", "", problem)
-    reason = looks.without_nodes(facts)
+    reason = reads.without_nodes(facts)
     return ImexReport(True, not facts.absent, facts.clique_id, reason, facts.host_problem, problem)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from gpuactors.core import events
-from gpuactors.core.domains import label, looks
+from gpuactors.core.domains import label, reads
 from gpuactors.core.domains.offer import offered
 from gpuactors.core.domains.report import statuses
 from gpuactors.core.state import NodeState
@@ -37,11 +37,11 @@ def _applied(domains: Domains, event: events.domains.DomainEvent, at: float) -> 
         case events.domains.NodeTouched():
             return label.touched(domains), []
         case events.domains.DomainRead():
-            return looks.domain_read(domains, event, at)
+            return reads.domain_read(domains, event, at)
         case events.domains.DomainsTouched():
-            return looks.touched(domains), []
+            return reads.touched(domains), []
         case events.domains.ImexRead(number, facts):
-            return looks.imex_read(domains, number, facts)
+            return reads.imex_read(domains, number, facts)
         case _:
             assert_never(event)
 
@@ -53,7 +53,7 @@ def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
         return state, []
     if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
         return _with(state, replace(domains, label=Label())), []
-    domains, effects = label.decided(looks.on_state_changed(domains, at), at)
+    domains, effects = label.decided(reads.on_state_changed(domains, at), at)
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
         state = replace(state, domains=after)
@@ -75,14 +75,14 @@ def due(state: NodeState, at: float) -> NodeState:
     """Request what is due at this time."""
     if state.domains.settings is None or not is_serving(state):
         return state
-    return _with(state, looks.due(label.due(state.domains, at), at))
+    return _with(state, reads.due(label.due(state.domains, at), at))
 
 
 def deadline(state: NodeState) -> float:
     """When `due` is next due; infinite if never, and while another daemon serves."""
     if state.domains.settings is None or not is_serving(state):
         return math.inf
-    return min(label.deadline(state.domains), looks.deadline(state.domains))
+    return min(label.deadline(state.domains), reads.deadline(state.domains))
 
 
 def is_serving(state: NodeState) -> bool:

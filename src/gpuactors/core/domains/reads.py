@@ -2,7 +2,7 @@
 changes.
 
 A claim asks for both anew when it comes, and while it waits they are read again: soon after somebody has touched the
-objects, else every DOMAIN_LOOK_S. Must not decide what a result means for a claim.
+objects, else every DOMAIN_READ_S. Must not decide what a result means for a claim.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def on_state_changed(domains: Domains, at: float) -> Domains:
         if view.refresh.outstanding is None and is_old and not view.problem:
             domains = domain_asked(domains, uid)
         elif view.refresh.outstanding is None and view.refresh.due_at == math.inf:
-            soon = view.refresh.due_by(at + limits.DOMAIN_LOOK_S)
+            soon = view.refresh.due_by(at + limits.DOMAIN_READ_S)
             domains = replace(domains, known={**domains.known, uid: replace(view, refresh=soon)})
     imex = domains.imex
     if waited and not imex.number and not imex.problem and imex.refresh.outstanding is None:
@@ -127,9 +127,9 @@ def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
     is_host = settings is not None and settings.mode is DomainMode.HOST_MANAGED
     is_incomplete = imex.facts is not None and (imex.facts.unknown or imex.facts.unmanaged)
     if is_waited_for and (is_host or imex.problem or is_incomplete):
-        return limits.DOMAIN_LOOK_S
+        return limits.DOMAIN_READ_S
     is_missing = imex.problem or is_incomplete or (imex.facts is not None and imex.facts.absent)
-    return limits.IMEX_LOOK_S if is_missing else math.inf
+    return limits.IMEX_RETRY_S if is_missing else math.inf
 
 
 def due(domains: Domains, at: float) -> Domains:

@@ -701,15 +701,15 @@ MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
 HOLDERS_NAMED_MAX: Final = 4
 """Processes named in one refusal to take a GPU; the others are counted."""
 
-FIT_LOOK_S: Final = 60.0
-"""60 s. How often it is looked whether a claim could bind a GPU on its host's driver."""
+FITNESS_CHECK_S: Final = 60.0
+"""60 s. Time between two checks whether a claim could bind a GPU on its host's driver."""
 
-UNFIT_LOOK_S: Final = 15.0
+FITNESS_RETRY_S: Final = 15.0
 """15 s. The same while it could not: the reason is to go away soon after its cause. What is due within this time is
-looked at together, in one pass over all processes: five passes a minute at most, unless GPUs change."""
+checked together, in one pass over all processes: five passes a minute at most, unless GPUs change."""
 
-LOOKS_SIDE_BY_SIDE: Final = 32
-"""GPUs of one look, each in a thread for some milliseconds: one whose sysfs hangs holds up no other."""
+FITNESS_CHECKS_SIDE_BY_SIDE: Final = 32
+"""GPUs of one check, each in a thread for some milliseconds: one whose sysfs hangs holds up no other."""
 
 LOOK_SETTLE_STEP_S: Final = 0.5
 """As BIND_SETTLE_STEP_S in a look, for which nobody waits: 256 GPUs that their driver keeps started cost little."""

@@ -13,8 +13,8 @@ from gpuactors.actors import claim_worker
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import GpusLooked
-from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, LookWanted
+from gpuactors.core.events.claims import FitnessChecked
+from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder
 
@@ -29,12 +29,12 @@ class Binder:
         self.looks: list[Collection[PciAddress]] = []
         self.may_look = trio.Event()
 
-    async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
+    async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
         self.looks.append(devices)
         await self.may_look.wait()
         if self.error is not None:
             raise self.error
-        return tuple(LookFinding(device) for device in devices)
+        return tuple(FitnessFinding(device) for device in devices)
 
 
 async def looked(binder: Binder, *numbers: int) -> list[Event]:
@@ -49,7 +49,7 @@ async def looked(binder: Binder, *numbers: int) -> list[Event]:
                 claim_worker.run, wanted.subscribe(), worker, files, "gpu.example", inbox, ClaimsOf.GPUS
             )
             for number in numbers:
-                wanted.set(ClaimsWanted(look=LookWanted(number, GPUS)))
+                wanted.set(ClaimsWanted(fitness_check=FitnessCheck(number, GPUS)))
                 await trio.testing.wait_all_tasks_blocked()
             binder.may_look.set()
             found = [await events.receive() for _ in {numbers[0], numbers[-1]}]
@@ -59,14 +59,14 @@ async def looked(binder: Binder, *numbers: int) -> list[Event]:
 
 async def test_one_look_is_under_way_at_a_time_and_the_newest_follows() -> None:
     binder = Binder()
-    fit = tuple(LookFinding(device) for device in GPUS)
-    assert await looked(binder, 1, 2, 3) == [GpusLooked(1, fit), GpusLooked(3, fit)]
+    fit = tuple(FitnessFinding(device) for device in GPUS)
+    assert await looked(binder, 1, 2, 3) == [FitnessChecked(1, fit), FitnessChecked(3, fit)]
     assert binder.looks == [GPUS, GPUS]
 
 
 @pytest.mark.parametrize("error", [ActError(ActFault.REFUSED, "no"), ValueError("a bug")])
 async def test_a_look_that_fails_is_a_finding_for_each_gpu(error: Exception) -> None:
     (event,) = await looked(Binder(error), 1)
-    assert isinstance(event, GpusLooked)
+    assert isinstance(event, FitnessChecked)
     assert [(f.device, f.fault) for f in event.findings] == [(g, ActFault.REFUSED) for g in GPUS]
     assert all(str(error) in f.reason for f in event.findings)

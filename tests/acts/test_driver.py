@@ -15,7 +15,7 @@ import trio.testing
 
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.core.values.claim import ActFault, BoundFunction, LookFinding, OriginalDriver, Target
+from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
@@ -76,12 +76,12 @@ class Node:
 
         return trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
 
-    def look(self, *devices: PciAddress) -> dict[PciAddress, ActFault | None]:
+    def check_fitness(self, *devices: PciAddress) -> dict[PciAddress, ActFault | None]:
         """What a look finds; it says a reason with each fault."""
 
-        async def go() -> tuple[LookFinding, ...]:
+        async def go() -> tuple[FitnessFinding, ...]:
             with trio.fail_after(600):
-                return await self.binder.look(devices)
+                return await self.binder.check_fitness(devices)
 
         found = trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
         assert all((f.fault is None) is (not f.reason) for f in found)
@@ -470,7 +470,7 @@ def test_what_a_killed_daemon_left_is_cleared_also_where_its_act_cannot_go_on(no
 
 def test_a_look_finds_what_a_bind_would_be_refused_for_and_writes_nothing(node: Node) -> None:
     def looked(device: PciAddress = GPU) -> ActFault | None:
-        return node.look(device)[device]
+        return node.check_fitness(device)[device]
 
     assert looked() is None
     node.kernel.use(GPU, 99)
@@ -510,7 +510,7 @@ def test_a_look_at_256_gpus_is_one_pass_over_all_processes(
         return users(self, nodes)
 
     monkeypatch.setattr(ProcReader, "users", counted)
-    found = node.look(*gpus)
+    found = node.check_fitness(*gpus)
     assert len(passes) == 1
     assert found == dict.fromkeys(gpus) | dict.fromkeys(gpus[:3], ActFault.IN_USE)
 
@@ -535,7 +535,7 @@ def test_what_is_wrong_with_one_gpu_hides_no_other(node: Node, monkeypatch: pyte
     monkeypatch.setattr(GroupReader, "read", fails)
     monkeypatch.setattr(SysfsBinder, "_look", waits)
     node.kernel.use(OTHER, 99)
-    assert node.look(AUDIO, hangs, absent, OTHER, GPU) == {
+    assert node.check_fitness(AUDIO, hangs, absent, OTHER, GPU) == {
         AUDIO: ActFault.REFUSED,
         hangs: ActFault.HANGS,
         absent: ActFault.GONE,
@@ -549,7 +549,7 @@ def test_a_pass_that_fails_is_the_finding_of_each_gpu(node: Node, monkeypatch: p
         raise HostShortError("no descriptors")
 
     monkeypatch.setattr(ProcReader, "users", fails)
-    assert node.look(GPU, OTHER) == {GPU: ActFault.REFUSED, OTHER: ActFault.REFUSED}
+    assert node.check_fitness(GPU, OTHER) == {GPU: ActFault.REFUSED, OTHER: ActFault.REFUSED}
 
 
 # --- what the kernel refuses --------------------------------------------------------------------------------------

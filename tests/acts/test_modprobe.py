@@ -86,12 +86,12 @@ class Host:
         with trio.fail_after(2 * patient(30.0)):
             await binder.bring(GPU, Target.VFIO, FIRSTS)
 
-    async def look(self) -> str:
+    async def check_fitness(self) -> str:
         """Why no claim could bind the GPU; empty if one could."""
         root = HostRoot(str(self.tree.root))
         writes = MemoryWrites(self.kernel, before=lambda _: None)
         binder = SysfsBinder(root, writes, MemoryPersistence(self.kernel), inline, self.modprobe)
-        (found,) = await binder.look([GPU])
+        (found,) = await binder.check_fitness([GPU])
         return found.reason
 
 
@@ -132,7 +132,7 @@ async def test_a_gpu_whose_driver_can_be_loaded_is_offered_and_nothing_is_loaded
 ) -> None:
     made = host()
     made.loads("vfio-pci")
-    assert await made.look() == ""
+    assert await made.check_fitness() == ""
     assert not made.asked.exists()
 
 
@@ -157,11 +157,11 @@ async def test_a_driver_that_cannot_be_loaded_costs_its_claim_and_is_not_tried_a
             await made.bring()
         assert said in str(caught.value)
         assert caught.value.fault is ActFault.NO_DRIVER
-        assert said in await made.look()
+        assert said in await made.check_fitness()
     assert made.asked.read_text() == "-- vfio-pci\n"
     assert made.tree.driver_of(GPU) == "nvidia"
     made.now += MODPROBE_AGAIN_S
-    assert await made.look() == ""
+    assert await made.check_fitness() == ""
     made.loads("vfio-pci")
     with trio.fail_after(patient(10.0)):
         while not await made.loaded():  # noqa: ASYNC110 - until the kernel has ended what was killed
@@ -184,7 +184,7 @@ async def test_a_module_that_the_kernel_does_not_have_is_not_asked_for(host: Cal
     made = host()
     made.does("exit 0")
     (made.modules / "modules.dep").write_text("kernel/drivers/vfio/vfio.ko:\n")
-    assert "has no module vfio-pci: install its package" in await made.look()
+    assert "has no module vfio-pci: install its package" in await made.check_fitness()
     with pytest.raises(ActError, match="has no module vfio-pci"):
         await made.bring()
     assert not made.asked.exists()

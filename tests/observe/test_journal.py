@@ -29,7 +29,7 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     ClaimUid,
-    LookFinding,
+    FitnessFinding,
     OpaqueConfig,
     OriginalDriver,
 )
@@ -149,7 +149,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.claims.CheckpointWritten(5, ClaimsOf.GPUS, "disk full"),
     events.claims.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
     events.claims.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
-    events.claims.GpusLooked(7, (LookFinding(GPU), LookFinding(GPU, ActFault.IN_USE, "open"))),
+    events.claims.FitnessChecked(7, (FitnessFinding(GPU), FitnessFinding(GPU, ActFault.IN_USE, "open"))),
     events.claims.FilesTouched(ClaimsOf.GPUS),
     events.claims.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"}),

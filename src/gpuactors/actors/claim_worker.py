@@ -17,8 +17,8 @@ from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import ClaimContents, contents_of
 from gpuactors.core.claims.outputs import ClaimsWanted, FilesAct
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import ActDone, ActFailed, GpusLooked
-from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, LookFinding, LookWanted
+from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
+from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder, StateFileError
 
@@ -52,12 +52,12 @@ async def _run_binder(
     async def on_device(address: PciAddress, act: DeviceAct) -> Event:
         return await _on_device(address, act, binder, of)
 
-    async def look(_: None, order: LookWanted) -> Event:
-        return await _look(order, binder)
+    async def check(_: None, order: FitnessCheck) -> Event:
+        return await _check(order, binder)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(each_once, wanted.subscribe(), lambda now: now.devices, on_device, inbox)
-        nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.look), look, inbox)
+        nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.fitness_check), check, inbox)
 
 
 async def _on_device(address: PciAddress, act: DeviceAct, binder: DriverBinder, of: ClaimsOf) -> Event:
@@ -68,13 +68,13 @@ async def _on_device(address: PciAddress, act: DeviceAct, binder: DriverBinder, 
         return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=of)
 
 
-async def _look(look: LookWanted, binder: DriverBinder) -> Event:
+async def _check(check: FitnessCheck, binder: DriverBinder) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
-            findings = await binder.look(look.devices)
+            findings = await binder.check_fitness(check.devices)
     except ActError as exc:
-        findings = tuple(LookFinding(device, exc.fault, str(exc)) for device in look.devices)
-    return GpusLooked(look.number, findings)
+        findings = tuple(FitnessFinding(device, exc.fault, str(exc)) for device in check.devices)
+    return FitnessChecked(check.number, findings)
 
 
 async def _on_files(uid: ClaimUid, act: FilesAct, files: ClaimFileStore, driver: str, of: ClaimsOf) -> Event:

@@ -26,7 +26,7 @@ from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
-from gpuactors.core.values.claim import ActFault, BoundFunction, LookFinding, OriginalDriver, Target
+from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
 from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.host import modules
@@ -121,8 +121,8 @@ class SysfsBinder:
             "write hung: see the kernel's log; it is gone on with when it is asked for again",
         )
 
-    async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
-        """Implement `ports.node.DriverBinder.look`."""
+    async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
+        """Implement `ports.node.DriverBinder.check_fitness`."""
         groups: dict[PciAddress, Group] = {}
         nodes: dict[NodeId, PciAddress] = {}
         users = Users({}, "")
@@ -151,13 +151,13 @@ class SysfsBinder:
 
     async def _each(
         self, devices: Iterable[PciAddress], refuse: Callable[[PciAddress], Awaitable[None]]
-    ) -> dict[PciAddress, LookFinding]:
+    ) -> dict[PciAddress, FitnessFinding]:
         """Call `refuse` for each of these devices, side by side, and collect its errors."""
-        findings = {device: LookFinding(device) for device in devices}
-        limiter = trio.CapacityLimiter(limits.LOOKS_SIDE_BY_SIDE)
+        findings = {device: FitnessFinding(device) for device in devices}
+        limiter = trio.CapacityLimiter(limits.FITNESS_CHECKS_SIDE_BY_SIDE)
 
         async def one(device: PciAddress) -> None:
-            fault, reason = ActFault.HANGS, f"it could not be looked at within {self._deadline_s:g} s"
+            fault, reason = ActFault.HANGS, f"it could not be checked within {self._deadline_s:g} s"
             async with limiter:
                 with trio.move_on_after(self._deadline_s):
                     try:
@@ -166,8 +166,8 @@ class SysfsBinder:
                     except ActError as error:
                         fault, reason = error.fault, str(error)
                     except (HostShortError, OSError) as error:
-                        fault, reason = ActFault.REFUSED, f"it could not be looked at: {error}"
-            findings[device] = LookFinding(device, fault, reason)
+                        fault, reason = ActFault.REFUSED, f"it could not be checked: {error}"
+            findings[device] = FitnessFinding(device, fault, reason)
 
         async with trio.open_nursery() as nursery:
             for device in findings:

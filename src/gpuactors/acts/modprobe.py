@@ -2,7 +2,7 @@
 does it, by the program that /proc/sys/kernel/modprobe names.
 
 A driver that could not be loaded is not tried again for a while: no claim is to meet the same error, while a look
-(`DriverBinder.look`) says that it could be loaded. Must not choose the driver.
+(`DriverBinder.check_fitness`) says that it could be loaded. Must not choose the driver.
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         return _call(state, event, at)
     if isinstance(event, events.claims.ClaimEvent):
         return _claim(state, event, at)
-    if isinstance(event, events.claims.GpusLooked):
-        looked, effects = fitness.looked(state.gpus, event, at)
-        return replace(state, gpus=looked), effects
+    if isinstance(event, events.claims.FitnessChecked):
+        gpus, effects = fitness.checked(state.gpus, event, at)
+        return replace(state, gpus=gpus), effects
     if isinstance(event, events.domains.DomainEvent):
         return domains.applied(state, event, at)
     if isinstance(event, events.daemon.DaemonEvent):

@@ -24,7 +24,7 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimUid,
     DeviceHealth,
-    LookFinding,
+    FitnessFinding,
     OriginalDriver,
     Prepared,
     Target,
@@ -496,9 +496,9 @@ class DriverBinder(Protocol):
         """
         ...
 
-    async def look(self, devices: Collection[PciAddress]) -> tuple[LookFinding, ...]:
+    async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
         """Whether these GPUs could be brought to vfio now, a finding for each; does nothing to them. One pass over all
-        processes; what stops the look at one GPU is its finding, and stops no other."""
+        processes; what stops the check of one GPU is its finding, and stops no other."""
         ...
 
 

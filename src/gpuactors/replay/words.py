@@ -110,12 +110,12 @@ def event_words(event: events.Event) -> str:
             return f"act {number} done" + (f": {drivers}" if drivers else "")
         case events.claims.ActFailed(number, reason):
             return f"act {number} failed: {reason}"
-        case events.claims.GpusLooked(number, findings):
+        case events.claims.FitnessChecked(number, findings):
             reasons = (
                 ", ".join(f"{f.device}: {f.reason}" for f in findings if f.reason)
                 or "a claim could bind each"
             )
-            return f"look {number} at {count(len(findings), 'GPU')}: {reasons}"
+            return f"fitness check {number} of {count(len(findings), 'GPU')}: {reasons}"
         case events.claims.FilesTouched():
             return "the CDI files of claims were touched"
         case events.claims.SlicesPublished(publication):

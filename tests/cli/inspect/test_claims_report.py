@@ -24,10 +24,10 @@ from gpuactors.cli.inspect.view import (
     find_named,
 )
 from gpuactors.control.view import view_of
-from gpuactors.core.events.claims import CheckpointRefused, GpusLooked, SlicesPublished
+from gpuactors.core.events.claims import CheckpointRefused, FitnessChecked, SlicesPublished
 from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.state.gpus import GpuSettings
-from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding
+from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
@@ -238,10 +238,10 @@ def test_why_a_gpu_is_not_offered_to_claims_is_said() -> None:
     """The slice has the taint; its reason is in no other place that an operator looks at."""
     core = ClaimCore(gpu(FREE, group=3, driver="nvidia"))
     core.pass_time(1)
-    look = core.wanted.look
+    look = core.wanted.fitness_check
     assert look is not None
     why = "nvidia-smi -pm 1 keeps it started; nvidia-smi -i 0000:03:00.0 -pm 0 ends that"
-    core.feed(GpusLooked(look.number, (LookFinding(PciAddress(FREE), ActFault.IN_USE, why),)))
+    core.feed(FitnessChecked(look.number, (FitnessFinding(PciAddress(FREE), ActFault.IN_USE, why),)))
     assert why in " ".join(as_table(by_daemon(core)).split())
     assert "held" in explained(core, FREE)
     assert " ".join(why.split()) in " ".join(explained(core, FREE).split())

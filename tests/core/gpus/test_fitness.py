@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.events.claims import ActDone, ActFailed, GpusLooked
-from gpuactors.core.values.claim import ActFault, ClaimsOf, LookFinding, Prepared
+from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
+from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessFinding, Prepared
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import gpu
@@ -26,15 +26,15 @@ def core_of(function: object = ON_HOST) -> ClaimCore:
 
 def looked(core: ClaimCore, fault: ActFault | None = None, reason: str = "no") -> None:
     """The look that is outstanding comes back, with this finding for the first GPU."""
-    look = core.wanted.look
+    look = core.wanted.fitness_check
     assert look is not None
     faults = {} if fault is None else {GPU: (fault, reason)}
-    core.feed(GpusLooked(look.number, tuple(LookFinding(d, *faults.get(d, ())) for d in look.devices)))
+    core.feed(FitnessChecked(look.number, tuple(FitnessFinding(d, *faults.get(d, ())) for d in look.devices)))
 
 
 def looked_at(core: ClaimCore) -> list[str]:
     """The GPUs of the look that is outstanding."""
-    return sorted(core.wanted.look.devices) if core.wanted.look is not None else []
+    return sorted(core.wanted.fitness_check.devices) if core.wanted.fitness_check is not None else []
 
 
 def blocked(core: ClaimCore) -> BlockReason | None:
@@ -58,10 +58,10 @@ def test_a_gpu_that_no_claim_could_bind_is_not_offered_until_one_could(
     core = core_of()
     looked(core, fault)
     assert blocked(core) == why
-    core.pass_time(limits.UNFIT_LOOK_S)
+    core.pass_time(limits.FITNESS_RETRY_S)
     looked(core, fault, "still not")
     assert blocked(core) == why
-    core.pass_time(limits.UNFIT_LOOK_S)
+    core.pass_time(limits.FITNESS_RETRY_S)
     looked(core)
     assert blocked(core) is None
     (said,) = core.logged("device.unclaimable")[:1]
@@ -72,8 +72,8 @@ def test_a_gpu_that_no_claim_could_bind_is_not_offered_until_one_could(
 def test_it_is_looked_at_again_now_and_then_while_one_could() -> None:
     core = core_of()
     looked(core)
-    assert core.wanted.look is None
-    core.pass_time(limits.FIT_LOOK_S)
+    assert core.wanted.fitness_check is None
+    core.pass_time(limits.FITNESS_CHECK_S)
     looked(core, ActFault.IN_USE)
     assert blocked(core) is not None
 
@@ -86,7 +86,7 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
     core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
-    assert core.wanted.look is None, "its claim tries it"
+    assert core.wanted.fitness_check is None, "its claim tries it"
     core.release("device")
     core.held_back = {"device"}
     core.unprepare(ONE)
@@ -108,33 +108,36 @@ def test_one_look_is_at_all_that_are_due() -> None:
     core = core_with(*(gpu(f"0000:{i:02x}:00.0", i, driver="nvidia") for i in range(256)))
     core.pass_time(1)
     assert len(looked_at(core)) == 256
-    core.pass_time(limits.FIT_LOOK_S)
+    core.pass_time(limits.FITNESS_CHECK_S)
     looked(core)
-    assert core.wanted.look is None
+    assert core.wanted.fitness_check is None
 
 
 def test_what_is_due_soon_is_looked_at_with_what_is_due() -> None:
     """Else GPUs that came one by one would be looked at one by one for ever."""
     core = core_of()
     looked(core)
-    core.pass_time(limits.UNFIT_LOOK_S - 1)
+    core.pass_time(limits.FITNESS_RETRY_S - 1)
     core.changed(OTHER)
     core.pass_time(1)
     assert looked_at(core) == [B]
     looked(core)
-    core.pass_time(limits.FIT_LOOK_S - limits.UNFIT_LOOK_S)
+    core.pass_time(limits.FITNESS_CHECK_S - limits.FITNESS_RETRY_S)
     assert looked_at(core) == [A, B]
 
 
 def test_a_gpu_that_changes_during_a_look_is_looked_at_again_and_hides_no_other() -> None:
     core = core_with(ON_HOST, OTHER)
     core.pass_time(1)
-    look = core.wanted.look
+    look = core.wanted.fitness_check
     assert look is not None
     core.changed(on_driver(OTHER, None))
     assert looked_at(core) == [A]
-    in_use = (LookFinding(GPU, ActFault.IN_USE, "open"), LookFinding(PciAddress(B), ActFault.IN_USE, "open"))
-    core.feed(GpusLooked(look.number, in_use))
+    in_use = (
+        FitnessFinding(GPU, ActFault.IN_USE, "open"),
+        FitnessFinding(PciAddress(B), ActFault.IN_USE, "open"),
+    )
+    core.feed(FitnessChecked(look.number, in_use))
     assert [line.fields["address"] for line in core.logged("device.unclaimable")] == [A]
     core.pass_time(0.1)
     assert B in looked_at(core)
@@ -142,12 +145,12 @@ def test_a_gpu_that_changes_during_a_look_is_looked_at_again_and_hides_no_other(
 
 def test_no_look_is_waited_for_whose_gpus_have_all_changed() -> None:
     core = core_of()
-    before = core.wanted.look
+    before = core.wanted.fitness_check
     assert before is not None
     core.changed(on_driver(ON_HOST, None))
     core.pass_time(0.1)
     assert looked_at(core) == [A]
-    core.feed(GpusLooked(before.number, (LookFinding(GPU, ActFault.IN_USE, "open"),)))
+    core.feed(FitnessChecked(before.number, (FitnessFinding(GPU, ActFault.IN_USE, "open"),)))
     assert blocked(core) is None
     looked(core, ActFault.NO_DRIVER)
     assert blocked(core) is not None
@@ -160,7 +163,7 @@ def test_a_fault_of_one_act_is_no_reason() -> None:
 
 
 def test_a_gpu_on_vfio_needs_no_look() -> None:
-    assert core_of(PRE_BOUND).wanted.look is None
+    assert core_of(PRE_BOUND).wanted.fitness_check is None
 
 
 def test_the_reason_goes_when_the_gpu_is_bound_to_vfio_by_hand() -> None:

@@ -35,9 +35,9 @@ MACHINE: Final = replace(CLAIMS_MACHINE, scenario_timeout_s=600.0)
 BUSYBOX: Final = "/run/busybox"
 CAUSE: Final = "InUseOnHost"
 
-SEEN_WITHIN_S: Final = limits.FIT_LOOK_S + patient(15.0)
+SEEN_WITHIN_S: Final = limits.FITNESS_CHECK_S + patient(15.0)
 """From an open of a GPU that was found free to the look that sees it."""
-FREE_WITHIN_S: Final = limits.UNFIT_LOOK_S + patient(15.0)
+FREE_WITHIN_S: Final = limits.FITNESS_RETRY_S + patient(15.0)
 """From its close to the look that does not see it any more."""
 TRIED_WITHIN_S: Final = limits.CLAIM_RETRY_S + SLACK_S
 

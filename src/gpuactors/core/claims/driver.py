@@ -15,7 +15,7 @@ from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, LookWanted, OriginalDriver, Target
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FitnessCheck, OriginalDriver, Target
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
@@ -85,7 +85,7 @@ class ClaimDriver(Protocol):
         """The keys of the acts by which its devices are returned, without those that somebody else has."""
 
     def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
-        """`state` after an act of this entry: what is to be looked at again."""
+        """`state` after an act of this entry: what is to be read again."""
 
     def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
         """Record the reason that a failed act of a claim gives for later requests of its device."""
@@ -113,8 +113,8 @@ class ClaimDriver(Protocol):
     def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
 
-    def look(self, state: NodeState) -> LookWanted | None:
-        """The outstanding look at devices that a claim would bind; None while there is none."""
+    def fitness_check(self, state: NodeState) -> FitnessCheck | None:
+        """The outstanding check of devices that a claim would bind; None while there is none."""
 
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
         """The contents of the checkpoint beside the claims, each sorted by address: the original drivers of the

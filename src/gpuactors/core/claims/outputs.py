@@ -21,7 +21,7 @@ from gpuactors.core.state.claims import (
     StoredEntry,
     load_of,
 )
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, LookWanted, OriginalDriver
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FitnessCheck, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
@@ -77,7 +77,7 @@ class ClaimsWanted:
     reads: tuple[ReadWanted, ...] = ()
     checkpoint: CheckpointWanted | None = None
     devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
-    look: LookWanted | None = None
+    fitness_check: FitnessCheck | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: AnyOffer | None = None
     """The devices that the ResourceSlices are to list; None while unknown."""
@@ -111,7 +111,7 @@ def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
         checkpoint=_checkpoint(driver, state) if claims.checkpoint > claims.durable else None,
         devices=driver.device_acts(state, acting),
-        look=driver.look(state),
+        fitness_check=driver.fitness_check(state),
         files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
         offer=offer,
         health=health,

@@ -23,7 +23,7 @@ from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, OwedReturn, StoredEntry
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, LookWanted, OriginalDriver
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FitnessCheck, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (
     ClaimedDomain,
@@ -171,7 +171,7 @@ class ComputeDomains:
     def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         return {}  # nothing of it is bound to a driver
 
-    def look(self, state: NodeState) -> LookWanted | None:
+    def fitness_check(self, state: NodeState) -> FitnessCheck | None:
         return None
 
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:

@@ -18,7 +18,7 @@ Event = (
     | deviceplugin.PluginEvent
     | deviceplugin.CallEvent
     | claims.ClaimEvent
-    | claims.GpusLooked
+    | claims.FitnessChecked
     | domains.DomainEvent
     | daemon.DaemonEvent
     | daemon.Ticked

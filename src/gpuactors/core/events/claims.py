@@ -15,7 +15,7 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimName,
     ClaimsOf,
-    LookFinding,
+    FitnessFinding,
     OriginalDriver,
 )
 from gpuactors.core.values.model import Token
@@ -114,11 +114,11 @@ class ActFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class GpusLooked:
-    """The look with this number has come back, with a finding for each of its devices."""
+class FitnessChecked:
+    """The fitness check with this number has come back, with a finding for each of its devices."""
 
     number: int
-    findings: tuple[LookFinding, ...]
+    findings: tuple[FitnessFinding, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     DeviceHealth,
-    LookFinding,
-    LookWanted,
+    FitnessCheck,
+    FitnessFinding,
     OriginalDriver,
     Target,
 )
@@ -97,7 +97,7 @@ class GpuDriver:
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         if returns.UNSEEN in state.gpus.settled.values():
-            state = _looked_at_once(state)
+            state = _read_at_once(state)
         state = _with(state, returns.on_state_changed(before, state))
         state = _with(state, with_reserved(_seen_again(state)))
         return _with(state, fitness.on_state_changed(before, state))
@@ -115,8 +115,8 @@ class GpuDriver:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for
             functions = frozenset(f.address for gpu in entry.gpus for f in gpu.functions)
-            return _looked(state, [gpu.address for gpu in entry.gpus], functions, at), entry
-        return _looked(state, _own_addresses(entry.claim), frozenset(), at), entry
+            return _with_reads(state, [gpu.address for gpu in entry.gpus], functions, at), entry
+        return _with_reads(state, _own_addresses(entry.claim), frozenset(), at), entry
 
     def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
         return exclusion.conflict(state, entry)
@@ -148,9 +148,9 @@ class GpuDriver:
 
     def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
         """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
-        the use of its virtual machine, and belongs to nobody any more: it is not offered before both were looked at."""
+        the use of its virtual machine, and belongs to nobody any more: it is not offered before both are read again."""
         is_over = entry.state is ClaimState.RELEASING
-        return _looked_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
+        return _read_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
 
     def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
         if entry.state is not ClaimState.BINDING:
@@ -159,7 +159,7 @@ class GpuDriver:
             state = _with(state, returns.half_done(state, event.moved))
         fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
         devices = (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number)
-        findings = [LookFinding(address, fault, reason) for address in devices]
+        findings = [FitnessFinding(address, fault, reason) for address in devices]
         gpus, lines = fitness.with_findings(state.gpus, findings, at)
         return _with(state, gpus), lines
 
@@ -177,7 +177,7 @@ class GpuDriver:
             return state, []
         owed = gpus.owed[address]
         if isinstance(event, ActDone):
-            state = _looked_again(state, owed.claim, (owed.gpu,), event, returned=True)
+            state = _read_again(state, owed.claim, (owed.gpu,), event, returned=True)
             return _with(state, returns.over(state.gpus, address)), [returns.log_done(owed)]
         if event.fault is ActFault.GONE:
             return _with(state, returns.over(gpus, address)), []
@@ -204,7 +204,7 @@ class GpuDriver:
 
     def deadline(self, state: NodeState) -> float:
         returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
-        return min(returned_at, state.gpus.look_at)
+        return min(returned_at, state.gpus.check_at)
 
     def drift(self, state: NodeState, entry: Entry) -> str | None:
         return placement.drift(state, entry) if placement.is_seen(state, entry) else None
@@ -220,8 +220,8 @@ class GpuDriver:
             g.address: _act_of(state.gpus, e, g) for e in acting for g in e.gpus if g.address in e.acts
         }
 
-    def look(self, state: NodeState) -> LookWanted | None:
-        return state.gpus.look
+    def fitness_check(self, state: NodeState) -> FitnessCheck | None:
+        return state.gpus.fitness_check
 
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
         gpus = state.gpus
@@ -283,7 +283,7 @@ def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu
     return replace(gpu, functions=functions, keep_on_vfio=decided.sentence)
 
 
-def _looked_at_once(state: NodeState) -> NodeState:
+def _read_at_once(state: NodeState) -> NodeState:
     """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
     ones."""
     gpus, seen, since = state.gpus, state.host.seen, state.host.inspections.last
@@ -292,7 +292,7 @@ def _looked_at_once(state: NodeState) -> NodeState:
     return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), wanted)
 
 
-def _looked_again(
+def _read_again(
     state: NodeState, claim: ClaimName, gpus: Iterable[ClaimedGpu], event: ActDone, *, returned: bool
 ) -> NodeState:
     """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
@@ -329,7 +329,7 @@ def _group_in_use(state: NodeState, address: PciAddress) -> int | None:
     return group if group in index.in_use and group in index.polled else None
 
 
-def _looked(
+def _with_reads(
     state: NodeState, addresses: Iterable[PciAddress], others: frozenset[PciAddress], at: float
 ) -> NodeState:
     """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups

@@ -1,11 +1,11 @@
-"""Whether a claim could bind a GPU that is on its host's driver, looked at before one is allocated.
+"""Whether a claim could bind a GPU that is on its host's driver, checked before one is allocated.
 
 A driver that is not loaded, a process of the host that has the GPU, or virtual functions are reasons not to offer it,
-until a later look no longer finds them. A look does nothing to the GPU. It leaves out the GPUs of claims: their acts
+until a later check no longer finds them. A check does nothing to the GPU. It leaves out the GPUs of claims: their acts
 report conflicts.
 
-One look is under way at a time, at all GPUs that are due: each is a pass over all processes. If a GPU changes
-meanwhile, its answer is discarded, and the next look includes it.
+One check is outstanding at a time, of all GPUs that are due: each is a pass over all processes. If a GPU changes
+meanwhile, its answer is discarded, and the next check includes it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Final
 
 from gpuactors import limits
-from gpuactors.core.events.claims import GpusLooked
+from gpuactors.core.events.claims import FitnessChecked
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.gpus import Gpus, Look
+from gpuactors.core.state.gpus import Fitness, Gpus
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import ActFault, LookFinding, LookWanted
+from gpuactors.core.values.claim import ActFault, FitnessCheck, FitnessFinding
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.remade import same_if_equal
@@ -33,70 +33,71 @@ _REASONS: Final[Mapping[ActFault | None, Cause]] = {
 }
 """Reasons that a later claim would meet as well. Other faults are of one act."""
 
-_NEW: Final = Look()
+_NEW: Final = Fitness()
 
 
 def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
-    """`state.gpus` with the looks at what is there now; the same object if nothing changes."""
+    """`state.gpus` with the fitness of the devices that are there now; the same object if nothing changes."""
     gpus, devices, was = state.gpus, state.index.devices, before.index.devices
-    is_new = not before.gpus.claims.loaded  # a look of before may never come back
+    is_new = not before.gpus.claims.loaded  # a check of before may never come back
     if not gpus.claims.loaded or (was is devices and not is_new and before.gpus.reserved is gpus.reserved):
         return gpus
     same = {a for a, device in devices.items() if not is_new and was.get(a) is device}
-    looks = {
-        address: look if address in same else replace(look, due_at=0.0)
+    fitness = {
+        address: known if address in same else replace(known, due_at=0.0)
         for address, device in devices.items()
         if not device.function.vfio_bound or address in gpus.reserved
         if device.function.iommu_group is not None
-        for look in (gpus.looks.get(address, _NEW),)
+        for known in (gpus.fitness.get(address, _NEW),)
     }
-    awaited = tuple(a for a in gpus.look.devices if a in looks and a in same) if gpus.look else ()
-    look = replace(gpus.look, devices=awaited) if gpus.look and awaited else None
-    return _planned(gpus, same_if_equal(gpus.looks, looks), look)
+    check = gpus.fitness_check
+    awaited = tuple(a for a in check.devices if a in fitness and a in same) if check else ()
+    check = replace(check, devices=awaited) if check and awaited else None
+    return _planned(gpus, same_if_equal(gpus.fitness, fitness), check)
 
 
 def due(gpus: Gpus, at: float) -> Gpus:
     """`gpus` with the next check, if it is due. It includes GPUs that are due soon, so that GPUs that came at different
     times are soon checked together."""
-    if gpus.look_at > at:
+    if gpus.check_at > at:
         return gpus
-    by = at + limits.UNFIT_LOOK_S
-    devices = tuple(a for a, look in gpus.looks.items() if look.due_at <= by and a not in gpus.reserved)
+    by = at + limits.FITNESS_RETRY_S
+    devices = tuple(a for a, known in gpus.fitness.items() if known.due_at <= by and a not in gpus.reserved)
     number = gpus.claims.last + 1
     gpus = replace(gpus, claims=replace(gpus.claims, last=number))
-    return _planned(gpus, gpus.looks, LookWanted(number, devices))
+    return _planned(gpus, gpus.fitness, FitnessCheck(number, devices))
 
 
-def looked(gpus: Gpus, event: GpusLooked, at: float) -> tuple[Gpus, list[Effect]]:
-    """`gpus` after a look has come back, and what the log says."""
-    look = gpus.look
-    if look is None or event.number != look.number:
+def checked(gpus: Gpus, event: FitnessChecked, at: float) -> tuple[Gpus, list[Effect]]:
+    """`gpus` after a check has come back, and what the log says."""
+    check = gpus.fitness_check
+    if check is None or event.number != check.number:
         return gpus, []
-    awaited = frozenset(look.devices)
+    awaited = frozenset(check.devices)
     findings = [finding for finding in event.findings if finding.device in awaited]
-    return with_findings(replace(gpus, look=None), findings, at)
+    return with_findings(replace(gpus, fitness_check=None), findings, at)
 
 
-def with_findings(gpus: Gpus, findings: Iterable[LookFinding], at: float) -> tuple[Gpus, list[Effect]]:
-    """`gpus` after a look, or an act of a claim, has found this of devices, and what the log says."""
-    looks, lines = {**gpus.looks}, list[Effect]()
+def with_findings(gpus: Gpus, findings: Iterable[FitnessFinding], at: float) -> tuple[Gpus, list[Effect]]:
+    """`gpus` after a check, or an act of a claim, has found this of devices, and what the log says."""
+    fitness, lines = {**gpus.fitness}, list[Effect]()
     for finding in findings:
-        if (before := looks.get(finding.device)) is None:
+        if (before := fitness.get(finding.device)) is None:
             continue
         found = before.found
         if not finding.reason:
             found = None
         elif (cause := _REASONS.get(finding.fault)) is not None:
             found = Reason(cause, finding.reason)
-        again_s = limits.UNFIT_LOOK_S if found is not None else limits.FIT_LOOK_S
-        looks[finding.device] = Look(at + again_s, found)
+        again_s = limits.FITNESS_RETRY_S if found is not None else limits.FITNESS_CHECK_S
+        fitness[finding.device] = Fitness(at + again_s, found)
         lines += _logged(finding.device, before.found, found)
-    return _planned(gpus, looks, gpus.look), lines
+    return _planned(gpus, fitness, gpus.fitness_check), lines
 
 
-def _planned(gpus: Gpus, looks: Mapping[PciAddress, Look], look: LookWanted | None) -> Gpus:
-    waiting = (k.due_at for a, k in looks.items() if a not in gpus.reserved) if look is None else ()
-    return replace(gpus, looks=looks, look=look, look_at=min(waiting, default=math.inf))
+def _planned(gpus: Gpus, fitness: Mapping[PciAddress, Fitness], check: FitnessCheck | None) -> Gpus:
+    waiting = (k.due_at for a, k in fitness.items() if a not in gpus.reserved) if check is None else ()
+    return replace(gpus, fitness=fitness, fitness_check=check, check_at=min(waiting, default=math.inf))
 
 
 def _logged(address: PciAddress, before: Reason | None, found: Reason | None) -> list[Effect]:

@@ -50,7 +50,7 @@ def offered(state: NodeState) -> NodeState:
     placed = same_if_equal(before.placed, _placed(state))
     made_of = (
         *(index.functions, index.devices, index.names),
-        *(state.assessments, gpus.reserved, gpus.looks, placed),
+        *(state.assessments, gpus.reserved, gpus.fitness, placed),
     )
     if before.offer is not None and all(map(is_, before.made_of, made_of)):
         return state
@@ -81,7 +81,7 @@ def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress
     index, reserved = state.index, state.gpus.reserved
     switches = tuple([index.functions[address] for address in sorted(index.switches)])
     addresses = {**index.names, **reserved} if reserved.keys() - index.names.keys() else index.names
-    found = {a: look.found for a, look in state.gpus.looks.items() if look.found is not None}
+    found = {a: known.found for a, known in state.gpus.fitness.items() if known.found is not None}
     of_each = zip(
         map(index.devices.get, addresses),
         map(state.assessments.get, addresses),
@@ -139,8 +139,8 @@ def why_blocked(state: NodeState, address: PciAddress) -> str:
         return assessment.holding.reason.message
     if (fault := _fault(state, device, assessment)) is not None:
         return fault.message
-    look = state.gpus.looks.get(address)
-    return look.found.message if look is not None and look.found is not None else ""
+    fitness = state.gpus.fitness.get(address)
+    return fitness.found.message if fitness is not None and fitness.found is not None else ""
 
 
 def _blocked(state: NodeState, device: Device, assessment: Assessment) -> BlockReason | None:
@@ -150,11 +150,11 @@ def _blocked(state: NodeState, device: Device, assessment: Assessment) -> BlockR
         return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
     if (fault := _fault(state, device, assessment)) is not None:
         return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
-    look = state.gpus.looks.get(device.function.address)
-    if look is None or look.found is None:
+    fitness = state.gpus.fitness.get(device.function.address)
+    if fitness is None or fitness.found is None:
         return None
-    held = look.found.cause is Cause.IN_USE_ON_HOST
-    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(look.found.cause))
+    held = fitness.found.cause is Cause.IN_USE_ON_HOST
+    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(fitness.found.cause))
 
 
 def _fault(

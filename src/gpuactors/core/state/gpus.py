@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
-from gpuactors.core.values.claim import ClaimName, LookWanted, OriginalDriver
+from gpuactors.core.values.claim import ClaimName, FitnessCheck, OriginalDriver
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress
 from gpuactors.core.values.prebound import KernelId, OperatorsList
 from gpuactors.core.values.status import Reason
@@ -32,13 +32,13 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Fitness:
     """Whether a claim could bind a device that is on its host's driver."""
 
     due_at: float = 0.0
-    """When it is looked at next. Past while the look is outstanding."""
+    """When it is checked next. Past while the check is outstanding."""
     found: Reason | None = None
-    """Why none could, by the last look or by an act of a claim; None if one could, or it is not known."""
+    """Why none could, by the last check or by an act of a claim; None if one could, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Claims of GPUs on this node. The numbers of looks and of owed returns are from the counter of the claims."""
+    """Claims of GPUs on this node. The numbers of checks and of owed returns are from the counter of the claims."""
 
     settings: GpuSettings = GpuSettings()
     claims: Claims = NO_CLAIMS
@@ -66,12 +66,12 @@ class Gpus:
     inspections say where they are."""
     owed: Mapping[PciAddress, OwedReturn] = field(default_factory=dict)
     """The returns that are owed, by the device's address."""
-    looks: Mapping[PciAddress, Look] = field(default_factory=dict)
+    fitness: Mapping[PciAddress, Fitness] = field(default_factory=dict)
     """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
-    look: LookWanted | None = None
-    """The look that is outstanding."""
-    look_at: float = math.inf
-    """When the next one is due; infinite while one is outstanding. The earliest of `looks`, kept as each step asks."""
+    fitness_check: FitnessCheck | None = None
+    """The check that is outstanding."""
+    check_at: float = math.inf
+    """When the next one is due; infinite while one is outstanding. The earliest of `fitness`; each step asks."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
     """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
     changes."""

@@ -174,8 +174,8 @@ class ActFault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LookWanted:
-    """One look at several devices: one pass over all processes."""
+class FitnessCheck:
+    """One check of several devices: one pass over all processes."""
 
     number: int
     devices: tuple[PciAddress, ...]
@@ -183,7 +183,7 @@ class LookWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class LookFinding:
+class FitnessFinding:
     """Whether a claim could bind a GPU that is on its host's driver."""
 
     device: PciAddress

@@ -15,7 +15,7 @@ PLANTED = {
     "layers": ("host.sysfs", "actors.udev_watcher"),
     "commands": ("cli.doctor.run", "cli.live.run"),
     "inspect": ("cli.inspect.claims_report", "cli.inspect.view"),
-    "daemon": ("daemon.absence", "daemon.claims"),
+    "daemon": ("daemon.startup_checks", "daemon.claims"),
     "ports": ("ports.node", "ports.kube"),
     "process": ("process.malloc", "process.plain_files"),
     "the core's floors": ("core.claims.machine", "core.gpus.driver"),

@@ -68,7 +68,7 @@ def run(**flags: object) -> None:
     resolved = _resolved(flags)
     config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
     from gpuactors.daemon import app  # what only the daemon needs is not loaded for the other commands
-    from gpuactors.daemon.absence import AbsentError
+    from gpuactors.daemon.startup_checks import AbsentError
 
     log.configure(config.log_format, config.log_level, node=app.node_of(config))
 

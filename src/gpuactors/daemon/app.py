@@ -55,7 +55,7 @@ from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Answer, Level, Log
 from gpuactors.core.values.model import ResourceName, Role, Settings
 from gpuactors.core.values.text import encodable
-from gpuactors.daemon import absence
+from gpuactors.daemon import startup_checks
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
@@ -277,8 +277,8 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
         startup_signals.hand_over()
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(_run_and_end, config, sources, nursery.cancel_scope)
-            nursery.start_soon(absence.await_host, sysfs_of(config), daemon.state)
-            nursery.start_soon(absence.await_kubelet_directory, str(config.kubelet_dir))
+            nursery.start_soon(startup_checks.await_host, sysfs_of(config), daemon.state)
+            nursery.start_soon(startup_checks.await_kubelet_directory, str(config.kubelet_dir))
             log.info("daemon.started", pid=os.getpid(), kubelet_dir=str(config.kubelet_dir))
             if not offers_anything(daemon.state.value):
                 log.warning("daemon.offers_nothing", reason=OFFERS_NOTHING)

@@ -304,7 +304,7 @@ def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> N
     assert core.reason(A) == "allocated to pod default/vm"
     assert project(core.state).inspections.given == {A}
     assert [(d.function.address, d.resource, d.owner) for d in report(core.state)] == [
-        (A, H100, "allocated to pod default/vm"),
+        (A, H100, "default/vm"),
         (B, H100, None),
     ]
     core.ledger = {}

@@ -1,8 +1,10 @@
-"""Makes the files of the image, of what a stage of deploy/Containerfile has installed: `python3 image_root.py ROOT`.
+"""Makes the files of the image, in a stage of deploy/Containerfile: `python image_root.py ARCHITECTURE REQUIREMENTS
+ROOT`.
 
-The image is Debian's Python, the libraries that it loads, and the daemon's virtual environment: no package manager, no
-shell, no Perl. Standard library only: the stage's own Python runs it. Ends with a sentence and exit code 1 where a
-file, a library or a licence is missing.
+The image is Debian's Python, the libraries that it loads, and the daemon with its requirements: no package manager, no
+shell, no Perl. Packages and wheels are only unpacked, so another architecture's image is made as well. The image is
+started at the end, for which the machine emulates another architecture (binfmt_misc). Standard library only, and pip
+beside it. Ends with a sentence and exit code 1 where a file, a library or a licence is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
@@ -30,6 +33,7 @@ PACKAGES: Final = (
     "libexpat1",
     "libffi8",
     "libgcc-s1",  # glibc loads it when a thread ends
+    "gcc-14-base",  # has the licence of libgcc-s1
     "liblzma5",
     f"lib{PYTHON}-minimal",
     f"lib{PYTHON}-stdlib",
@@ -67,8 +71,19 @@ LEFT_OUT: Final = re.compile(
 """Of the standard library, what a daemon does not load, and what needs libraries of its own."""
 
 ENVIRONMENT: Final = "/opt/gpuactors"
-NOT_RUN: Final = re.compile(r"bin/(?!python|gpuactors$).*|.*/__pycache__|lib/.*/_?tests")
-"""In the virtual environment: a shell's scripts, and tests that packages bring along."""
+SITE: Final = f"{ENVIRONMENT}/lib/{PYTHON}/site-packages"
+MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+"""In the names of wheels, by Debian's and OCI's."""
+GLIBC: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+"""The wheels' oldest ones; Debian 13 has 2.41."""
+START: Final = f"""\
+#!{ENVIRONMENT}/bin/python
+import sys
+
+from gpuactors.__main__ import main
+
+sys.exit(main())
+"""
 
 DIRECTORIES: Final = {"dev": 0o755, "proc": 0o755, "root": 0o700, "run": 0o755, "sys": 0o755, "tmp": 0o1777}
 LINKS: Final = {
@@ -85,7 +100,6 @@ FILES: Final = {
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 
-DPKG: Final = Path("/var/lib/dpkg")
 STATUS: Final = "var/lib/dpkg/status.d"
 """A file for each package: where scanners look in an image without dpkg."""
 
@@ -105,8 +119,26 @@ for module in pkgutil.walk_packages(gpuactors.__path__, "gpuactors."):
 """Loads each compiled module of the standard library and each module of the daemon: a library that is missing shows."""
 
 
-def make_root(root: Path) -> None:
+def make_root(architecture: str, requirements: str, root: Path) -> None:
     """All of it. Raises `SystemExit`, `OSError`, `subprocess.CalledProcessError`."""
+    make_directories(root)
+    with tempfile.TemporaryDirectory() as name:
+        unpacked = Path(name)
+        add_packages(fetched(architecture, unpacked / "debs"), unpacked / "files", root)
+        add_program(architecture, requirements, root)
+        write_licences(root, unpacked / "files" / DOCUMENTS)
+    # A read-only root needs its bytecode now, and its sources do not change: nothing looks whether they have.
+    for directory in (f"/usr/lib/{PYTHON}", f"{ENVIRONMENT}/lib"):
+        if not compileall.compile_dir(
+            _in(root, directory), maxlevels=20, stripdir=str(root), quiet=1, force=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        ):  # fmt: skip
+            sys.exit(f"a module in {directory} cannot be compiled")
+    _try(root)
+
+
+def make_directories(root: Path) -> None:
+    """What a root has besides packages."""
     root.mkdir(parents=True)
     for name, mode in DIRECTORIES.items():
         (root / name).mkdir()
@@ -115,37 +147,66 @@ def make_root(root: Path) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).symlink_to(target)
     for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text, encoding="ascii")
-    for package in PACKAGES:
-        for path in kept(files_of(package)):
-            _copy(path, root)
-    shutil.copytree(ENVIRONMENT, _in(root, ENVIRONMENT), symlinks=True, ignore=_not_run)
+        _write(root / name, text)
     (root / STATUS).mkdir(parents=True)
-    stanzas = dict(installed((DPKG / "status").read_text(encoding="utf-8")))
-    for package in PACKAGES:
-        (root / STATUS / package).write_text(stanzas[package] + "\n", encoding="utf-8")
-    write_licences(root)
-    # A read-only root needs its bytecode now, and its sources do not change: nothing looks whether they have.
-    for directory in (f"/usr/lib/{PYTHON}", f"{ENVIRONMENT}/lib"):
-        if not compileall.compile_dir(
-            _in(root, directory), maxlevels=20, stripdir=str(root), quiet=1, force=True,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        ):  # fmt: skip
-            sys.exit(f"a module in {directory} cannot be compiled")
-    subprocess.run(("ldconfig", "-r", str(root)), check=True)
-    shutil.rmtree(root / "var/cache", ignore_errors=True)
-    _try(root)
 
 
-def files_of(package: str, dpkg: Path = DPKG) -> list[str]:
-    """The paths of an installed package, as dpkg has them."""
-    lists = [*dpkg.glob(f"info/{package}.list"), *dpkg.glob(f"info/{package}:*.list")]
-    if len(lists) != 1:
-        sys.exit(
-            f"of the package {package} there are {len(lists)} lists of files in {dpkg}/info, and not one"
+def fetched(architecture: str, directory: Path) -> list[Path]:
+    """The packages' files, by apt from its sources."""
+    directory.mkdir()
+    subprocess.run(("dpkg", "--add-architecture", architecture), check=True)
+    subprocess.run(("apt-get", "-q", "update"), check=True)
+    names = [f"{package}:{architecture}" for package in PACKAGES]
+    # As root, since apt's own user cannot write here.
+    subprocess.run(
+        ("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *names), cwd=directory, check=True
+    )
+    return sorted(directory.glob("*.deb"))
+
+
+def add_packages(packages: Sequence[Path], unpacked: Path, root: Path) -> None:
+    """The packages' files that the image has, and what dpkg would know of them."""
+    for package in packages:
+        subprocess.run(("dpkg-deb", "--extract", str(package), str(unpacked)), check=True)
+        stanza = subprocess.run(
+            ("dpkg-deb", "--field", str(package)), check=True, capture_output=True, text=True
+        ).stdout
+        head, _, rest = stanza.partition("\n")
+        _write(
+            root / STATUS / head.removeprefix("Package: "), f"{head}\nStatus: install ok installed\n{rest}"
         )
-    return lists[0].read_text(encoding="utf-8").splitlines()
+    paths = (f"/{path.relative_to(unpacked)}" for path in sorted(unpacked.rglob("*")))
+    for path in kept(paths):
+        _copy(unpacked / path.lstrip("/"), _in(root, _merged(path)))
+
+
+def add_program(architecture: str, requirements: str, root: Path) -> None:
+    """The virtual environment with the requirements, each by its hash, and the daemon."""
+    environment = _in(root, ENVIRONMENT)
+    _write(environment / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
+    _write(environment / "bin" / "gpuactors", START)
+    (environment / "bin" / "gpuactors").chmod(0o755)
+    (environment / "bin" / "python").symlink_to("/usr/bin/python3")
+    platforms = [f"--platform={glibc}_{MACHINES[architecture]}" for glibc in GLIBC]
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-compile",
+        "--no-deps",
+        "--target",
+        str(_in(root, SITE)),
+    )
+    wheels = ("--only-binary", ":all:", "--require-hashes", "-r", requirements)
+    subprocess.run((*pip, *platforms, *wheels), check=True)
+    subprocess.run((*pip, "--no-index", *map(str, Path("wheels").glob("gpuactors-*.whl"))), check=True)
+    for left in (
+        _in(root, SITE) / "bin",
+        *_in(root, SITE).glob("*/tests"),
+        *_in(root, SITE).rglob("_tests"),
+    ):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def kept(paths: Iterable[str]) -> Iterator[str]:
@@ -153,15 +214,7 @@ def kept(paths: Iterable[str]) -> Iterator[str]:
     return (path for path in paths if KEPT.fullmatch(_merged(path)) and not LEFT_OUT.fullmatch(path))
 
 
-def installed(status: str) -> Iterator[tuple[str, str]]:
-    """Name and stanza of each package in dpkg's status."""
-    for stanza in status.split("\n\n"):
-        found = re.search(r"^Package: (\S+)$", stanza, re.MULTILINE)
-        if found and re.search(r"^Status: install ok installed$", stanza, re.MULTILINE):
-            yield found[1], stanza.strip("\n")
-
-
-def write_licences(root: Path, documents: Path = Path("/", DOCUMENTS)) -> None:
+def write_licences(root: Path, documents: Path) -> None:
     """A table of what others wrote, with where its licence is in the image. Ends where there is no text of one."""
     lines = ["What the image has of others: package, version, licence, its text in the image.", ""]
     for package in PACKAGES:
@@ -172,7 +225,7 @@ def write_licences(root: Path, documents: Path = Path("/", DOCUMENTS)) -> None:
         _write(root / text, (documents / package / "copyright").read_text(encoding="utf-8"))
         (version,) = re.findall(r"^Version: (.+)$", (root / STATUS / package).read_text(), re.MULTILINE)
         lines.append(f"{package} {version} (Debian): /{text}")
-    site = next(_in(root, ENVIRONMENT).glob("lib/python3*/site-packages"))
+    site = _in(root, SITE)
     for found in sorted(distributions(path=[str(site)]), key=lambda one: one.name.lower()):
         texts = [f"/{text.relative_to(root)}" for text in _texts(found, site)]
         if not texts:
@@ -199,14 +252,14 @@ def _texts(found: Distribution, site: Path) -> list[Path]:
 
 def _try(root: Path) -> None:
     for command in (
+        ("/usr/sbin/ldconfig",),
         (f"{ENVIRONMENT}/bin/gpuactors", "--version"),
         (f"{ENVIRONMENT}/bin/python", "-c", TRIED),
         ("/usr/sbin/chroot", "--version"),
     ):
         subprocess.run(("chroot", str(root), *command), check=True, stdout=subprocess.DEVNULL)
-    programs = {path.name for path in (root / "usr/bin").iterdir()} | {
-        path.name for path in (root / "usr/sbin").iterdir()
-    }
+    shutil.rmtree(root / "var" / "cache", ignore_errors=True)
+    programs = {path.name for name in ("bin", "sbin") for path in (root / "usr" / name).iterdir()}
     if programs != {"python3", PYTHON, "chroot", "ldconfig"}:
         sys.exit(f"the image has other programs than it should: {', '.join(sorted(programs))}")
 
@@ -216,18 +269,12 @@ def _merged(path: str) -> str:
     return re.sub(r"^/(bin|sbin|lib|lib64)/", r"/usr/\1/", path)
 
 
-def _copy(path: str, root: Path) -> None:
-    source, target = Path(_merged(path)), _in(root, _merged(path))
+def _copy(source: Path, target: Path) -> None:
     if source.is_dir() and not source.is_symlink():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.path.lexists(target):
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _not_run(directory: str, names: list[str]) -> set[str]:
-    inside = os.path.relpath(directory, ENVIRONMENT)
-    return {name for name in names if NOT_RUN.fullmatch(os.path.normpath(os.path.join(inside, name)))}
 
 
 def _write(path: Path, text: str) -> None:
@@ -240,4 +287,4 @@ def _in(root: Path, path: str) -> Path:
 
 
 if __name__ == "__main__":
-    make_root(Path(sys.argv[1]))
+    make_root(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

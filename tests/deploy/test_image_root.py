@@ -1,22 +1,28 @@
-"""What the image takes of its stage's packages. That it runs with it is tried in each build (`image_root._try`)."""
+"""The files that the image takes of Debian's packages. Each build tries that it runs with them (`image_root._try`)."""
 
 from __future__ import annotations
 
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from deploy.image_root import (
     LICENCES,
-    NOT_RUN,
+    MACHINES,
     PACKAGES,
+    SITE,
+    START,
     STATUS,
-    files_of,
-    installed,
+    add_packages,
+    add_program,
     kept,
+    make_directories,
     write_licences,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = next(name for name in PACKAGES if name.startswith("python3.")).removesuffix("-minimal")
 
 
@@ -59,31 +65,56 @@ def test_of_the_standard_library_it_takes_what_a_daemon_may_load(path: str, is_k
     assert list(kept([whole])) == ([whole] if is_kept else [])
 
 
-def test_of_the_virtual_environment_it_leaves_what_a_shell_reads() -> None:
-    left = [
-        name
-        for name in ("bin/activate", "bin/python3", "bin/gpuactors", "bin/idna")
-        if NOT_RUN.fullmatch(name)
-    ]
-    assert left == ["bin/activate", "bin/idna"]
-    assert NOT_RUN.fullmatch("lib/python3.13/site-packages/trio/_tests")
-    assert not NOT_RUN.fullmatch("lib/python3.13/site-packages/trio/testing")
+@pytest.mark.parametrize("architecture", ["amd64", "arm64"])
+def test_the_program_is_installed_for_its_architecture_by_hashes(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], *, check: bool) -> None:
+        assert check
+        commands.append(command)
+
+    monkeypatch.setattr("subprocess.run", run)
+    add_program(architecture, "requirements/runtime.txt", tmp_path)
+    start = tmp_path / "opt/gpuactors/bin/gpuactors"
+    assert start.read_text().startswith("#!/opt/gpuactors/bin/python\n")
+    assert start.stat().st_mode & 0o111
+    requirements, program = commands
+    assert f"--platform=manylinux_2_28_{MACHINES[architecture]}" in requirements
+    assert {"--require-hashes", "--only-binary", "--no-deps"} <= {*requirements}
+    assert {"--no-index", "--no-deps"} <= {*program}
 
 
-def test_the_files_of_a_package_are_those_of_dpkg(tmp_path: Path) -> None:
-    (tmp_path / "info").mkdir()
-    (tmp_path / "info" / "libc6:amd64.list").write_text("/.\n/usr/lib\n")
-    assert files_of("libc6", tmp_path) == ["/.", "/usr/lib"]
-    with pytest.raises(SystemExit, match="of the package zlib1g there are 0 lists"):
-        files_of("zlib1g", tmp_path)
+def test_the_entry_point_is_that_of_the_package() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["gpuactors"].partition(":")
+    assert f"from {module} import {function}\n" in START
 
 
-def test_a_package_that_is_gone_is_not_installed() -> None:
-    there, gone = (
-        "Package: a\nStatus: install ok installed\n",
-        "Package: b\nStatus: deinstall ok config-files\n",
+def test_a_package_is_unpacked_and_known_to_scanners(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "DEBIAN").mkdir(parents=True)
+    (source / "DEBIAN" / "control").write_text(
+        "Package: libudev1\nVersion: 257\nArchitecture: all\nMaintainer: a <a@b.example>\nDescription: x\n"
     )
-    assert dict(installed(f"{there}\n{gone}")) == {"a": there.strip()}
+    for name in ("usr/lib/x86_64-linux-gnu/libudev.so.1.7", "usr/bin/udevadm", "sbin/ldconfig"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("content")
+    (source / "usr/lib/x86_64-linux-gnu/libudev.so.1").symlink_to("libudev.so.1.7")
+    package = tmp_path / "libudev1.deb"
+    subprocess.run(
+        ("dpkg-deb", "--build", "-Znone", str(source), str(package)), check=True, capture_output=True
+    )
+    root = tmp_path / "root"
+    make_directories(root)
+    add_packages([package], tmp_path / "unpacked", root)
+    assert (root / "usr/lib/x86_64-linux-gnu/libudev.so.1").readlink() == Path("libudev.so.1.7")
+    assert (root / "usr/sbin/ldconfig").read_text() == "content"
+    assert not (root / "usr/bin").exists()
+    assert (root / "tmp").stat().st_mode & 0o7777 == 0o1777
+    stanza = (root / STATUS / "libudev1").read_text()
+    assert stanza.startswith("Package: libudev1\nStatus: install ok installed\nVersion: 257\n")
 
 
 def test_each_package_needs_a_text_of_its_licence(tmp_path: Path) -> None:
@@ -93,7 +124,7 @@ def test_each_package_needs_a_text_of_its_licence(tmp_path: Path) -> None:
         (root / STATUS / package).write_text(f"Package: {package}\nVersion: 1:2\n")
         (documents / package).mkdir(parents=True)
         (documents / package / "copyright").write_text(f"of {package}")
-    site = root / "opt/gpuactors/lib/python3.13/site-packages"
+    site = root / SITE.lstrip("/")
     for name, texts in (("betterproto2", ()), ("trio", ("LICENSE", "LICENSE.MIT"))):
         information = site / f"{name}-1.0.dist-info"
         information.mkdir(parents=True)
@@ -103,12 +134,10 @@ def test_each_package_needs_a_text_of_its_licence(tmp_path: Path) -> None:
         (information / "RECORD").write_text("".join(f"{information.name}/{text},,\n" for text in texts))
     write_licences(root, documents)
     table = (root / "usr/share/doc/gpuactors/third-party.txt").read_text()
-    inside = "/opt/gpuactors/lib/python3.13/site-packages"
     assert "zlib1g 1:2 (Debian): /usr/share/doc/zlib1g/copyright\n" in table
     assert "betterproto2 1.0 (MIT): /usr/share/doc/gpuactors/betterproto2.txt\n" in table
     assert (
-        f"trio 1.0 (MIT): {inside}/trio-1.0.dist-info/LICENSE, {inside}/trio-1.0.dist-info/LICENSE.MIT\n"
-        in table
+        f"trio 1.0 (MIT): {SITE}/trio-1.0.dist-info/LICENSE, {SITE}/trio-1.0.dist-info/LICENSE.MIT\n" in table
     )
     assert (root / "usr/share/doc/zlib1g/copyright").read_text() == "of zlib1g"
     ours = (root / "usr/share/doc/gpuactors/betterproto2.txt").read_text()

@@ -58,13 +58,11 @@ def write_sources(directory: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def make_base(
-    archive: Path, sources: tuple[Path, ...], architecture: str, environment: Mapping[str, str]
-) -> None:
+def make_base(archive: Path, sources: tuple[Path, ...], environment: Mapping[str, str]) -> None:
     """Write the stand-in's files to `archive`, a tar. Same packages, same bytes. Raises ProvisionError."""
     run(
         (
-            "mmdebstrap", "--quiet", "--mode=root", f"--arch={architecture}", "--variant=minbase",
+            "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase",
             "--include=usr-is-merged",
             # A runtime makes /dev.
             "--skip=output/dev",

@@ -3,7 +3,7 @@ ARCHITECTURE] [DIRECTORY]`.
 
 Debian's buildah carries out deploy/Containerfile in a chroot; the image that it begins with is a stand-in (`base.py`).
 Needs root, for chroot and mounts. Everything happens on a tmpfs: an image is thousands of small files. The same commit
-and the same packages give the same bytes. Another architecture's is built, and started, by emulation (`emulation.py`).
+and the same packages give the same bytes. Another architecture's is started by emulation (`emulation.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IMAGE_DIRECTORY: Final = CHECKOUT / "var" / "image"
 STAMP: Final = "made-of"
 """The file beside an image that says what it was made of."""
 
-TOOLS: Final = ("buildah", "mmdebstrap", "arch-test")
+TOOLS: Final = ("buildah", "mmdebstrap")
 """Debian's packages, and their programs."""
 
 SCRATCH_MIB: Final = 4096
@@ -159,7 +159,8 @@ class _Buildah:
     def __call__(self, command: str, *arguments: str) -> str:
         store = ("--root", str(self.scratch / "store"), "--runroot", str(self.scratch / "run"))
         return run(
-            ("buildah", *store, "--storage-driver", "vfs", command, *arguments), environment=self.environment
+            ("buildah", *store, "--storage-driver", "vfs", command, *arguments),
+            environment=self.environment,
         )
 
     @property
@@ -172,13 +173,13 @@ def _build(buildah: _Buildah, image: Image, architecture: str) -> None:
     settings = buildah.scratch / "settings"
     sources = write_sources(settings)
     _write_pip_settings(settings)
-    make_base(buildah.scratch / "base.tar", sources, architecture, buildah.environment)
-    one_time = ("--isolation", "chroot", "--timestamp", str(commit_time()), "--arch", architecture)
+    make_base(buildah.scratch / "base.tar", sources, buildah.environment)
+    one_time = ("--isolation", "chroot", "--timestamp", str(commit_time()))
     recipe = buildah.scratch / "base"
     recipe.write_text('FROM scratch\nADD base.tar /\nCMD ["bash"]\n', encoding="ascii")
     buildah("build", *one_time, "--file", str(recipe), "--tag", NAME, str(buildah.scratch))
     buildah(
-        "build", *one_time, "--pull-never", "--layers=false", "--network=host",
+        "build", *one_time, "--arch", architecture, "--pull-never", "--layers=false", "--network=host",
         "--volume", f"{settings}:{_SOURCES}:ro",
         "--build-arg", f"PIP_CONFIG_FILE={_SOURCES}/{_PIP_CONFIG}",
         "--label", f"org.opencontainers.image.revision={revision()}",

@@ -225,11 +225,8 @@ def test_slices_that_he_brings_back_are_made_right() -> None:
     assert seen(script, look)[1:] == [1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_history_with_an_administrator_is_the_same_each_time(seed: int) -> None:
-    first, again = (
-        play_chosen(drawn(random.Random(seed), steps_max=8), seed | QUICK | BIT) for _ in range(2)
-    )
+def test_a_history_with_an_administrator_is_the_same_each_time() -> None:
+    first, again = (play_chosen(drawn(random.Random(1), steps_max=8), 1 | QUICK | BIT) for _ in range(2))
     assert (first.digest, first.script, first.failure) == (again.digest, again.script, again.failure)
 
 

@@ -12,7 +12,7 @@ import trio._core._run as trio_run
 from tests.histories.draw import drawn
 from tests.histories.play import Played, play, play_chosen
 
-HISTORIES = 6
+HISTORIES = 3
 
 _PLAY = f"""
 import random

@@ -328,7 +328,7 @@ def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(
 def test_two_weeks_of_a_quiet_node_find_room_whoever_holds_its_gpus(tmp_path: Path, held: Held) -> None:
     """Issue 10, 23: one GPU that an external process held made 60 MiB a day, so that 26 hours were kept."""
     node = QuietNode(held)
-    hours, journal = 2, files(tmp_path)
+    hours, journal = 1, files(tmp_path)
     node.journal_of(hours * 3600.0, journal)
     journal.close()
     size = sum(path.stat().st_size for path in tmp_path.iterdir())

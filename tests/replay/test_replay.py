@@ -109,14 +109,13 @@ write(Path(sys.argv[1]), *core.steps)
 """
 
 
-@pytest.mark.parametrize("seed", ["1", "2", "3"])
-def test_no_order_comes_from_a_set(tmp_path: Path, seed: str) -> None:
-    """Strings hash differently in each process: a journal is written under one seed and replayed under another."""
+def test_no_order_comes_from_a_set(tmp_path: Path) -> None:
+    """Strings hash differently in each process: a journal is written under one seed and replayed under others."""
     root = Path(__file__).parents[2]
+    replayed = ["-m", "gpuactors", "replay", str(tmp_path)]
     for words, hash_seed in (
-        (["-c", RECORDING, str(tmp_path)], "0"),
-        (["-m", "gpuactors", "replay", str(tmp_path)], seed),
-    ):
+        (["-c", RECORDING, str(tmp_path)], "0"), (replayed, "1"), (replayed, "2"), (replayed, "3")
+    ):  # fmt: skip
         done = subprocess.run(
             [sys.executable, *words],
             cwd=root,
@@ -127,7 +126,7 @@ def test_no_order_comes_from_a_set(tmp_path: Path, seed: str) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.stdout.endswith(": no differences\n")
+        assert words is not replayed or done.stdout.endswith(": no differences\n")
 
 
 def test_another_effect_differs(tmp_path: Path) -> None:

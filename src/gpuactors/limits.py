@@ -489,6 +489,9 @@ DOCTOR_READ_S: Final = 10.0
 DOCTOR_API_S: Final = 20.0
 """All that it asks the API server: two or three requests, each with API_REQUEST_S of its own."""
 
+DOCTOR_AGAIN_S: Final = 2.0
+"""Between two examinations of `gpuactors doctor --wait`: a daemon registers within a second."""
+
 PROGRESS_SILENT_S: Final = 0.7
 """A read that takes longer is named on the terminal, and its time is updated as often. Less than CONTROL_CONNECT_S, so
 that a daemon that hangs is named before it is given up."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpuactors.cli import commands
-from gpuactors.cli.output import UNFOLDED, columns_of, folded
+from gpuactors.cli.output import UNFOLDED, columns_of, folded, wants_colour
 from gpuactors.observe.stdout import StdoutError
 
 
@@ -41,6 +41,17 @@ def test_a_pipe_has_no_width_and_a_terminal_has_its_own(terminal: int) -> None:
                 == columns_of(out, {"COLUMNS": "wide"})
                 == columns_of(out, {})
             )
+
+
+def test_colours_are_for_a_terminal_that_has_some_and_no_color_switches_them_off(terminal: int) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as pipe, os.fdopen(read), os.fdopen(os.dup(terminal), "w") as screen:
+        assert wants_colour(screen, {"TERM": "xterm"})
+        assert not wants_colour(screen, {"TERM": "xterm", "NO_COLOR": "0"})
+        assert not wants_colour(screen, {"TERM": "dumb"})
+        assert not wants_colour(screen, {})
+        assert not wants_colour(pipe, {"TERM": "xterm"})
+        assert not wants_colour(None, {"TERM": "xterm"})
 
 
 def test_a_text_without_a_width_is_one_line_and_a_word_is_never_broken() -> None:

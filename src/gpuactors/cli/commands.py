@@ -25,7 +25,7 @@ import trio
 from gpuactors.cli import completion
 from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
-from gpuactors.cli.output import columns_of
+from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
@@ -168,8 +168,16 @@ def explain(address: str, output: str, **flags: object) -> None:
     is_flag=True,
     help="Before installation: check only the host and other plugins; expect no daemon.",
 )
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait until nothing is a FAIL, for at most so long.",
+)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
-def doctor(pre: bool, output: str, **flags: object) -> None:
+def doctor(pre: bool, wait_s: float, output: str, **flags: object) -> None:
     """Find the problems of this node, and name the remedies.
 
     It checks the IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit. Each finding is
@@ -178,8 +186,11 @@ def doctor(pre: bool, output: str, **flags: object) -> None:
     """
     from gpuactors.cli.doctor.run import examined
 
-    found = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr))
-    click.echo(found.text(_columns()) if output == Format.TEXT else either(output, found.json()))
+    found = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s)
+    if output == Format.TEXT:
+        click.echo(found.text(_columns(), colour=wants_colour(sys.stdout, os.environ)))
+    else:
+        click.echo(either(output, found.json()))
     sys.exit(1 if found.is_failed else 0)
 
 

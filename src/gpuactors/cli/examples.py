@@ -33,6 +33,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "doctor": (
         ("gpuactors doctor", "the problems of this node, with remedies"),
         ("gpuactors doctor --pre", "on a host, before installation"),
+        ("gpuactors doctor --wait 60", "after an update: until nothing fails"),
         ("gpuactors doctor -o json", "for programs"),
     ),
     "simulate": (

@@ -1,4 +1,5 @@
-"""How wide the output of a command may be. Nothing is folded for a program that reads it: a pipe has no width.
+"""How wide the output of a command may be, and whether it has colours. Nothing is folded for a program that reads it: a
+pipe has no width.
 
 A file of its own: what the commands print, the doctor and the live view all need it.
 """
@@ -17,6 +18,13 @@ UNFOLDED: Final = sys.maxsize
 
 _COLUMNS_MIN: Final = 40
 """A narrower text would be a column of single words."""
+
+
+def wants_colour(out: TextIO | None, environment: Mapping[str, str]) -> bool:
+    """On a terminal that has some, unless NO_COLOR is set, to anything (no-color.org)."""
+    if out is None or not out.isatty() or environment.get("TERM", "dumb") in ("dumb", ""):
+        return False
+    return not environment.get("NO_COLOR")
 
 
 def columns_of(out: TextIO | None, environment: Mapping[str, str]) -> int:

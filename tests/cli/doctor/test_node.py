@@ -23,11 +23,12 @@ from gpuactors.config import resolve
 from gpuactors.control.claims_view import BlockedView, ClaimsView, SlicesView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView, LabelView
+from gpuactors.control.pods_view import PodView
 from gpuactors.control.view import DeviceView, NodeView, Setting
 from gpuactors.core.domains.report import ImexReport, LabelStatus
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.domain import DRIVER
-from gpuactors.core.values.model import DeviceId, ResourceName, Role
+from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
 from gpuactors.simulation.kube.status import CLASSES
@@ -38,7 +39,7 @@ from tests.support.claims import NODE, Api, plugin_of, write_kubeconfig
 from tests.support.domains import with_imex
 
 PASS, WARN, FAIL = Level.PASS, Level.WARN, Level.FAIL
-NO_DAEMON = Seed("no daemon", lambda _: None, Check.DAEMON_RUNS, FAIL, "no daemon runs", "gpuactors run, or")
+NO_DAEMON = Seed("no daemon", lambda _: None, Check.DAEMON_RUNS, FAIL, "no daemon runs", "spec.nodeName=")
 
 
 def only(found: list[Any], *seeds: Seed) -> None:
@@ -294,13 +295,56 @@ def test_a_gpu_that_outlived_its_pod_is_called_as_the_daemon_calls_it(healthy: F
     facts = replace(healthy, devices=replace(healthy.devices, view=own))
     for cause, reason in ((Cause.ORPHANED, ended), (Cause.HELD_BY_OTHER, held)):
         found = wrong(with_view(facts, devices=_with(healthy.daemon.view, cause, reason)))
-        said = [(f.cause, f.message) for f in found if f.check is Check.GPUS_USABLE]
-        assert said == [(cause, reason)]
+        said = [(f.cause, f.message, f.remedy) for f in found if f.check is Check.GPUS_USABLE]
+        assert said == [(cause, reason, f"Remedy of {cause}.")], "with the daemon's remedy, too"
+
+
+def test_a_use_that_the_daemon_knows_better_has_its_words_and_one_that_only_the_doctor_sees_stays(
+    healthy: Facts,
+) -> None:
+    assert isinstance(healthy.devices, Devices)
+    assert isinstance(healthy.daemon, Running)
+    own, daemons = healthy.devices.view, healthy.daemon.view
+
+    examined = healthy.devices
+
+    def said(ours: tuple[DeviceView, ...], theirs: tuple[DeviceView, ...]) -> list[str]:
+        devices = replace(examined, view=replace(own, devices=ours))
+        found = wrong(with_view(replace(healthy, devices=devices), devices=theirs))
+        return [f.message for f in found if f.check is Check.GPUS_USABLE]
+
+    held = _with(own, Cause.HELD_BY_OTHER, "process 4711 (qemu) has it open")
+    orphaned = _with(daemons, Cause.ORPHANED, "its pod ended")
+    assert said(own.devices, orphaned) == ["its pod ended"], (
+        "it looks free here, and the daemon has seen its pod"
+    )
+    assert said(held, daemons.devices) == ["process 4711 (qemu) has it open"], "as with --holders proc"
+    named = tuple(replace(d, holders=(Holder(4711, "qemu", None),)) for d in held)
+    unnamed = _with(daemons, Cause.HELD_BY_OTHER, "IOMMU group 35 is in use")
+    assert said(named, unnamed) == ["process 4711 (qemu) has it open"]
+    assert said(held, unnamed) == ["IOMMU group 35 is in use"]
+
+
+def test_the_pods_that_lost_a_gpu_are_deleted_by_the_very_command(healthy: Facts) -> None:
+    assert isinstance(healthy.daemon, Running)
+    view = healthy.daemon.view
+    (resource,) = view.resources
+    assert isinstance(healthy.ledger, LedgerContents)
+    lost = with_view(
+        replace(healthy, ledger=replace(healthy.ledger, healthy=None)),
+        resources=(replace(resource, healthy=0, allocated=1),),
+        devices=_with(view, Cause.GONE, "it is gone"),
+        pods=(PodView("shop/vm-1", "", (GPU,), (), ()), PodView("shop/vm-2", "", (SECOND,), (), ())),
+    )
+    found = [f.remedy for f in wrong(lost) if f.check is Check.FREE_COUNT]
+    assert found == ["Delete the pods whose GPU is not Healthy any more: kubectl -n shop delete pod vm-1."]
 
 
 def _with(view: NodeView, cause: Cause, reason: str) -> tuple[DeviceView, ...]:
     return tuple(
-        replace(d, cause=cause, reason=reason, health="Unhealthy") if d.address == GPU else d
+        replace(d, cause=cause, reason=reason, health="Unhealthy", remedy=f"remedy of {cause}")
+        if d.address == GPU
+        else d
         for d in view.devices
     )
 
@@ -512,12 +556,14 @@ def test_a_node_without_imex_and_one_whose_imex_is_not_ready() -> None:
 def test_what_the_daemon_says_of_claims(healthy: Facts) -> None:
     dra = replace(healthy, config=type(healthy.config)(dra="on"), api=None)
     slices = SlicesView(1, 1, True, (), (), (), "", "yes")
+    left_out = BlockedView("gpu-0000-23-00-0", "on nvidia")
     for claims, expected in (
         (None, seed(Check.CLAIMS_SERVED, WARN, "serves no claims (--dra off)", "--dra on")),
         (ClaimsView("gpu.nvidia.com", "no registry", (), None),
          seed(Check.CLAIMS_SERVED, FAIL, "no registry", "tries again")),
-        (ClaimsView("gpu.nvidia.com", "", (), replace(slices, left_out=(BlockedView("gpu-0", "on nvidia"),))),
-         seed(Check.CLAIMS_SERVED, WARN, "gpu-0 is not to be given to a claim now: on nvidia", "gpuactors explain")),
+        (ClaimsView("gpu.nvidia.com", "", (), replace(slices, left_out=(left_out,))),
+         seed(Check.CLAIMS_SERVED, WARN, "0-23-00-0 is not to be given to a claim now: on nvidia",
+              f"Run gpuactors explain {GPU}")),
     ):  # fmt: skip
         expected.assert_found(wrong(with_view(dra, claims=claims)))
 

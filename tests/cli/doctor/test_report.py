@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 import yaml
+from trio.testing import MockClock
 
-from gpuactors.cli.doctor.finding import Check, Finding, Level
-from gpuactors.cli.doctor.run import Examined
+from gpuactors.cli.doctor import run
+from gpuactors.cli.doctor.facts import Facts
+from gpuactors.cli.doctor.finding import DOCUMENTS, Check, Finding, Level
+from gpuactors.cli.doctor.run import Examined, examined_within
+from gpuactors.cli.progress import SILENT
+from gpuactors.config import resolve
 from tests.cli.doctor.rig import GPU, SECOND, open_patient
+from tests.support.markdown import anchors
+
+ROOT = Path(__file__).parents[3]
+RESOLVED = resolve({}, {})
 
 H100, A100 = "nvidia.com/GH100_H100_SXM5_80GB", "nvidia.com/GA100_A100_SXM4_40GB"
 LONG = "a-device-plugin-of-somebody-else-with-a-name-that-is-longer-than-a-line-of-any-terminal-that-is-left.sock"
@@ -38,7 +48,7 @@ def test_the_json_has_these_keys_and_no_other(ill: Examined) -> None:
     assert sum(known["counts"].values()) == len(known["findings"])
     assert (known["node"], known["pre"], known["failed"]) == ("node-1", False, True)
     assert all(
-        list(f) == ["group", "check", "level", "message", "remedy", "cause", "devices"]
+        list(f) == ["group", "check", "level", "message", "remedy", "document", "cause", "devices"]
         for f in known["findings"]
     )
     assert [f for f in known["findings"] if f["cause"]] == [
@@ -47,8 +57,8 @@ def test_the_json_has_these_keys_and_no_other(ill: Examined) -> None:
             "check": "GpusUsable",
             "level": "WARN",
             "message": "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
-            "remedy": "Bind it to vfio-pci. For instance: driverctl set-override ADDRESS vfio-pci, which lasts across "
-            "restarts of the node.",
+            "remedy": f"Bind it to vfio-pci. For instance, as root: driverctl set-override {GPU} vfio-pci",
+            "document": "docs/causes.md",
             "cause": "NotBound",
             "devices": [GPU],
         }
@@ -72,7 +82,63 @@ def test_the_text_of_a_pipe_has_a_line_for_each_sentence(ill: Examined) -> None:
     )
     assert re.search(r"\n\n1 FAIL, 1 WARN, \d+ PASS\n\nTo add to the custom resource KubeVirt", text)
     assert f"\n  WARN  {GPU}: bound to nvidia, which is no vfio driver;" in text
-    assert "\n        To do: Bind it to vfio-pci. For instance:" in text
+    assert "\n        To do: Bind it to vfio-pci. For instance" in text
+
+
+def test_a_check_names_one_document_below_the_last_of_its_findings_that_is_no_pass(ill: Examined) -> None:
+    (first, *rest) = ill.groups
+    findings = tuple(
+        Finding(Check.NODE_MODES, level, f"number {i}", "Do it." * (level is not Level.PASS))
+        for i, level in enumerate((Level.WARN, Level.WARN, Level.PASS))
+    )
+    text = replace(ill, groups=(replace(first, findings=findings), *rest)).text()
+    assert (
+        "  WARN  number 0\n        To do: Do it.\n"
+        "  WARN  number 1\n        To do: Do it.\n        More: docs/security.md#files\n"
+        "  PASS  number 2\n"
+    ) in text
+    assert text.count("docs/security.md#files") == 1
+
+
+def test_every_check_names_a_document_that_is_there() -> None:
+    assert DOCUMENTS.keys() == {*Check}
+    for document in DOCUMENTS.values():
+        path, _, anchor = document.partition("#")
+        assert not anchor or anchor in anchors((ROOT / path).read_text(encoding="utf-8")), document
+        assert (ROOT / path).is_file()
+
+
+def test_a_terminal_gets_colours_that_change_no_line(ill: Examined) -> None:
+    coloured, plain = ill.text(100, colour=True), ill.text(100)
+    assert "\x1b[32mPASS\x1b[0m" in coloured
+    assert "\x1b[33mWARN\x1b[0m" in coloured
+    assert "\x1b[31m\x1b[1mFAIL\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+async def test_with_wait_it_examines_until_nothing_fails(
+    ill: Examined, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    well = replace(ill.facts, pre=True, daemon=None)
+    times: list[float] = []
+
+    async def gather(*_: object, **__: object) -> Facts:
+        times.append(trio.current_time())
+        return well if len(times) == 3 else ill.facts
+
+    monkeypatch.setattr(run, "gather", gather)
+    began_at = trio.current_time()
+    found = await examined_within(RESOLVED, pre=False, progress=SILENT, wait_s=60.0)
+    assert not found.is_failed
+    assert [at - began_at for at in times] == pytest.approx([0.0, 2.0, 4.0])
+    times[:] = [0.0] * 3
+    began_at = trio.current_time()
+    found = await examined_within(RESOLVED, pre=False, progress=SILENT, wait_s=5.0)
+    assert found.is_failed
+    assert [at - began_at for at in times[3:]] == pytest.approx([0.0, 2.0, 4.0, 5.0])
+    times.clear()
+    assert (await examined_within(RESOLVED, pre=False, progress=SILENT, wait_s=0.0)).is_failed
+    assert len(times) == 1
 
 
 def test_a_word_that_is_longer_than_the_line_is_not_broken(ill: Examined) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from gpuactors.core.values.cause import Cause
 
@@ -78,6 +80,42 @@ class Check(StrEnum):
     """The state directory is writable, or can be made; the control socket's path is not too long."""
     JOURNAL_SPACE = "JournalSpace"
     """The disk of the state directory has room for the journal."""
+
+
+_INSTALL: Final = "docs/install.md"
+_KUBELET: Final = "deploy/README.md#what-the-container-may-do"
+
+DOCUMENTS: Final[Mapping[Check, str]] = {
+    Check.HOST_READABLE: _KUBELET,
+    Check.IOMMU_ON: f"{_INSTALL}#1-the-iommu",
+    Check.NO_IOMMU_MODE: f"{_INSTALL}#1-the-iommu",
+    Check.GPUS_SELECTED: "docs/configuration.md#selectors",
+    Check.MODEL_NAMES: "docs/configuration.md",
+    Check.GPUS_USABLE: "docs/causes.md",
+    Check.VFIO_PCI: f"{_INSTALL}#2-vfio-pci-at-boot",
+    Check.IDLE_D3: f"{_INSTALL}#2-vfio-pci-at-boot",
+    Check.NODE_MODES: "docs/security.md#files",
+    Check.IOMMUFD: f"{_INSTALL}#2-vfio-pci-at-boot",
+    Check.KUBELET_DIRECTORY: _KUBELET,
+    Check.KUBELET_RUNS: "docs/troubleshooting.md#the-daemon",
+    Check.POD_RESOURCES: _KUBELET,
+    Check.OTHER_PLUGINS: "docs/from-nvidia-plugin.md",
+    Check.DAEMON_RUNS: "docs/troubleshooting.md#the-daemon",
+    Check.REGISTERED: "docs/troubleshooting.md#the-daemon",
+    Check.KUBELET_LIST: "docs/from-nvidia-plugin.md",
+    Check.FREE_COUNT: "docs/troubleshooting.md#the-count-is-wrong",
+    Check.DAEMON_SEES: "docs/troubleshooting.md#the-daemon",
+    Check.CDI_DIRECTORY: "deploy/README.md#claims-dra",
+    Check.PLUGIN_DIRECTORIES: "deploy/README.md#claims-dra",
+    Check.API_SERVER: "deploy/README.md#claims-dra",
+    Check.CLAIMS_SERVED: "docs/dra.md#errors-and-what-to-do",
+    Check.DEVICE_CLASSES: "docs/dra.md#both-apis-on-one-node",
+    Check.IMEX: "docs/compute-domains.md#what-gpuactors-reads-on-the-host",
+    Check.PERMITTED_HOST_DEVICES: "docs/doctor.md#kubevirt",
+    Check.STATE_DIRECTORY: "docs/security.md#files",
+    Check.JOURNAL_SPACE: "docs/configuration.md",
+}
+"""Where the repository says more about each check."""
 
 
 @dataclass(frozen=True, slots=True)

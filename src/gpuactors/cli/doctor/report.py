@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
+
+import click
 
 from gpuactors.cli.doctor.checks import Group
 from gpuactors.cli.doctor.checks.kubevirt import PermittedDevice, permitted, yaml
 from gpuactors.cli.doctor.facts import Facts
-from gpuactors.cli.doctor.finding import Finding, Level
+from gpuactors.cli.doctor.finding import DOCUMENTS, Finding, Level
 from gpuactors.cli.output import UNFOLDED, folded
 from gpuactors.core.values.quote import first_of
 
@@ -27,14 +29,24 @@ def is_failed(groups: tuple[Group, ...]) -> bool:
 # --- text -------------------------------------------------------------------------------------------------
 
 
-def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = UNFOLDED) -> str:
+_LOOKS: Final[Mapping[Level, Mapping[str, Any]]] = {
+    Level.PASS: {"fg": "green"},
+    Level.WARN: {"fg": "yellow"},
+    Level.FAIL: {"fg": "red", "bold": True},
+}
+
+
+def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = UNFOLDED, *, colour: bool = False) -> str:
     """In so many columns. The YAML at the end is never broken."""
     lines = folded(_heading(facts), columns, "", "  ")
     for group in groups:
-        lines += ["", group.name]
+        lines += ["", click.style(group.name, bold=True) if colour else group.name]
+        last = {finding.check: finding for finding in group.findings if finding.remedy}
         for finding in group.findings:
-            lines += _lines(finding, columns)
-    lines += ["", _summary(groups), *_to_paste(permitted(facts), columns)]
+            lines += _lines(finding, columns, colour=colour)
+            if finding is last.get(finding.check):
+                lines += folded(f"More: {DOCUMENTS[finding.check]}", columns, _INDENT, _INDENT)
+    lines += ["", summary(groups), *_to_paste(permitted(facts), columns)]
     return "\n".join(lines)
 
 
@@ -46,14 +58,20 @@ def _heading(facts: Facts) -> str:
     return f"Node {facts.node}{when}; settings {facts.settings}{user}"
 
 
-def _lines(finding: Finding, columns: int) -> Iterator[str]:
+def _lines(finding: Finding, columns: int, *, colour: bool) -> Iterator[str]:
     devices = f"{', '.join(first_of(finding.devices))}: " if finding.devices else ""
-    yield from folded(f"{devices}{finding.message}", columns, f"  {finding.level}  ", _INDENT)
+    first, *rest = folded(f"{devices}{finding.message}", columns, f"  {finding.level}  ", _INDENT)
+    if colour:
+        styled = click.style(finding.level, **_LOOKS[finding.level])
+        first = first.replace(finding.level, styled, 1)
+    yield first
+    yield from rest
     if finding.remedy:
         yield from folded(f"To do: {finding.remedy}", columns, _INDENT, _INDENT)
 
 
-def _summary(groups: tuple[Group, ...]) -> str:
+def summary(groups: tuple[Group, ...]) -> str:
+    """How many findings of each level there are."""
     counts = _counts(groups)
     return ", ".join(f"{counts[level]} {level}" for level in (Level.FAIL, Level.WARN, Level.PASS))
 
@@ -102,6 +120,7 @@ def _finding(group: str, finding: Finding) -> dict[str, Any]:
         "level": finding.level,
         "message": finding.message,
         "remedy": finding.remedy or None,
+        "document": DOCUMENTS[finding.check],
         "cause": finding.cause,
         "devices": list(finding.devices),
     }

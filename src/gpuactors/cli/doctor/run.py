@@ -7,6 +7,7 @@ from functools import partial
 
 import trio
 
+from gpuactors import limits
 from gpuactors.cli.doctor import report
 from gpuactors.cli.doctor.checks import Group, examine
 from gpuactors.cli.doctor.facts import Facts
@@ -28,16 +29,29 @@ class Examined:
         """Whether any finding is a FAIL."""
         return report.is_failed(self.groups)
 
-    def text(self, columns: int = UNFOLDED) -> str:
+    def text(self, columns: int = UNFOLDED, *, colour: bool = False) -> str:
         """The report, in so many columns."""
-        return report.as_text(self.facts, self.groups, columns)
+        return report.as_text(self.facts, self.groups, columns, colour=colour)
 
     def json(self) -> str:
         """The report for programs."""
         return report.as_json(self.facts, self.groups)
 
 
-def examined(resolved: Resolved, *, pre: bool, progress: Progress) -> Examined:
-    """The node as it is now. `progress` shows what is waited for. Raises nothing: what cannot be read is a finding."""
-    facts = trio.run(partial(gather, resolved, pre=pre, progress=progress))
-    return Examined(facts, examine(facts))
+def examined(resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float = 0.0) -> Examined:
+    """The node as it is now, or as soon as nothing is a FAIL, at the latest after `wait_s`. `progress` shows what is
+    waited for. Raises nothing: what cannot be read is a finding."""
+    return trio.run(partial(examined_within, resolved, pre=pre, progress=progress, wait_s=wait_s))
+
+
+async def examined_within(resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float) -> Examined:
+    """See `examined`."""
+    until = trio.current_time() + wait_s
+    while True:
+        facts = await gather(resolved, pre=pre, progress=progress)
+        found = Examined(facts, examine(facts))
+        left_s = until - trio.current_time()
+        if left_s <= 0 or not found.is_failed:
+            return found
+        pause = partial(trio.sleep, min(limits.DOCTOR_AGAIN_S, left_s))
+        await progress.during(f"the node again: {report.summary(found.groups)}", pause)

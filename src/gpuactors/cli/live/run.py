@@ -14,9 +14,9 @@ from gpuactors.cli.formats import Format
 from gpuactors.cli.live.follow import follow
 from gpuactors.cli.live.screen import frame
 from gpuactors.cli.live.stream import Stream
-from gpuactors.cli.live.terminal import Terminal, is_screen, wants_colour
+from gpuactors.cli.live.terminal import Terminal, is_screen
 from gpuactors.cli.live.watched import Watched
-from gpuactors.cli.output import columns_of
+from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.unix import socket_path
@@ -40,7 +40,7 @@ def watch(
     path = socket_path(str(config.state_dir))
     environment = dict(os.environ)
     if output in (Format.TABLE, Format.WIDE) and is_screen(out, environment):
-        terminal = Terminal(out, keys, colour=wants_colour(environment))
+        terminal = Terminal(out, keys, colour=wants_colour(out, environment))
         try:
             trio.run(_Screen(terminal, wide=output is Format.WIDE).run, path)
         finally:

@@ -37,11 +37,6 @@ def is_screen(out: TextIO, environment: dict[str, str]) -> bool:
     return out.isatty() and environment.get("TERM", "dumb") not in ("dumb", "")
 
 
-def wants_colour(environment: dict[str, str]) -> bool:
-    """Unless NO_COLOR is set, to anything (no-color.org); then the text is plain."""
-    return not environment.get("NO_COLOR")
-
-
 @final
 class Terminal:
     """Owns the terminal between `enter` and `leave`."""

@@ -10,6 +10,8 @@ from gpuactors.control.claims_view import ClaimsView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView
 from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
+from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.values.selector import full_address
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -124,13 +126,19 @@ def _served(claims: ClaimsView | None, flag: str) -> Iterator[Finding]:
         yield warned(
             Check.CLAIMS_SERVED,
             f"{device.name} is not to be given to a claim now: {device.reason or 'no reason is known'}",
-            "See `gpuactors explain` of it.",
+            f"Run {_how_to_see(device.name)}, which says more.",
         )
     if not any(problems) and slices is not None and not blocked:
         yield passed(
             Check.CLAIMS_SERVED,
             f"{claims.driver}: {slices.slices} ResourceSlices, {len(claims.claims)} claims",
         )
+
+
+def _how_to_see(name: str) -> str:
+    """A device in no slice has its address as its name; one of compute domains has none."""
+    address = claimed_address(name) or full_address(name)
+    return f"gpuactors explain {address}" if address is not None else "gpuactors inspect"
 
 
 def _imex(facts: Facts) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from gpuactors.core.values.model import Health, ResourceName, Role
 from gpuactors.core.values.quote import first_of, quoted_name
 from gpuactors.ports.node import LedgerContents
 
-_LOG = "See the daemon's log (kubectl logs, or journalctl)"
+_LOG = "See the daemon's log (kubectl -n gpuactors logs POD, or journalctl -u gpuactors)"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -26,8 +26,8 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield failed(
                 Check.DAEMON_RUNS,
                 reason,
-                "Start it (gpuactors run, or the DaemonSet), or name its --state-dir. Before installation: "
-                "gpuactors doctor --pre.",
+                "Start it, or name its --state-dir. kubectl -n gpuactors get pods -o wide --field-selector "
+                f"spec.nodeName={facts.node} shows its pod. Before installation: gpuactors doctor --pre.",
             )
         case Unknown(reason):
             yield failed(
@@ -104,12 +104,20 @@ def _resources(running: Running, ledger: LedgerContents | Unknown) -> Iterator[F
             yield warned(
                 Check.FREE_COUNT,
                 f"{counts}: the scheduler places no pod of it here until pods with lost GPUs have ended",
-                "Delete the pods whose GPU is not Healthy any more (gpuactors inspect names them).",
+                f"Delete the pods whose GPU is not Healthy any more: {_lost(running.view, resource)}.",
             )
         elif isinstance(ledger, Unknown) or ledger.healthy is None:
             yield passed(Check.REGISTERED, f"{counts}; registered with kubelet")
         else:
             yield passed(Check.KUBELET_LIST, f"{counts}; kubelet has the same list")
+
+
+def _lost(view: NodeView, resource: ResourceView) -> str:
+    """The commands that delete the pods with a GPU of this resource that is not Healthy."""
+    lost = {d.address for d in view.devices if d.resource == resource.name and d.health != Health.HEALTHY}
+    pods = [pod.name.split("/", 1) for pod in view.pods if pod.name and not lost.isdisjoint(pod.devices)]
+    commands = [f"kubectl -n {namespace} delete pod {name}" for namespace, name in pods]
+    return "; ".join(first_of(commands)) or "gpuactors inspect -o wide names them"
 
 
 def _sees(running: Running, facts: Facts) -> Iterator[Finding]:
@@ -137,8 +145,8 @@ def _sees(running: Running, facts: Facts) -> Iterator[Finding]:
             warned(
                 Check.DAEMON_SEES,
                 f"the daemon knows another driver, or none, of {', '.join(first_of(changed))}, or has another --select",
-                "Compare `gpuactors inspect` with `lspci -k`. A change of this moment is seen at once; a uevent that "
-                "was lost is made good by the next scan (resync_interval_s).",
+                f"Compare `gpuactors inspect` with `lspci -Dnnk -s {changed[0]}`. A change of this moment is seen at "
+                "once; a uevent that was lost is made good by the next scan (resync_interval_s).",
             )
         )
     what = "it receives uevents, kubelet and its ledger, and sees each GPU as this command does"

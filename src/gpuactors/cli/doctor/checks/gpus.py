@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -36,12 +36,8 @@ _PASSING: Final = frozenset(
 )
 """It cannot now, and nothing on the node is broken."""
 
-_IN_USE: Final = frozenset({Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN})
-"""A process has it open, and kubelet has given it to no pod."""
-
-_HOW: Final = (
-    " For instance: driverctl set-override ADDRESS vfio-pci, which lasts across restarts of the node."
-)
+_OF_USE: Final = frozenset({*_FINE, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN, Cause.ORPHANED})
+"""Nothing but its use and kubelet's ledger decides; the daemon has seen both before."""
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -59,9 +55,9 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not (devices or unreadable):
         yield failed(
             Check.GPUS_SELECTED,
-            "no PCI function on this node matches the selectors",
-            "Compare `gpuactors config show` (select) with `lspci -nn`; without GPUs here, keep the daemon off this "
-            "node by its nodeSelector.",
+            f"this node has no GPU to offer: no PCI function matches --select {';'.join(facts.config.select)}",
+            "Compare `gpuactors config show` (select) with `lspci -Dnn -d 10de:`. On a node without GPUs the daemon "
+            "has nothing to do: keep it off by its nodeSelector.",
         )
     if not devices:
         return
@@ -102,18 +98,21 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
     functions = {str(function.address): function for function in devices.functions}
     by_claim = facts.config.dra == "on"
     bound = sum(functions[view.address].vfio_bound for view in views)
-    found = list[Finding]()
+    found = list[tuple[Finding, tuple[str, ...]]]()
     for own_view in views:
         view = _as_the_daemon_knows_it(own_view, facts.daemon)
         function = functions[view.address]
         if function.vfio_bound or view.cause != Cause.NOT_BOUND:
-            found += _by_cause(view)
+            not_viable = view.cause == Cause.GROUP_NOT_VIABLE
+            others = _on_host_drivers(function, devices) if not_viable else []
+            found += ((finding, tuple(other.address for other in others)) for finding in _by_cause(view))
         elif (blocker := without_group(function)) is not None:
-            found.append(_finding(view, Level.FAIL, blocker.cause, blocker.message))
+            found.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
         elif not by_claim:
-            found.append(_finding(view, Level.WARN if bound else Level.FAIL, Cause.NOT_BOUND, view.reason))
+            level = Level.WARN if bound else Level.FAIL
+            found.append((_finding(view, level, Cause.NOT_BOUND, view.reason), (view.address,)))
             found += _beside(view, function, devices, facts.config)
-    fine = len(views) - len({address for finding in found for address in finding.devices})
+    fine = len(views) - len({address for finding, _ in found for address in finding.devices})
     if fine:
         how = "; a claim binds those that are on no vfio driver" if by_claim and bound < len(views) else ""
         yield passed(Check.GPUS_USABLE, f"{fine} of {len(views)} could be given to virtual machines{how}")
@@ -121,13 +120,15 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
 
 
 def _as_the_daemon_knows_it(view: DeviceView, daemon: Known[Running] | NoDaemon | None) -> DeviceView:
-    """With the daemon's cause and words for a GPU that is in use: the core is the same, but only the daemon has seen
-    whose it was before."""
-    if not isinstance(daemon, Running) or view.cause not in _IN_USE:
+    """With the daemon's cause, words and remedy for a GPU of which only its use is in question: the core is the same,
+    but only the daemon has seen whose it was before. A use that only this command sees (`--holders proc`) stays."""
+    if not isinstance(daemon, Running) or view.cause not in _OF_USE:
         return view
     for known in daemon.view.devices:
-        if (known.address, known.driver, known.cause) == (view.address, view.driver, Cause.ORPHANED):
-            return replace(view, cause=known.cause, reason=known.reason)
+        if (known.address, known.driver) != (view.address, view.driver) or known.cause not in _OF_USE - _FINE:
+            continue
+        if known.cause != view.cause or not view.holders:
+            return replace(view, cause=known.cause, reason=known.reason, remedy=known.remedy)
     return view
 
 
@@ -138,39 +139,58 @@ def _by_cause(view: DeviceView) -> Iterator[Finding]:
         yield _finding(view, Level.WARN if cause in _PASSING else Level.FAIL, cause, view.reason)
 
 
-def _beside(view: DeviceView, function: PciFunction, devices: Devices, config: Config) -> Iterator[Finding]:
+def _beside(
+    view: DeviceView, function: PciFunction, devices: Devices, config: Config
+) -> Iterator[tuple[Finding, tuple[str, ...]]]:
     """Of a GPU that is still to be bound: the functions of its group that must leave their drivers as well."""
-    others = [
-        other
-        for other in devices.functions
-        if other.iommu_group == function.iommu_group
-        and not is_selected(config.selectors, other)
-        and other.driver is not None
-        and not other.vfio_bound
-        and other.driver not in HARMLESS_DRIVERS
-    ]
-    for other in others:
-        yield _finding(
+    for other in _on_host_drivers(function, devices):
+        if is_selected(config.selectors, other):
+            continue
+        finding = _finding(
             view,
             Level.WARN,
             Cause.GROUP_NOT_VIABLE,
             f"IOMMU group {function.iommu_group} will not be viable while {other.address} is bound to "
             f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver as well",
         )
+        yield finding, (other.address,)
+
+
+def _on_host_drivers(function: PciFunction, devices: Devices) -> list[PciFunction]:
+    """The functions of its group whose drivers keep the group from being viable."""
+    return [
+        other
+        for other in devices.functions
+        if other.iommu_group == function.iommu_group
+        and other.driver is not None
+        and not other.vfio_bound
+        and other.driver not in HARMLESS_DRIVERS
+    ]
 
 
 def _finding(view: DeviceView, level: Level, cause: Cause, message: str) -> Finding:
     remedy = sentence(view.remedy) if view.remedy and cause == view.cause else MEANINGS[cause].remedy
-    if cause in (Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE):
-        remedy += _HOW
     return Finding(Check.GPUS_USABLE, level, message, remedy, cause, (view.address,))
 
 
-def _together(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Those that differ only in the device are one."""
-    found: dict[Finding, tuple[str, ...]] = {}
-    for finding in findings:
+def _together(findings: Iterable[tuple[Finding, tuple[str, ...]]]) -> Iterator[Finding]:
+    """Those that differ only in the device are one, with the commands that bind what is to be bound."""
+    found: dict[Finding, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for finding, to_bind in findings:
         key = replace(finding, devices=())
-        found[key] = (*found.get(key, ()), *finding.devices)
-    for key, devices in found.items():
-        yield replace(key, devices=devices)
+        devices, bound = found.get(key, ((), ()))
+        found[key] = (*devices, *finding.devices), (*bound, *to_bind)
+    for key, (devices, to_bind) in found.items():
+        yield replace(key, devices=devices, remedy=key.remedy + _commands(to_bind))
+
+
+def _commands(to_bind: Sequence[str]) -> str:
+    """To be pasted into a shell; they last across restarts of the node."""
+    if not to_bind:
+        return ""
+    addresses = [*dict.fromkeys(to_bind)]
+    if len(addresses) == 1:
+        return f" For instance, as root: driverctl set-override {addresses[0]} vfio-pci"
+    return (
+        f" For instance, as root: for a in {' '.join(addresses)}; do driverctl set-override $a vfio-pci; done"
+    )

@@ -93,7 +93,7 @@ def _modes(host: VfioHost) -> Finding:
             Check.NODE_MODES,
             f"every process of the node may open {', '.join(first_of([_shown(node) for node in opened]))}: a GPU "
             "can be taken by anybody",
-            "As root: chmod o= on these, and find the udev rule that changes them.",
+            f"As root: chmod o= {' '.join(node.path for node in opened)}; and find the udev rule that changes them.",
         )
     modes = ", ".join(sorted({f"{node.mode:04o}" for node in (*host.group_nodes, *host.cdevs)}))
     first = f"{_shown(container)}; " if container is not None else ""

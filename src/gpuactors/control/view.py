@@ -24,6 +24,7 @@ from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.devices.presence import GONE
 from gpuactors.core.host.usage import use_of
 from gpuactors.core.ledger.ledger import allocated_ids
+from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -160,6 +161,8 @@ class NodeView:
     """None while compute domains are off."""
     ledger_age_s: float | None = None
     """Seconds since kubelet's ledger, as it is known, was asked for; None: never."""
+    offers_problem: str = ""
+    """Why nothing at all is offered by these settings, as a sentence; empty if anything is."""
     pods: tuple[PodView, ...] = ()
     """Those that have a GPU by kubelet's ledger, or may still hold one."""
 
@@ -207,6 +210,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         claims=claims_view(state, at),
         domains=domains_view(state, at),
         ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
+        offers_problem="" if offers_anything(state) else OFFERS_NOTHING,
         pods=pods_view(state),
     )
 
@@ -216,6 +220,8 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
     allocated = {
         resource: len(ids) for resource, ids in allocated_ids(state, state.published.device_lists).items()
     }
+    is_on = state.daemon.settings.device_plugin
+    not_served = f"this daemon is {state.daemon.role}" if is_on else "--device-plugin is off"
     views = []
     for resource, device_list in sorted(state.published.device_lists.items()):
         plugin = state.published.plugins.get(resource)
@@ -223,9 +229,7 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
             ResourceView(
                 name=resource,
                 registered=accepted.get(resource, False),
-                problem=(plugin.problem or "")
-                if plugin is not None
-                else f"this daemon is {state.daemon.role}",
+                problem=(plugin.problem or "") if plugin is not None else not_served,
                 listed=len(device_list),
                 healthy=sum(device.health is Health.HEALTHY for device in device_list),
                 allocated=allocated.get(resource, 0),

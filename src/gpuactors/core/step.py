@@ -25,6 +25,7 @@ from gpuactors.core.claims.answers import declined
 from gpuactors.core.claims.transitions import quarantine, refusal
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
+from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.domains import reads
 from gpuactors.core.domains import step as domains
 from gpuactors.core.drivers import DRIVERS
@@ -203,9 +204,11 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             ]
         case events.host.HostScanned():
             found = len(event.functions)
-            return inspections.scanned(state, event, at), [
+            after = inspections.scanned(state, event, at)
+            return after, [
                 Log(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", {"functions": found}),
                 *_unreadable(state, event.functions),
+                *_without_gpus(state, after),
             ]
         case events.host.ScanFailed(_, reason):
             return inspections.scan_failed(state, event, at), [
@@ -305,6 +308,16 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             return replace(state, daemon=replace(state.daemon, stopping=True)), [
                 Log(Level.INFO, "daemon.stopping", {})
             ]
+
+
+def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:
+    """Said when it becomes so, of a node whose GPUs are to be offered."""
+    wanted = after.daemon.settings.device_plugin or after.gpus.claims.settings is not None
+    if not wanted or not after.host.scanned or after.index.devices:
+        return []
+    if before.host.scanned and not before.index.devices:
+        return []
+    return [Log(Level.WARNING, "host.no_gpus", {"reason": NO_GPU_HERE})]
 
 
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:

@@ -39,12 +39,13 @@ from gpuactors.control import client
 from gpuactors.control.unix import UnixControl
 from gpuactors.control.view import About, Change, NodeView, view_of
 from gpuactors.core.events.host import UeventsOpened, UeventsUnavailable
+from gpuactors.core.reports.readiness import OFFERS_NOTHING
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Holder
 from gpuactors.grpc_trio import Owner, SocketBindError
 from gpuactors.ports.node import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
-from tests.core.builders import Core, audio, gpu
+from tests.core.builders import SETTINGS, Core, audio, gpu
 
 GPU = "0000:23:00.0"
 KEYS = [
@@ -284,11 +285,27 @@ def test_that_uevents_are_not_heard_stands_above_all() -> None:
 
 def test_no_device() -> None:
     empty = Inspected(NodeView("serving", (), (), "", "", ""), True, "x")
-    assert "selectors" in as_table(empty)
+    assert "This node has no GPU to offer, as no PCI function matches the selectors (gpuactors" in as_table(
+        empty
+    )
     known = json.loads(as_json(empty))
     assert (known["devices"], known["resources"], known["uevents_problem"]) == ([], [], None)
     with pytest.raises(UnknownAddressError, match="selectors"):
         find(empty.view, GPU)
+
+
+def test_a_daemon_whose_settings_offer_nothing_says_so_first() -> None:
+    core = Core(gpu("23:00.0"), settings=replace(SETTINGS, device_plugin=False))
+    core.pass_time(10)
+    found = by_daemon(core)
+    lines = as_table(found).splitlines()
+    assert lines[1].startswith(
+        "settings: this daemon offers nothing: the device plugin is off, and so are claims"
+    )
+    counts = lines[lines.index("nvidia.com/GH100_H100_SXM5_80GB") + 1]
+    assert counts.endswith("; not registered with kubelet: --device-plugin is off")
+    assert json.loads(as_json(found))["offers_problem"] == OFFERS_NOTHING
+    assert json.loads(as_json(by_daemon(held_externally())))["offers_problem"] is None
 
 
 # --- explain ----------------------------------------------------------------------------------------------

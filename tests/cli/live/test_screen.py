@@ -15,6 +15,7 @@ from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.values.model import Holder
 from tests.core.builders import Core, gpu
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 WALL = datetime(2026, 11, 21, 22, 0, tzinfo=UTC).timestamp()
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
@@ -166,7 +167,25 @@ def test_the_wide_screen_has_the_columns_of_the_wide_table() -> None:
 
 
 def test_without_gpus_that_is_said() -> None:
-    assert any("No GPU" in line for line in text(watched(Core()), 0))
+    assert any("no GPU to offer" in line for line in text(watched(Core()), 0))
+
+
+def test_a_wide_screen_cuts_no_driver_and_folds_no_claim_before_its_edge() -> None:
+    core = ClaimCore(
+        gpu("0000:10:00.0", group=1), gpu("0000:11:00.0", group=2, driver="nvgrace_gpu_vfio_pci")
+    )
+    for words in ("one", "two"):
+        core.api[str(name(words))] = allocated(name(words), "0000:10:00.0")
+        core.prepare(name(words))
+    core.pass_time(3)
+    seen = Watched()
+    seen.heard(Running(7, "1.2.3", About("gpu-17"), view_of(core.state, core.at)), core.at)
+    why = "delete one of the two pods, so that it is scheduled anew"
+    narrow, roomy = text(seen, core.at, 80), text(seen, core.at, 200)
+    assert "nvgrace_gpu_v…" in of_gpu(narrow, "0000:11:00.0")
+    assert "nvgrace_gpu_vfio_pci" in of_gpu(roomy, "0000:11:00.0")
+    assert not any(line.endswith(why) for line in narrow)
+    assert any(line.endswith(why) for line in roomy)
 
 
 def test_any_size_is_kept_to() -> None:

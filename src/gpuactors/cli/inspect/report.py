@@ -40,6 +40,7 @@ def as_json(found: Inspected) -> str:
         "devices": [_as_dict(device, found) for device in shown(found.view)],
         "claims": claims_report.claims_dict(found.view.claims),
         "compute_domains": domains_report.domains_dict(found.view.domains),
+        "offers_problem": found.view.offers_problem or None,
         "ledger_problem": found.view.ledger_problem or None,
         "kubelet_problem": found.view.kubelet_problem or None,
         "uevents_problem": found.view.uevents_problem or None,
@@ -134,7 +135,7 @@ def _table(found: Inspected, names: Sequence[str], columns: int, columns_of_rows
         *domains_report.sections(found.view.domains, columns),
     ]
     if not devices:
-        sections += [[NO_DEVICES], *of_claims]
+        sections += [wrapped(NO_DEVICES, columns), *of_claims]
         return "\n\n".join("\n".join(section) for section in sections)
     rows = {device.address: cells(device, found.view, names) for device in devices}
     widths = [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
@@ -151,6 +152,7 @@ def _table(found: Inspected, names: Sequence[str], columns: int, columns_of_rows
 
 def _heading(found: Inspected, columns: int) -> list[str]:
     problems = [
+        ("settings", found.view.offers_problem),
         ("uevents", found.view.uevents_problem),
         ("kubelet's ledger", found.view.ledger_problem),
         ("kubelet", found.view.kubelet_problem if found.by_daemon else ""),

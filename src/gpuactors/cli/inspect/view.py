@@ -28,6 +28,7 @@ from gpuactors.control.view import (
     Setting,
     view_of,
 )
+from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import GroupsObserved, HostScanned
 from gpuactors.core.reports.snapshot import project
@@ -47,7 +48,7 @@ from gpuactors.ports.node import ControlError, LedgerReader, UseReader
 _POD: Final = "pod/"
 """Before the name of a pod, where a claim has it, too."""
 
-NO_DEVICES: Final = "No PCI function on this node matches the selectors (see gpuactors config show)."
+NO_DEVICES: Final = f"{NO_GPU_HERE[0].upper()}{NO_GPU_HERE[1:]} (gpuactors config show: select)."
 
 _ROUNDS: Final = 8
 """Reads and polls of the command's own inspection: the first of each, and those that the core requests after their

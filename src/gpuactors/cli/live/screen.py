@@ -12,7 +12,7 @@ from typing import Final
 from gpuactors.cli.inspect import claims_report, domains_report
 from gpuactors.cli.inspect.claims_report import lasted
 from gpuactors.cli.inspect.report import WIDE, cells, registration, shown, utc
-from gpuactors.cli.inspect.view import Inspected
+from gpuactors.cli.inspect.view import NO_DEVICES, Inspected
 from gpuactors.cli.live.text import Line, Piece, Style, end, fitted, line, padded, width
 from gpuactors.cli.live.watched import Watched
 from gpuactors.control.view import DeviceView, NodeView, ResourceView
@@ -29,7 +29,8 @@ _FULL_COLUMNS: Final = 96
 _COUNTS: Final = ("CAPACITY", "ALLOCATABLE", "ALLOCATED", "FREE", "UNHEALTHY")
 _GAP: Final = "  "
 _DRIVER_MAX: Final = 14
-"""`nvgrace_gpu_vfio_pci` must leave the reason some room."""
+"""`nvgrace_gpu_vfio_pci` must leave the reason some room, but on a screen that has it (`_ROOMY_COLUMNS`)."""
+_ROOMY_COLUMNS: Final = 120
 
 
 def frame(
@@ -41,7 +42,8 @@ def frame(
     lines = [_title(watched, found, wall, columns), *_notices(watched, found, at), ()]
     lines += _resources(found.view, columns)
     names = WIDE if wide else _FULL if columns >= _FULL_COLUMNS else _NARROW
-    lines += _devices(found, names, rows - len(lines))
+    driver_max = _DRIVER_MAX if columns < _ROOMY_COLUMNS and not wide else columns
+    lines += _devices(found, names, rows - len(lines), driver_max)
     for section in _claims(found.view, columns):
         lines += [(), *map(line, section)]
     if len(lines) > rows:
@@ -70,6 +72,7 @@ def _notices(watched: Watched, found: Inspected, at: float) -> list[Line]:
         style = Style.NEW if at - then < NEW_S else Style.FAINT
         lines.append(line(f"last change {lasted(at - then)} ago: {what}", style))
     for name, problem in (
+        ("settings", found.view.offers_problem),
         ("uevents", found.view.uevents_problem),
         ("kubelet's ledger", found.view.ledger_problem),
         ("kubelet", found.view.kubelet_problem),
@@ -115,14 +118,13 @@ def _causes(resource: ResourceView, view: NodeView) -> str:
 # --- devices ----------------------------------------------------------------------------------------------
 
 
-def _devices(found: Inspected, names: Sequence[str], room: int) -> list[Line]:
+def _devices(found: Inspected, names: Sequence[str], room: int, driver_max: int) -> list[Line]:
     devices = shown(found.view)
     if not devices:
-        return [line("No GPU is on this node that the selectors match.", Style.FAINT)]
+        return [line(NO_DEVICES, Style.BAD)]
     rows = {device.address: cells(device, found.view, names) for device in devices}
     widths = [max(width(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
-    if "CDEV" not in names:
-        widths[names.index("DRIVER")] = min(widths[names.index("DRIVER")], _DRIVER_MAX)
+    widths[names.index("DRIVER")] = min(widths[names.index("DRIVER")], driver_max)
     head = _GAP.join(padded(name, w) for name, w in zip(names, widths, strict=False))
     lines = [line(f"{head}{_GAP}{names[-1]}", Style.HEAD)]
     fitting = _that_fit(devices, room - 1)

@@ -12,6 +12,8 @@ from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
+NO_GPU_HERE: Final = "this node has no GPU to offer, as no PCI function matches the selectors"
+
 GONE: Final = Reason(Cause.GONE, "the PCI function is gone from this node")
 
 

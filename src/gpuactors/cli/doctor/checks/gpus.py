@@ -13,6 +13,7 @@ from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import DeviceView
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, without_group
+from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.values.cause import MEANINGS, Cause
 from gpuactors.core.values.inventory import is_selected
 from gpuactors.core.values.model import PciFunction
@@ -55,7 +56,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not (devices or unreadable):
         yield failed(
             Check.GPUS_SELECTED,
-            f"this node has no GPU to offer: no PCI function matches --select {';'.join(facts.config.select)}",
+            f"{NO_GPU_HERE} (--select {';'.join(facts.config.select)})",
             "Compare `gpuactors config show` (select) with `lspci -Dnn -d 10de:`. On a node without GPUs the daemon "
             "has nothing to do: keep it off by its nodeSelector.",
         )

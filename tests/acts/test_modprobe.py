@@ -141,7 +141,7 @@ async def test_a_gpu_whose_driver_can_be_loaded_is_offered_and_nothing_is_loaded
     [
         ("echo 'FATAL: Module vfio-pci not found' >&2; exit 1", "says FATAL: Module vfio-pci not found"),
         ("exit 7", "ended with status 7 and says nothing"),
-        ("exit 0", "ended well, and the driver is not there"),
+        ("exit 0", "succeeded, but the driver is not there"),
         ("sleep 600", "has not ended within"),
     ],
 )

@@ -291,8 +291,8 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
         plant_allocated_is_unhealthy(patch, "planted")
         said = broken_rules(core.feed(HostScanned(1, (gpu(A), gpu(B)))))
         reason = (
-            "set aside, the rest is served: it is allocated to pod default/vm-1 but Unhealthy (planted); "
-            "that is a bug in gpuactors, report it with its journal"
+            "quarantined, the rest is served: it is allocated to pod default/vm-1 but Unhealthy (planted); "
+            "this is a bug in gpuactors: report it with the journal"
         )
         assert said == [{"resource": H100, "device": A, "reason": reason}]
         assert core.device_list() == {A: "Unhealthy", B: "Healthy"}

@@ -81,7 +81,7 @@ def test_another_list_in_kubelet_counts_at_once_and_a_contest_has_the_words_of_i
     ready.kubelets = ["51", "52"]
     ready.pass_time(limits.LEDGER_QUIET_S + 0.1)
     (reason,) = unmet_prerequisites(ready.state)
-    assert reason == f"{H100}: kubelet's own list was another one than ours when it was last read"
+    assert reason == f"{H100}: kubelet's own list differed from ours at the last read"
     ready.pass_time(limits.KUBELET_LIST_AGAIN_S)
     (reason,) = unmet_prerequisites(ready.state)
     assert reason == f"{H100}: {ready.state.published.plugins[H100].problem}"

@@ -39,5 +39,5 @@ def test_a_rule_that_does_not_hold_ends_no_daemon() -> None:
             node.wait_device_lists({H100: {GIVEN: UNHEALTHY, FREE: HEALTHY, LATER: HEALTHY}})
             told = gpuactors("explain", GIVEN, f"--state-dir={node.directory / 's'}").stdout
             assert f"Unhealthy: {said['reason']}" in told
-            assert "that is a bug in gpuactors, report it with its journal" in told
+            assert "this is a bug in gpuactors: report it with the journal" in told
             node.assert_sound(daemon)

@@ -107,7 +107,7 @@ def test_what_changes_of_label_and_domains_is_told_where_it_does(journal: Path) 
         f"default/red: NotReady: {named}",
         "default/red: Ready",
         f"default/red: NotReady: the label resource.nvidia.com/computeDomain of the node {NODE} is {STRANGER}, which "
-        "no claim here has set: whoever set it must remove it",
+        "no claim here has set: its owner must remove it",
         "default/red: Unused",
         "default/red: no claim of it is left",
     ]

@@ -104,8 +104,8 @@ class CheckpointFile:
             return None
         except OSError as error:
             raise StateFileError(
-                f"cannot read {path} ({error.strerror}): which GPU was bound for which claim is not known, so "
-                "none is touched; check the disk and the permissions, then start again"
+                f"cannot read {path} ({error.strerror}): it is unknown which GPU was bound for which claim, "
+                "so none is touched; check the disk and the permissions, then start again"
             ) from None
 
     def _renamed(self) -> None:
@@ -133,17 +133,17 @@ class CheckpointFile:
         except ValueError as error:
             reason = quoted(str(error), limits.QUOTED_NAME_CHARS_MAX)
             raise StateFileError(
-                f"{self._old_path} is of NVIDIA's DRA driver and cannot be read ({reason}): which claims it has "
-                "prepared is not known, so none is served. Nothing was touched. Drain the node and remove that file, "
-                "or start NVIDIA's driver again"
+                f"{self._old_path} is of NVIDIA's DRA driver and cannot be read ({reason}): the claims that "
+                "it has prepared are unknown, so none is served. Nothing was touched. Drain the node and remove "
+                "that file, or start NVIDIA's driver again"
             ) from None
         except (OSError, HostShortError) as error:
             reason = (
                 str(error) if isinstance(error, HostShortError) else f"{error.filename}: {error.strerror}"
             )
             raise StateFileError(
-                f"which GPUs NVIDIA's DRA driver has given to the claims in {self._old_path} cannot be read "
-                f"({reason}): none is served meanwhile; it is tried again"
+                f"the GPUs that NVIDIA's DRA driver has given to the claims in {self._old_path} cannot be read "
+                f"({reason}): no claim is served meanwhile; it is tried again"
             ) from None
 
     def _read(self, path: str, *, touches: bool) -> Restored:
@@ -161,7 +161,7 @@ class CheckpointFile:
             return Restored(
                 Checkpoint(),
                 Origin.OTHER_BOOT,
-                f"{path} is of another boot and counts as empty: its claims are prepared again",
+                f"{path} is of another boot, so it is treated as empty: its claims are prepared again",
             )
         return Restored(checkpoint, Origin.FOUND, f"{path}: {len(checkpoint.claims)} claims")
 
@@ -221,7 +221,7 @@ class CheckpointFile:
         return Restored(
             Checkpoint(),
             Origin.CORRUPT,
-            f"{what}: the claims are found out from the kernel, kubelet and the CDI files, and every GPU on a vfio "
+            f"{what}: the claims are restored from the kernel, kubelet and the CDI files, and every GPU on a vfio "
             "driver stays on it",
         )
 

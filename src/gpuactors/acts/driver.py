@@ -113,12 +113,12 @@ class SysfsBinder:
                     ActFault.REFUSED,
                     f"{device} and its companions stay where they are, as "
                     f"{error.filename or 'a file of theirs'} could not be used ({error.strerror}): see the kernel's "
-                    f"log for {device}; it is gone on with when it is asked for again",
+                    f"log for {device}; the next attempt continues",
                 ) from None
         raise ActError(
             ActFault.HANGS,
             f"{device} and its companions were not on their drivers within {self._deadline_s:g} s, though no single "
-            "write hung: see the kernel's log; it is gone on with when it is asked for again",
+            "write hung: see the kernel's log; the next attempt continues",
         )
 
     async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
@@ -240,7 +240,7 @@ class SysfsBinder:
             raise ActError(
                 ActFault.REFUSED,
                 f"{error.filename} cannot be read ({error.strerror}): check --host-root, and the kernel's log for "
-                f"{device}; it is gone on with when it is asked for again",
+                f"{device}; the next attempt continues",
             ) from None
         if group is None:
             raise ActError(
@@ -549,12 +549,12 @@ def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | Non
     """The remedy for a write that was refused, or changed nothing."""
     if error is not None and error.errno in _FORBIDDEN:
         return "mount the host's /sys writable and run the daemon as root (deploy/overlays/dra)"
-    again = f"see the kernel's log for {address}; it is gone on with when it is asked for again"
+    again = f"see the kernel's log for {address}; the next attempt continues"
     if error is not None and error.errno == errno.EBUSY and now is not None and now.driver is None:
         # iommu_device_use_default_domain: a group is the host's or user space's, as a whole.
         return (
-            f"usually because a process has a device of IOMMU group {now.iommu_group} open, if only in a message that "
-            f"nobody has received yet, which no list of open files shows; {again}"
+            f"usually because a process has a device of IOMMU group {now.iommu_group} open, maybe only in a socket "
+            f"message that is not received yet, which no list of open files shows; {again}"
         )
     return again
 
@@ -580,8 +580,8 @@ def _refuse_held(
     if named:
         raise ActError(
             ActFault.IN_USE,
-            f"{_named(named)} has a device of IOMMU group {group.number} open, for which its driver would wait for "
-            "ever: end it, or wait until its pod has ended",
+            f"{_named(named)} has a device of IOMMU group {group.number} open: its driver would wait for it without "
+            "limit. End it, or wait until its pod has ended",
         )
     if users.unseen:
         raise ActError(

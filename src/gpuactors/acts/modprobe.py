@@ -72,7 +72,7 @@ class Modprobe:
         found = await self._run_blocking(lambda: modules.loaded(self._root, driver))
         if found is not None:
             return found
-        why = why or f"modprobe {driver} ended well, and the driver is not there: see the kernel's log"
+        why = why or f"modprobe {driver} succeeded, but the driver is not there: see the kernel's log"
         self._failed[driver] = (self._now() + limits.MODPROBE_AGAIN_S, why)
         raise ModprobeError(why)
 

@@ -126,8 +126,8 @@ class ProcessWrites:
                     raise ActError(
                         ActFault.REFUSED,
                         f"process {killed.pid} was killed between two writes, and {path}, which it left, could not be "
-                        f"restored ({error.strerror}): see the kernel's log for what kills it, usually a want of "
-                        "memory; it is restored when the act is tried again",
+                        f"restored ({error.strerror}): see the kernel's log for the cause, usually a lack of "
+                        "memory; the next attempt restores it",
                     ) from None
 
     def _start(self, group: int) -> subprocess.Popen[bytes]:
@@ -212,8 +212,8 @@ def _not_begun(what: str, error: OSError) -> ActError:
     why = NO_THREAD if error.errno == errno.EAGAIN else shortage(error) or error.strerror
     return ActError(
         ActFault.REFUSED,
-        f"nothing was written, as {what} ({why}): check the daemon's limits and its container; it is tried again when "
-        "it is asked for again",
+        f"nothing was written, as {what} ({why}): check the daemon's limits and its container; the next request "
+        "tries again",
     )
 
 
@@ -252,9 +252,9 @@ def blocked(group: int, holder: str, under_way: UnderWay | None = None) -> ActEr
     what = under_way or "its write to sysfs has not returned"
     return ActError(
         ActFault.BLOCKED,
-        f"IOMMU group {group} is blocked by process {holder or '(unknown)'}: {what}. See "
-        f"/proc/{holder or 'PID'}/stack for what the kernel waits for, usually that a process closes the device; "
-        "it goes on by itself then. Nothing was written",
+        f"IOMMU group {group} is blocked by process {holder or '(unknown)'}: {what}. "
+        f"/proc/{holder or 'PID'}/stack shows what the kernel waits for, usually for a process to close the device; "
+        "then it continues by itself. Nothing was written",
     )
 
 

@@ -160,8 +160,8 @@ class HostImex:
             facts, in_file = await self._thread(self._read)
         if waiting.cancelled_caught:
             raise HostError(
-                f"what {' and '.join(self._files.names)} say of IMEX was not read within {self._deadline_s:g} s: a "
-                "read hangs; look for hung tasks in the kernel's log; it is tried again"
+                f"{' and '.join(self._files.names)} could not be read within {self._deadline_s:g} s: a read "
+                "hangs; look for hung tasks in the kernel's log; it is tried again"
             )
         if facts.absent:
             return facts

@@ -33,7 +33,7 @@ class NvmlClique:
     async def said(self) -> Said:
         """Implement `CliqueSource.said`. Raises `HostShortError`."""
         if not self._is_there:
-            return Said(_SOURCE, why="is not asked, as nvidia-ml-py is not installed")
+            return Said(_SOURCE, why="is not used: nvidia-ml-py is not installed")
         try:
             answer = await self._program.ask()
         except OSError as error:

@@ -332,7 +332,7 @@ class SysfsUse:
     def _log_shortage(self, shortage: str) -> None:
         """Logs once which shortage hides the use of the groups."""
         if shortage and not self._short:
-            _log.warning("host.short", reason=f"which process uses which GPU is not known now: {shortage}")
+            _log.warning("host.short", reason=f"the processes that use each GPU are unknown now: {shortage}")
         self._short = shortage
 
     def _log_problem(self, problem: str | None) -> None:

@@ -46,9 +46,9 @@ _REMEDIES: Final = {
     401: "The server does not know this client: check that the token or client certificate is valid",
     403: "Grant its service account this verb on this resource (RBAC; the overlays `dra`, `compute-domains` and "
     "`events` have the rules)",
-    404: "Check that the server has what is named; ResourceSlices and ResourceClaims of v1 are there from 1.34 on, "
+    404: "Check that the server has this resource: ResourceSlices and ResourceClaims of v1 from 1.34 on, "
     "ComputeDomains where NVIDIA's CustomResourceDefinitions are installed",
-    409: "Somebody else has changed it: it is read again and decided anew",
+    409: "Another client has changed it: gpuactors reads it again and decides anew",
     410: "It is listed anew",
     422: "The server does not accept this object: an admission policy may forbid it; otherwise report this",
     429: "The server is overloaded: it is asked again later",

@@ -71,7 +71,7 @@ COUNTED_EVENTS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "claim.broken": (
         "gpuactors_broken_claims_total",
-        "How often a claim was set aside because of a bug in gpuactors.",
+        "How often a claim was quarantined because of a bug in gpuactors.",
     ),
     "label.conflicted": (
         "gpuactors_label_conflicts_total",

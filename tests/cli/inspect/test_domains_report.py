@@ -130,7 +130,7 @@ def test_the_label_is_said_as_it_is_known() -> None:
     core.away = True
     core.release("label-patch")
     assert section(core)[2:4] == [
-        "  Label: not known, as a patch has failed or met another label",
+        "  Label: unknown: a patch failed, or found another label",
         f"  Label: {AWAY}",
     ]
     core.away = False

@@ -119,7 +119,7 @@ def test_one_entry_that_makes_no_sense_loses_all_of_them() -> None:
     )
     assert [entry.name.uid for entry in found.entries] == [ONE]
     assert (found.owed, found.stray) == ((), (TWO,))
-    assert found.warning.startswith("an entry of the checkpoint makes no sense (")
+    assert found.warning.startswith("an entry of the checkpoint is invalid (")
     assert found.kept == Checkpoint(unknown={"newer": 1})
 
 

@@ -389,7 +389,7 @@ def test_a_removal_of_unknown_outcome_makes_no_channel_ready_before_the_label_is
     core.feed(LabelPatched(patch.number, "timed out"))
     token = core.prepare(TWO)
     assert core.answer(token) is None
-    assert "is now has not been read yet: timed out" in core.problem(TWO)
+    assert "has not been read yet: timed out" in core.problem(TWO)
     core.release("label-patch", "label-read")
     core.pass_time(limits.LABEL_RETRY_S)
     assert core.label == RED

@@ -292,7 +292,7 @@ def test_imex_is_said_as_the_host_has_it() -> None:
     alone.imex = ImexFacts(channel_major=501)
     found = imex_report(alone.restarted().state.domains)
     assert (found.present, found.clique_id) == (True, "")
-    assert found.reason == "the node is on no NVLink fabric: claims are prepared without nodes of channels"
+    assert found.reason == "the node is on no NVLink fabric: claims are prepared without channel device nodes"
     assert not imex_report(alone.restarted("imex").state.domains).known
 
 

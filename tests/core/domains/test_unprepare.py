@@ -276,6 +276,8 @@ def test_what_a_claim_of_a_lost_checkpoint_has_is_nobody_else_s_before_it_is_rea
     (read,) = (r for r in core.wanted.claims.reads if r.claim == NEW)
     core.feed(ClaimRead(read.number, core.api[str(NEW)], ClaimsOf.DOMAINS))
     assert core.answer(token) is None
-    assert core.problem(NEW) == f"what the claim {DAEMON} has is not known yet (the checkpoint is lost)"
+    assert (
+        core.problem(NEW) == f"the devices of the claim {DAEMON} are not known yet (the checkpoint is lost)"
+    )
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert "the checkpoint is lost" in core.refusal(token)

@@ -92,7 +92,7 @@ def test_with_the_checkpoint_lost_a_gpu_on_vfio_counts_as_prebound() -> None:
     # The new daemon notes what it sees; that we bound it ourselves nobody knows any more.
     assert by_first("vfio-pci").is_prebound
     assert decide(A, None, operator=NOBODY) == PreBound(
-        True, Rule.UNKNOWN, "which driver it was found on is not known, so it is left on the one it has"
+        True, Rule.UNKNOWN, "its original driver is unknown, so it stays on its present one"
     )
 
 

@@ -95,8 +95,8 @@ def not_whole(function: PciFunction) -> Reason | None:
     if function.physical is not None:
         return Reason(
             Cause.VIRTUAL_FUNCTION,
-            f"a virtual function of {function.physical}, which is no whole GPU: virtual functions are not given away; "
-            f"to give {function.physical} away, write 0 to its sriov_numvfs",
+            f"a virtual function of {function.physical}, which is no whole GPU: virtual functions are not allocated; "
+            f"to allocate {function.physical}, write 0 to its sriov_numvfs",
         )
     if function.has_virtual_functions:
         return Reason(
@@ -120,8 +120,8 @@ def without_group(function: PciFunction) -> Reason | None:
         return Reason(
             Cause.BEHIND_VMD,
             "in no IOMMU group: it is behind an Intel VMD controller (its PCI domain is "
-            f"{function.address.partition(':')[0]}), whose devices cannot be given to VMs; switch VMD off for its slot "
-            "in the firmware",
+            f"{function.address.partition(':')[0]}), whose devices cannot be passed through to VMs; switch VMD off for "
+            "its slot in the firmware",
         )
     if function.iommu_group is None:
         return Reason(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {SWITCH_ON}")

@@ -57,9 +57,7 @@ def restoration(
         owed = tuple(map(decoded_return, checkpoint.owed))
     except MalformedError as exc:
         lost = True
-        warning = (
-            f"an entry of the checkpoint makes no sense ({exc}), and all were found out from the CDI files"
-        )
+        warning = f"an entry of the checkpoint is invalid ({exc}), so all were restored from the CDI files"
     else:
         warning = restored.sentence if lost else ""
     if lost:
@@ -69,7 +67,9 @@ def restoration(
         owed = ()
         checkpoint = replace(checkpoint, claims={}, owed=(), taken_over={}, taken_from="")
         if unknown:
-            warning += f"; whose files are those of {', '.join(unknown)} cannot be read, and they are left"
+            warning += (
+                f"; the owner of the files of {', '.join(unknown)} cannot be read, so they are left in place"
+            )
     else:
         claimed = {entry.name.uid for entry in entries}
     is_theirs = restored.theirs is not None and bool(restored.theirs.claims)

@@ -66,7 +66,7 @@ def quarantine(driver: ClaimDriver, state: NodeState, error: NoTransitionError) 
     simulation raises `error`."""
     if state.daemon.settings.strict:
         raise error
-    sentence = f"{error}, which is a bug of gpuactors: report it with the journal. The claim is left as it is"
+    sentence = f"{error}, which is a bug in gpuactors: report it with the journal. The claim stays as it is"
     claims = driver.claims(state)
     entry = claims.entries.get(ClaimUid(error.uid))
     fields: dict[str, Field] = {"uid": error.uid, "reason": sentence}

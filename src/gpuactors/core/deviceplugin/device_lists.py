@@ -323,8 +323,8 @@ def _changes(
 
 
 _OTHERS: Final = (
-    "so many more IDs of this resource in kubelet's ledger mean no function of this node; each is listed as Unhealthy "
-    "as long as a pod has it: find the pods, and the plugin that served this resource before"
+    "more IDs of this resource in kubelet's ledger match no function of this node; each is listed as Unhealthy while "
+    "a pod has it: find the pods, and the plugin that served this resource before"
 )
 
 
@@ -409,7 +409,7 @@ def _with_rules_kept(
     aside = {resource: {a.id: a for a in device_list} for resource, device_list in device_lists.items()}
     for resource, entry, rule in broken:
         reason = (
-            f"set aside, the rest is served: {rule}; that is a bug in gpuactors, report it with its journal"
+            f"quarantined, the rest is served: {rule}; this is a bug in gpuactors: report it with the journal"
         )
         aside[resource][entry.id] = _unhealthy(entry, Reason(Cause.SET_ASIDE, reason))
         if aside[resource][entry.id] not in state.published.device_lists.get(resource, ()):

@@ -157,7 +157,7 @@ class ComputeDomains:
         if config is None or own is None or exclusion.unseen(state.domains, entry, config) is not None:
             return None
         if facts is not None and imex_of_claim(facts, config.kind) != own.imex:
-            return "the host's driver says something else of IMEX than the claim's files"
+            return "the host's driver reports IMEX otherwise than the claim's files"
         why = exclusion.unmet_prerequisite(state.domains, entry)
         return why.message if why is not None else ""
 

@@ -67,7 +67,7 @@ def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> Reason | Non
         return Reason(Cause.API_SERVER_FAILED, unread)
     if domains.imex.number <= entry.since:
         why = f": {domains.imex.problem}" if domains.imex.problem else ""
-        return Reason(Cause.IMEX_MISSING, f"the host's driver has not said yet what it has of IMEX{why}")
+        return Reason(Cause.IMEX_MISSING, f"the host's driver has not reported IMEX yet{why}")
     return None
 
 
@@ -99,7 +99,7 @@ def _without_domain(domains: Domains, uid: DomainUid) -> Reason | None:
 def _without_imex(domains: Domains, kind: DeviceKind) -> Reason | None:
     imex = domains.imex.facts
     if imex is None:
-        return Reason(Cause.IMEX_MISSING, "the host's driver does not say what it has of IMEX")
+        return Reason(Cause.IMEX_MISSING, "the host's driver does not report IMEX")
     if imex.absent:
         return Reason(Cause.IMEX_MISSING, imex.absent)
     if kind is DeviceKind.CHANNEL and imex.clique_id and imex.channel_major is None:
@@ -125,7 +125,7 @@ def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice
     for other in _others(domains, entry):
         if other.domain is None:
             why = f" ({other.problem})" if other.problem else ""
-            unknown = f"what the claim {other.name} has is not known yet{why}"
+            unknown = f"the devices of the claim {other.name} are not known yet{why}"
             return Reason(Cause.CLAIMED_ELSEWHERE, unknown)
         for device in wanted:
             if device in other.domain.devices:

@@ -128,7 +128,7 @@ def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
         unread = f"the label {LABEL} of the node {node} has not been read yet{problem}"
         return Reason(Cause.API_SERVER_FAILED, unread)
     if label.unsure:
-        unread = f"what the label {LABEL} of the node {node} is now has not been read yet{problem}"
+        unread = f"the present value of the label {LABEL} of the node {node} has not been read yet{problem}"
         return Reason(Cause.API_SERVER_FAILED, unread)
     if label.value == domain and not label.is_going:
         return None
@@ -142,13 +142,13 @@ def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
     if label.found == label.value:
         return Reason(
             Cause.API_SERVER_FAILED,
-            f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; whose that is follows when every claim "
-            "here has been read",
+            f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; its owner is unknown until all claims "
+            "here have been read",
         )
     return Reason(
         Cause.FOREIGN_LABEL,
-        f"the label {LABEL} of the node {node} is {quoted_id(label.value)}, which no claim here has set: whoever set "
-        "it must remove it",
+        f"the label {LABEL} of the node {node} is {quoted_id(label.value)}, which no claim here has set: its owner "
+        "must remove it",
     )
 
 

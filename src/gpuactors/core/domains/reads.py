@@ -94,7 +94,7 @@ def without_nodes(facts: ImexFacts) -> str:
     """Why no container gets the node of a channel here, as a sentence; empty if it does."""
     if facts.absent or facts.unknown or facts.clique_id:
         return facts.absent or facts.unknown
-    return "the node is on no NVLink fabric: claims are prepared without nodes of channels"
+    return "the node is on no NVLink fabric: claims are prepared without channel device nodes"
 
 
 def on_state_changed(domains: Domains, at: float) -> Domains:

@@ -182,7 +182,7 @@ class LabelReport:
             case LabelStatus.UNREAD:
                 return "not read yet"
             case LabelStatus.UNSURE:
-                return "not known, as a patch has failed or met another label"
+                return "unknown: a patch failed, or found another label"
             case LabelStatus.ABSENT:
                 return "absent"
             case LabelStatus.ADDING:

@@ -60,5 +60,5 @@ def _moved(bound: BoundFunction, function: PciFunction | None) -> str:
             f"{bound.address} is in IOMMU group {function.iommu_group}, and no longer in {bound.iommu_group}"
         )
     if bound.cdev is not None and f"/dev/vfio/devices/{bound.cdev}" not in function.nodes:
-        return f"{bound.address} has no longer the node /dev/vfio/devices/{bound.cdev}"
+        return f"{bound.address} no longer has the node /dev/vfio/devices/{bound.cdev}"
     return ""

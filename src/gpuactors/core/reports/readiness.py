@@ -59,7 +59,7 @@ def _unregistered(plugin: PluginState) -> str:
         return plugin.problem or "it is not registered"
     listing = plugin.listing
     if listing.against:
-        return "kubelet's own list was another one than ours when it was last read"
+        return "kubelet's own list differed from ours at the last read"
     if listing.agreed_since is None and registration.is_uncompared(plugin):
         return "it is registered, and kubelet's own list has not been compared with ours yet"
     return ""

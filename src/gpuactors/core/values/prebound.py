@@ -102,9 +102,7 @@ def decide(
         named = "all" if operator.everything else address
         return PreBound(True, Rule.OPERATOR, f"--prebound {named} says so")
     if first is None:
-        return PreBound(
-            True, Rule.UNKNOWN, "which driver it was found on is not known, so it is left on the one it has"
-        )
+        return PreBound(True, Rule.UNKNOWN, "its original driver is unknown, so it stays on its present one")
     if first.vfio:
         hint = next((h for h in hints if function is not None and h.matches(function)), None)
         named = f"; the kernel command line names {hint} as well" if hint is not None else ""

@@ -179,9 +179,11 @@ def _build(buildah: _Buildah, image: Image, architecture: str) -> None:
     recipe.write_text('FROM scratch\nADD base.tar /\nCMD ["bash"]\n', encoding="ascii")
     buildah("build", *one_time, "--file", str(recipe), "--tag", NAME, str(buildah.scratch))
     buildah(
-        "build", *one_time, "--arch", architecture, "--pull-never", "--layers=false", "--network=host",
+        "build", *one_time, "--platform", f"linux/{architecture}", "--pull-never", "--layers=false", "--network=host",
         "--volume", f"{settings}:{_SOURCES}:ro",
         "--build-arg", f"PIP_CONFIG_FILE={_SOURCES}/{_PIP_CONFIG}",
+        # This buildah (1.28) does not fill them in by itself.
+        "--build-arg", f"BUILDPLATFORM=linux/{own_architecture()}", "--build-arg", f"TARGETARCH={architecture}",
         "--label", f"org.opencontainers.image.revision={revision()}",
         *(("--label", f"org.opencontainers.image.source={where}") if (where := source()) else ()),
         "--file", str(CONTAINERFILE), "--tag", "gpuactors", str(CHECKOUT),

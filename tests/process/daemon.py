@@ -45,11 +45,11 @@ def eventually(condition: Callable[[], bool], what: str, within_s: float = WAIT_
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without settings of gpuactors, and `extra`."""
+    """This process's environment without settings of gpuactors or a width (80 in workers of pytest), and `extra`."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("GPUACTORS_") and name != "NODE_NAME"
+        if not name.startswith("GPUACTORS_") and name not in ("NODE_NAME", "COLUMNS")
     }
     return {**kept, **(extra or {})}
 

@@ -11,11 +11,11 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast, final
 
 import trio
+from msgspec.structs import replace
 
 from gpuactors.acts.files import MOUNTED
 from gpuactors.core.values.claim import ClaimName, ClaimUid

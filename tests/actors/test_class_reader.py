@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import trio
+from msgspec.structs import replace
 from structlog.testing import CapturedCall, CapturingLogger
 from trio.testing import MockClock
 

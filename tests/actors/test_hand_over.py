@@ -6,10 +6,11 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors import limits

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.actors import served_keeper

@@ -7,11 +7,11 @@ offer decides what the server has, one scheduler could use it as it is, and nobo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name

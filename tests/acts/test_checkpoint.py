@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError

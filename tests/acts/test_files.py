@@ -7,12 +7,12 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles, FilesError

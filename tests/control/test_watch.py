@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import final
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest

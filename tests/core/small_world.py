@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
@@ -53,8 +55,7 @@ SETTLING_S: Final = (31.0, 6.0, 6.0, 6.0)
 """How the clock jumps until everything must be settled: beyond every grace at once, then a few periods."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """The node without the daemon."""
 
     bound: tuple[bool, bool]
@@ -113,8 +114,7 @@ class Outside:
         return slot == 0 or self.bound[slot] or slot in self.waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """The world, the daemon's state, and what was there when each outstanding request was made."""
 
     outside: Outside
@@ -136,7 +136,7 @@ def _set(values: tuple[object, object], slot: int, value: object) -> tuple[objec
 
 
 def _changed(node: Node, **changes: object) -> Node:
-    return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
+    return replace(node, outside=replace(node.outside, **changes))
 
 
 def _binds(slot: int, bound: bool) -> Happening[Node]:

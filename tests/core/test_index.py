@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.assessment import assessments
 from gpuactors.core.deviceplugin import calls, device_lists, entries
@@ -385,7 +385,7 @@ def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
         host=replace(core.state.host, functions={GPU: core.state.host.functions[GPU]}),
     )
     assert list(moved.index.devices) == [GPU]
-    assert moved.index == replace(moved, _index=NO_INDEX).index
+    assert moved.index == replace(moved, _index=NO_INDEX, _index_of=()).index
 
 
 def test_a_claim_of_another_driver_that_has_ended_is_no_owner_any_more() -> None:

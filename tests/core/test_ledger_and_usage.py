@@ -5,9 +5,8 @@ One test per row of the table "Which devices are Healthy" (architecture), then w
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost, Ticked

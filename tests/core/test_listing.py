@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin.listing import comparable, healthy
@@ -157,7 +156,7 @@ def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: 
             (gpu("01:00.0"), gpu("02:00.0")),
         )
     )
-    core.feed(dataclasses.replace(scan(core), functions=(gpu("01:00.0"),)))
+    core.feed(structs.replace(scan(core), functions=(gpu("01:00.0"),)))
     assert [a.id for a in core.state.published.device_lists[H100]] == [ONE]
     assert project(core.state).ledger.resources == ()
     core.feed(ledger_read(read, healthy={H100: comparable(OURS)}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.events.host import HostScanned

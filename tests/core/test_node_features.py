@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.reports.node_features import PREFIX, node_features

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuactors.core.values.inventory import is_selected
 from gpuactors.core.values.selector import Selector, matches, parse_selector

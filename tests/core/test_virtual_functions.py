@@ -3,9 +3,8 @@ one keeps it, and kubelet's books stay right."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.pool import wanted_pool

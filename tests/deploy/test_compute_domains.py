@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.domains.config import decoded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gpuactors.core.deviceplugin.registration import AGAINST
 from gpuactors.core.state import NodeState

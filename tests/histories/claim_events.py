@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from gpuactors.simulation.host.kernel import Planned
@@ -210,7 +209,7 @@ def _write(**planned: Any) -> Do:
 
     def act(_world: World, claims: ClaimsNode, slot: int) -> None:
         ends = ("/bind", "/unbind", "/drivers_probe", "/driver_override")
-        claims.kernel.plan(replace(Planned(""), path_end=ends[detail_of(slot) % len(ends)], **planned))
+        claims.kernel.plan(Planned(ends[detail_of(slot) % len(ends)], **planned))
 
     return act
 

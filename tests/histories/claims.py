@@ -8,8 +8,9 @@ A node of a history has it if the seed says so (`CLAIMS`). The rules are those o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, final
+
+from msgspec.structs import replace
 
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder

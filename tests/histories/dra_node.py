@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final, final
+
+from msgspec.structs import replace
 
 from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.simulation.kubelet.values import Phase

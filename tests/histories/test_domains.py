@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.files import ClaimFiles

@@ -11,16 +11,19 @@ resources that it has served, which the next one reads. What there is for claims
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, final
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.state import NodeState
@@ -99,8 +102,7 @@ HOLDERS: Final[tuple[Holders, ...]] = ("passive", "proc", "open", "proc")
 UeventMode = Literal["lost", "doubled", "late", "reversed"]
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonOptions:
+class DaemonOptions(Struct, frozen=True):
     """The options of a daemon at its start."""
 
     selectors: tuple[Selector, ...] = SELECTORS
@@ -121,8 +123,8 @@ class RunningDaemon:
     options: DaemonOptions
     uevents: MemoryUevents
     journal: MemoryJournal
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    ended: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = dataclasses.field(default_factory=trio.CancelScope)
+    ended: trio.Event = dataclasses.field(default_factory=trio.Event)
     handle: app.Daemon | None = None
     told_to_end: bool = False
 

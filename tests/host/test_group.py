@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.model import Holder, PciAddress

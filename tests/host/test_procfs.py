@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import Holder, PciAddress

@@ -7,10 +7,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.values.inventory import named
 from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName

@@ -6,13 +6,13 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import inotify_simple
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget

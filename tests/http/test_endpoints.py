@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors import limits

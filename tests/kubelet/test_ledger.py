@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
 import json
 import os
@@ -11,13 +12,15 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from grpclib import GRPCError, Status
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.values.model import (
@@ -224,11 +227,11 @@ def test_a_damaged_file_is_an_error_that_names_it_and_the_remedy(content: bytes)
 class Lister(pb.PodResourcesListerBase):
     """Kubelet's side of PodResources."""
 
-    pods: list[pb.PodResources] = field(default_factory=list)
+    pods: list[pb.PodResources] = dataclasses.field(default_factory=list)
     error: GRPCError | None = None
     hang: bool = False
     asked: int = 0
-    healthy: list[pb.ContainerDevices] = field(default_factory=list)
+    healthy: list[pb.ContainerDevices] = dataclasses.field(default_factory=list)
     list_error: GRPCError | None = None
     asked_for_list: int = 0
 
@@ -571,8 +574,7 @@ async def test_what_allocate_answered_is_read_beside_list(node: Node) -> None:
     assert contents.file == LedgerFile(cached=cached)
 
 
-@dataclass(frozen=True)
-class Failing:
+class Failing(Struct, frozen=True):
     """A way for List to fail, and what the error says of it."""
 
     words: str

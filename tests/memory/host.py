@@ -10,10 +10,10 @@ import errno
 import os
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import final
 
 import trio
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget

@@ -13,12 +13,13 @@ import signal
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
 import pytest
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.simulation.host.kernel import Planned
 from tests.node import daemonset, pods
@@ -157,8 +158,7 @@ def kill(daemon: Daemon) -> None:
     os.kill(daemon_process(daemon), signal.SIGKILL)
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletCall:
+class KubeletCall(Struct, frozen=True):
     """A call of kubelet to the driver, as kubelet's log has it."""
 
     uid: str

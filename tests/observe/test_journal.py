@@ -6,7 +6,6 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +13,7 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core import events

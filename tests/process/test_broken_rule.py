@@ -10,7 +10,7 @@ from tests.process.node import H100, HEALTHY, UNHEALTHY, address, open_node
 GIVEN, FREE, LATER = (address(slot) for slot in (0x23, 0x24, 0x25))
 
 WRONG_STATUS: Final = """
-from dataclasses import replace
+from msgspec.structs import replace
 from gpuactors.core.assessment import assess
 from gpuactors.core.values.model import Health
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from tests.process.daemon import eventually, gpuactors
 from tests.process.node import A100, H100, HEALTHY, UNHEALTHY, Node, address, listed, open_node

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.events.kubelet import KubeletAppeared

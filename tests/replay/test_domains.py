@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.events.domains import DomainRead
 from gpuactors.core.events.kubelet import KubeletAppeared

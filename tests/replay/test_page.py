@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone
 from gpuactors.core.events.host import HostScanned
@@ -30,8 +31,7 @@ from tests.support.browser import Tab, open_browser
 GPUS, EVENTS = 16, 10_000
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(Struct, frozen=True):
     """A page, and the journal that it was made from."""
 
     page: Path

@@ -6,12 +6,12 @@ import io
 import json
 import random
 import re
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from gpuactors.config import Config
 from gpuactors.core.values.cause import Cause

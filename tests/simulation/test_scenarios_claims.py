@@ -7,11 +7,11 @@ import os
 import random
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.gpus import exclusion, reservation
 from gpuactors.core.values.prebound import PreBound, Rule

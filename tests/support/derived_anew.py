@@ -4,8 +4,10 @@ that something has not changed."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin.entries import entries
@@ -24,12 +26,12 @@ came, nor on their hashes."""
 def check_derived(state: NodeState) -> None:
     """Raises AssertionError if anything that the state carries differs from what is derived of it from nothing, or is
     not sorted."""
-    fresh = replace(state, _index=NO_INDEX, _assessments=NO_ASSESSMENTS)
+    fresh = replace(state, _index=NO_INDEX, _index_of=(), _assessments=NO_ASSESSMENTS)
     differ = [
         f.name
         for carried, now in zip(_parts(state.index), _parts(fresh.index), strict=True)
         for f in fields(carried)
-        if (value := getattr(now, f.name)) != getattr(carried, f.name) and not is_dataclass(value)
+        if (value := getattr(now, f.name)) != getattr(carried, f.name) and not isinstance(value, Struct)
     ]
     assert not differ, f"of the index {', '.join(differ)} is stale"
     unsorted = [name for name in _SORTED if list(m := getattr(state.index, name)) != sorted(m)]

@@ -7,9 +7,9 @@ decide anything about a claim. Whatever fails is tried again for ever; it never 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -17,8 +17,7 @@ from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.ports.node import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, KubeletError, PluginStatus
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimsPorts:
+class ClaimsPorts(Struct, frozen=True):
     """The ports of the plugin."""
 
     kubelet: ClaimsKubelet

@@ -7,9 +7,9 @@ Nothing depends on the answer, so it is asked CLASSES_TRIES times at most. Must 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
@@ -20,8 +20,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.ports.kube import ApiError, DeviceClassApi
 
 
-@dataclass(frozen=True, slots=True)
-class ClassPorts:
+class ClassPorts(Struct, frozen=True):
     """The ports of a reader."""
 
     classes: DeviceClassApi

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import final
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
@@ -23,8 +23,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.ports.kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
 
 
-@dataclass(frozen=True, slots=True)
-class PosterPorts:
+class PosterPorts(Struct, frozen=True):
     """The ports of a poster."""
 
     events: EventApi

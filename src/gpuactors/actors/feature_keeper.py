@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
@@ -20,8 +20,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.ports.node import FeatureFile, StateFileError
 
 
-@dataclass(frozen=True, slots=True)
-class FeaturePorts:
+class FeaturePorts(Struct, frozen=True):
     """The ports of the keeper."""
 
     file: FeatureFile

@@ -11,10 +11,10 @@ A daemon that hung during the request has lost its socket to its successor when 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -27,8 +27,7 @@ from gpuactors.ports.node import Control, ControlError, ControlTakenError, HeldC
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverPorts:
+class HandOverPorts(Struct, frozen=True):
     """The ports of the hand-over."""
 
     control: Control

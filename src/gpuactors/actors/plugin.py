@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.actors.registry import PluginReaders
@@ -25,8 +25,7 @@ from gpuactors.ports.node import Caller, Endpoint, Kubelet, KubeletError
 OnFailure = Callable[[str, Exception], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PluginPorts:
+class PluginPorts(Struct, frozen=True):
     """The ports of every plugin."""
 
     kubelet: Kubelet

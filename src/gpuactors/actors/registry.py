@@ -8,9 +8,9 @@ cycle of waiting channels can form.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
@@ -36,16 +36,14 @@ from gpuactors.core.values.slices import AnyOffer
 from gpuactors.ports.node import Step
 
 
-@dataclass(frozen=True, slots=True)
-class PluginReaders:
+class PluginReaders(Struct, frozen=True):
     """The read ends of one plugin: its list, and its orders."""
 
     device_list: LatestReader[DeviceList]
     order: LatestReader[PluginOrder]
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimCells:
+class ClaimCells(Struct, frozen=True):
     """The outputs about claims."""
 
     wanted: Latest[ClaimsWanted]
@@ -65,8 +63,7 @@ class ClaimCells:
         self.health.set(wanted.health)
 
 
-@dataclass(frozen=True, slots=True)
-class DomainCells:
+class DomainCells(Struct, frozen=True):
     """The outputs about compute domains."""
 
     wanted: Latest[DomainsWanted]
@@ -83,8 +80,7 @@ class DomainCells:
         self.claims.show(wanted.claims)
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
+class Cells(Struct, frozen=True):
     """The registry's outputs that last, made in the composition root, which passes the read ends to their readers.
     `plugins` is closed when the daemon is to stop."""
 

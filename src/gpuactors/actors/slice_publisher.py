@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from math import inf
 from typing import assert_never, final
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s, for_ever
@@ -39,8 +39,7 @@ from gpuactors.ports.kube import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherPorts:
+class PublisherPorts(Struct, frozen=True):
     """The ports of a publisher."""
 
     slices: SliceApi

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
 from inotify_simple import INotify, flags
+from msgspec import Struct
 
 from gpuactors import limits
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class MountedDirectory:
+class MountedDirectory(Struct, frozen=True):
     """The CDI directory, as far as the container runtime reaches us by it. Implements `ports.node.Reachable`."""
 
     path: str

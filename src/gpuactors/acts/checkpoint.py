@@ -16,7 +16,6 @@ one is written; a newer one, and one that cannot be read, are not touched.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -24,6 +23,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, final
+
+from msgspec import structs
 
 from gpuactors import limits
 from gpuactors.acts.disk import Disk, ensure_directory, replace, temporary_of, unlink_if_there
@@ -121,10 +122,10 @@ class CheckpointFile:
     def _beside(self, restored: Restored, content: bytes) -> Restored:
         """`restored` with what a file says that is not ours. Raises `StateFileError`."""
         if whose(content) is Whose.THEIRS:
-            return dataclasses.replace(restored, theirs=self._read_theirs(content))
+            return structs.replace(restored, theirs=self._read_theirs(content))
         unknown = f"{self._old_path} is neither gpuactors' nor NVIDIA's checkpoint, and is left as it is"
         if restored.origin is not Origin.NONE:
-            return dataclasses.replace(restored, sentence=f"{restored.sentence}; {unknown}")
+            return structs.replace(restored, sentence=f"{restored.sentence}; {unknown}")
         return self._corrupt(unknown)
 
     def _read_theirs(self, content: bytes) -> Theirs:

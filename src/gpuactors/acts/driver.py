@@ -14,12 +14,13 @@ import errno
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, final
 
 import structlog
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.blocking_runner import BlockingRunner
@@ -46,8 +47,7 @@ _LOOKS: Final = round(limits.BIND_SETTLE_S / limits.BIND_SETTLE_STEP_S)
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
+class _Move(Struct, frozen=True):
     """A function that is to change its driver."""
 
     function: GroupFunction
@@ -58,8 +58,7 @@ class _Move:
     """It had no driver: whichever takes it, if any, has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True):
     """The steps of an act."""
 
     moves: tuple[_Move, ...] = ()

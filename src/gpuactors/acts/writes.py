@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol, final
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.acts import writer_process
@@ -217,8 +218,7 @@ def _not_begun(what: str, error: OSError) -> ActError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class UnderWay:
+class UnderWay(Struct, frozen=True):
     """A write to sysfs that has not returned, or a read."""
 
     path: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 
 class ActorReturnedError(Exception):
@@ -18,8 +18,7 @@ class ActorBrokenError(Exception):
     """An actor failed more often than its policy allows. The process should end and be restarted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(Struct, frozen=True):
     """How often an actor may fail, and how long to wait before each restart."""
 
     max_failures: int | None

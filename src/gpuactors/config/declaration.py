@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
+from msgspec import Struct
 
 ENVIRONMENT_PREFIX: Final = "GPUACTORS_"
 
@@ -53,8 +53,7 @@ def variable_of(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.upper()
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(Struct, frozen=True):
     """The parts of a setting that its type does not have."""
 
     description: str
@@ -73,8 +72,7 @@ class Described:
     """Whether `off` is one of its values. A choice says so itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """One setting. Making one without a required part raises TypeError, which names the part."""
 
     key: str

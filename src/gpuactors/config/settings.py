@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from gpuactors.core.domains.clique import is_clique
 from gpuactors.core.values.domain import DRIVER
@@ -41,8 +40,7 @@ LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class TcpHttp:
+class TcpHttp(Struct, frozen=True):
     """One address of this machine."""
 
     host: str
@@ -52,8 +50,7 @@ class TcpHttp:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class EverywhereHttp:
+class EverywhereHttp(Struct, frozen=True):
     """Every address of this machine, of both families."""
 
     port: int
@@ -62,8 +59,7 @@ class EverywhereHttp:
         return f":{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnixHttp:
+class UnixHttp(Struct, frozen=True):
     """A unix socket."""
 
     path: Path

@@ -10,11 +10,11 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
 
 from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES
@@ -46,8 +46,7 @@ class ConfigError(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Struct, frozen=True):
     """Where a value came from: `kind`, and `name` of the flag, variable or file (empty for a default)."""
 
     kind: Literal["flag", "environment", "file", "default"]
@@ -57,8 +56,7 @@ class Provenance:
         return f"{self.kind} {self.name}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """A Config and, for each of its keys, where the value came from."""
 
     config: Config

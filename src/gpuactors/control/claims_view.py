@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport
 from gpuactors.core.gpus.offer import why_blocked
@@ -19,8 +20,7 @@ from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.slices import Publication
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimView:
+class ClaimView(Struct, frozen=True):
     """One claim."""
 
     namespace: str
@@ -45,8 +45,7 @@ class ClaimView:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedView:
+class BlockedView(Struct, frozen=True):
     """A device that must not be given to a claim now."""
 
     name: str
@@ -54,8 +53,7 @@ class BlockedView:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlicesView:
+class SlicesView(Struct, frozen=True):
     """The devices of this node that the API server has stored."""
 
     slices: int
@@ -72,8 +70,7 @@ class SlicesView:
     """Whether the server does: `yes`, `no`, `unknown`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimsView:
+class ClaimsView(Struct, frozen=True):
     """The claims of one DRA driver on a node, and its slices."""
 
     driver: str
@@ -90,16 +87,14 @@ class ClaimsView:
         return next((claim for claim in self.claims if claim.uid == uid), None)
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalDriverView:
+class OriginalDriverView(Struct, frozen=True):
     """The original driver of a function in this boot, before any act of gpuactors; None: it had none."""
 
     address: str
     driver: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOfClaimsView:
+class DeviceOfClaimsView(Struct, frozen=True):
     """The ways in which claims may use one device; see `core.gpus.report.DeviceOfClaims`."""
 
     claim_uid: str | None

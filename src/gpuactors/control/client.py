@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import trio
 from grpclib import GRPCError, Status
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.control.pb.control import v1 as pb
@@ -32,8 +32,7 @@ from gpuactors.ports.node import ControlError
 from gpuactors.process.resource_exhaustion import shortage
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A daemon that has answered."""
 
     pid: int
@@ -133,20 +132,17 @@ def _explained(path: str, what: str, within_s: float) -> Iterator[None]:
         ) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class NotRunning:
+class NotRunning(Struct, frozen=True):
     """No daemon runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOver(Struct, frozen=True):
     """The daemon that ran has ended its streams and released the control socket."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(Struct, frozen=True):
     """Another process has the socket and did not hand over; `reason` is the failure."""
 
     reason: str

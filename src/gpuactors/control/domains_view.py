@@ -5,15 +5,14 @@ Copied from the report of the core (`core/domains/report.py`), which decides wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.control.claims_view import ClaimsView, ClaimView, ago, of_claims
 from gpuactors.core.domains import report
 from gpuactors.core.state import NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class LabelView:
+class LabelView(Struct, frozen=True):
     """The node's label; as `report.LabelReport`."""
 
     status: str
@@ -24,8 +23,7 @@ class LabelView:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class DomainView:
+class DomainView(Struct, frozen=True):
     """One compute domain; as `report.DomainReport`."""
 
     uid: str
@@ -48,8 +46,7 @@ class DomainView:
         return f"{self.namespace}/{self.name}" if self.name else self.uid
 
 
-@dataclass(frozen=True, slots=True)
-class DomainsView:
+class DomainsView(Struct, frozen=True):
     """All of a node that has to do with compute domains."""
 
     mode: str

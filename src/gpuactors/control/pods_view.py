@@ -6,14 +6,14 @@ Derived from the state, never kept; a part of `view.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod
 
 
-@dataclass(frozen=True, slots=True)
-class PodView:
+class PodView(Struct, frozen=True):
     """One pod of which kubelet's ledger names a GPU, or did until lately."""
 
     name: str

@@ -13,10 +13,10 @@ import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final, assert_never, final
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
@@ -89,8 +89,7 @@ def path_problem(state_dir: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class ControlIo:
+class ControlIo(Struct, frozen=True):
     """The paths and the process behind the control socket: the node's, or a simulation's."""
 
     dial: Dial

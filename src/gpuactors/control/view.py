@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.control.claims_view import (
     ClaimsView,
@@ -41,16 +42,14 @@ _SHARED_NODES: Final = ("/dev/vfio/vfio", "/dev/iommu")
 """The nodes that every device of the node has in common."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A function of a device's IOMMU group."""
 
     address: str
     driver: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One change of a device's health or reason."""
 
     age_s: float
@@ -61,8 +60,7 @@ class Change:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class LastCallView:
+class LastCallView(Struct, frozen=True):
     """The last answered call of its kind about a device."""
 
     kind: str
@@ -73,8 +71,7 @@ class LastCallView:
     causes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceView:
+class DeviceView(Struct, frozen=True):
     """One device. If it is gone from the node, only its list entry, owner and history are known."""
 
     address: str
@@ -120,8 +117,7 @@ class DeviceView:
     """The last Allocate and the last PreStartContainer that this daemon has answered about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceView:
+class ResourceView(Struct, frozen=True):
     """The state of one resource at kubelet."""
 
     name: str
@@ -141,8 +137,7 @@ class ResourceView:
         return self.healthy - self.allocated
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(Struct, frozen=True):
     """The state of a node at one moment."""
 
     role: str
@@ -167,8 +162,7 @@ class NodeView:
     """Those that have a GPU by kubelet's ledger, or may still hold one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One setting of the daemon."""
 
     key: str
@@ -178,8 +172,7 @@ class Setting:
     """Where it came from: `flag --select`, `default`."""
 
 
-@dataclass(frozen=True, slots=True)
-class About:
+class About(Struct, frozen=True):
     """The parts of the daemon's status that are not in its state."""
 
     node: str = ""
@@ -188,8 +181,7 @@ class About:
     """In the order in which they are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonStatus:
+class DaemonStatus(Struct, frozen=True):
     """The daemon's answer over its control socket, as JSON. A command of another version reads it where no field has
     changed its type or gone: fields that it does not know are ignored, and missing ones have their default."""
 

@@ -11,15 +11,16 @@ a claim, an act and a checkpoint are none of these: the state of the claim's ent
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 Failure: TypeAlias = str
 """Why a request failed, as a sentence. An answer has it in place of its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refresh:
+class Refresh(Struct, frozen=True):
     """The state of one such request."""
 
     outstanding: int | None = None

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core import events

@@ -15,11 +15,12 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.actors import (
@@ -105,8 +106,7 @@ _AT_STAKE = ("checkpoint_keeper", "hand_over")
 serves. Where one of them fails again and again the process ends, and the next one reads everything anew (ADR 0013)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """Everything that the daemon reaches outside itself; the simulation brings its own."""
 
     host: HostReader
@@ -132,8 +132,7 @@ class Outside:
     """None: no Kubernetes Events are posted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Daemon:
+class Daemon(Struct, frozen=True):
     """A running daemon, for its caller."""
 
     state: LatestReader[NodeState]

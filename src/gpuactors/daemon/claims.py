@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from typing import final
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.actors import (
     cdi_watcher,
@@ -87,8 +88,7 @@ INSTANCE_VARIABLE = "POD_UID"
 """Names this instance beside another one of the same driver, during an update: the pod's UID by the downward API."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraOutside:
+class DraOutside(Struct, frozen=True):
     """Everything that claims reach outside the daemon; the simulation brings its own."""
 
     settings: ClaimSettings

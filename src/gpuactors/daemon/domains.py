@@ -10,10 +10,10 @@ Imported with `--compute-domains on` or `host-managed` only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import final
 
 import trio
+from msgspec import Struct
 
 from gpuactors.actors import domain_reader, label_keeper, relay
 from gpuactors.actors.registry import DomainCells
@@ -36,8 +36,7 @@ from gpuactors.ports.node import HostError, ImexReader
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class DomainsOutside:
+class DomainsOutside(Struct, frozen=True):
     """Everything that compute domains reach outside the daemon; the simulation brings its own."""
 
     settings: DomainSettings

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
@@ -25,8 +25,7 @@ from gpuactors.ports.node import Reachable
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class HttpOutside:
+class HttpOutside(Struct, frozen=True):
     """Everything that the endpoints reach outside the daemon."""
 
     server: HttpServer

@@ -4,7 +4,8 @@ client of the API server with it."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.actors import event_poster
 from gpuactors.concurrency.latest import LatestReader
@@ -19,8 +20,7 @@ from gpuactors.ports.kube import ClaimApi, EventApi
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class EventsOutside:
+class EventsOutside(Struct, frozen=True):
     """Everything that events reach outside the daemon."""
 
     events: EventApi

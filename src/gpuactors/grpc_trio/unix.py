@@ -16,10 +16,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
+from msgspec import Struct
 
 from .limits import SOCKET_PATH_MAX_BYTES
 
@@ -92,15 +92,13 @@ class UnixListener(BoundListener):
         await self._listener.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """A live process that listens on a socket. `pid` is 0 if it is in another PID namespace, None if it is unknown."""
 
     pid: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SocketFile:
+class SocketFile(Struct, frozen=True):
     """The file at a socket's path, whether or not a process listens behind it."""
 
     identity: str

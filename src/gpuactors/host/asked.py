@@ -8,17 +8,16 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import final
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.host.threads import OneByOne
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """It has ended in time."""
 
     status: int
@@ -28,8 +27,7 @@ class Ended:
     """The same of its standard error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(Struct, frozen=True):
     """It has not."""
 
     what: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Final, final
+
+from msgspec import Struct
 
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.model import PciAddress, is_bridge, is_pci_address
@@ -39,8 +40,7 @@ _NODE_DIRECTORIES: Final = {"drm": "dri", "sound": "snd"}
 """Directories below /dev by the subsystem's: their nodes have the names of sysfs."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFunction:
+class GroupFunction(Struct, frozen=True):
     """One function of an IOMMU group."""
 
     bound: BoundFunction
@@ -59,8 +59,7 @@ class GroupFunction:
         return self.bound.address
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """An IOMMU group."""
 
     number: int

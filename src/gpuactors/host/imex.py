@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final, Protocol, final
 
 import trio
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.domains import clique

@@ -15,10 +15,11 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Final, final
+
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
@@ -79,8 +80,7 @@ class PciIds:
         return section
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(Struct, frozen=True):
     """Names of a node's models in one pci.ids file."""
 
     file: str

@@ -17,9 +17,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
+
+from msgspec import Struct
 
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import Holder, PciAddress
@@ -43,8 +44,7 @@ _POD_DIRECTORY: Final = re.compile(r"pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]
 """Kubelet with the cgroupfs driver: `/kubepods/burstable/pod<UID>`. A static pod's UID is a hash without dashes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """The result of one pass over the processes."""
 
     holders: Mapping[int, tuple[Holder, ...]]
@@ -56,8 +56,7 @@ class Found:
     """Why processes could not be read, as a sentence; empty if all could."""
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
+class Users(Struct, frozen=True):
     """The users of some devices."""
 
     by_process: Mapping[Holder, frozenset[PciAddress]]

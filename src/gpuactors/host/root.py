@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 PCI_DEVICES: Final = "/sys/bus/pci/devices"
 PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
@@ -65,8 +66,7 @@ def cdev_node(name: str) -> str:
     return f"{CDEV_NODES}/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class HostRoot:
+class HostRoot(Struct, frozen=True):
     """The directory under which the host's /sys, /dev and /proc are seen."""
 
     prefix: str = "/"

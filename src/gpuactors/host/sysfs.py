@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final, final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, pci_address
 from gpuactors.core.values.selector import Selector, matches
@@ -45,8 +47,7 @@ _ATTRIBUTE_BYTES: Final = 4096
 """A sysfs attribute is a page at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Identity:
+class _Identity(Struct, frozen=True):
     """The identity of a function. An empty part could not be read, which `faults` explains."""
 
     vendor: str

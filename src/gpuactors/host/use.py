@@ -12,11 +12,12 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, final
 
 import structlog
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
@@ -52,8 +53,7 @@ def open_and_close(path: str) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
 
-@dataclass(frozen=True, slots=True)
-class _Passive:
+class _Passive(Struct, frozen=True):
     """The facts in sysfs about one group."""
 
     target: PollTarget
@@ -72,8 +72,7 @@ class _Passive:
         return self.target.may_open and not self.seems_used
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """The last pass over all processes, and what sysfs showed then."""
 
     holders: Mapping[int, tuple[Holder, ...]]

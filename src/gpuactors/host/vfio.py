@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.text import encodable
 from gpuactors.host import modules
@@ -33,8 +34,7 @@ _ON: Final = "Y"
 """How the kernel shows a parameter that is on (kernel/params.c, param_get_bool)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Struct, frozen=True):
     """A device node that exists."""
 
     path: str
@@ -43,8 +43,7 @@ class DeviceNode:
     """Permission bits: 0o600."""
 
 
-@dataclass(frozen=True, slots=True)
-class VfioHost:
+class VfioHost(Struct, frozen=True):
     """The host as one reading found it."""
 
     groups: int

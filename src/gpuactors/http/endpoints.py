@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -35,8 +35,7 @@ _NOT_FROM_HERE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointPorts:
+class EndpointPorts(Struct, frozen=True):
     """The ports that the endpoints read."""
 
     server: HttpServer

@@ -22,6 +22,7 @@ from typing import Final, final
 import h11
 import structlog
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
@@ -35,8 +36,7 @@ _READS: Final = (b"GET", b"HEAD")
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TcpServer:
+class TcpServer(Struct, frozen=True):
     """Serves at one address of this machine, or with `host` None at every one. Implements `ports.http.HttpServer`."""
 
     host: str | None
@@ -64,8 +64,7 @@ class TcpServer:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class UnixServer:
+class UnixServer(Struct, frozen=True):
     """Serves at a unix socket. Implements `ports.http.HttpServer`."""
 
     path: str

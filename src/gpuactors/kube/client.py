@@ -11,13 +11,14 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import Final, final
 from urllib.parse import urlencode
 
 import httpcore
 import trio
+from msgspec import Struct, field
 
 from gpuactors import limits
 from gpuactors.kube import errors
@@ -52,8 +53,7 @@ _FAILURES: Final = (
 """How a connection fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One request."""
 
     what: str
@@ -66,8 +66,7 @@ class Call:
     accept: str = JSON
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     status: int
     retry_after: bytes
     """The header `Retry-After`, or nothing."""

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.core.values.quote import quoted
@@ -32,8 +33,7 @@ class AccessError(ApiError):
     """The API server's address or our credentials cannot be had; the text names the file, why, and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """The address of an API server."""
 
     scheme: str

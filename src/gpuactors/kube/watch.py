@@ -16,6 +16,7 @@ from typing import Final, final
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.kube import errors, objects
@@ -25,8 +26,7 @@ from gpuactors.ports.kube import ApiRefused
 _GONE: Final = 410
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One event of a watch; no bookmark and no error."""
 
     type: str

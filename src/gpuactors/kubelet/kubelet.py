@@ -9,11 +9,11 @@ import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
 from grpclib import GRPCError
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -40,8 +40,7 @@ from gpuactors.ports.node import Caller, KubeletError, Sockets
 API_VERSION: Final = "v1beta1"
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletIo:
+class KubeletIo(Struct, frozen=True):
     """The calls that reach kubelet and its directory: the node's, or a simulation's."""
 
     dial: Dial

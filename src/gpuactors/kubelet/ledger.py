@@ -17,12 +17,13 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Final, final
 
 import msgspec
 import trio
 from grpclib import GRPCError, Status
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin.listing import comparable
@@ -69,8 +70,7 @@ _DAMAGED_MAX: Final = 4
 assert limits.LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerIo:
+class LedgerIo(Struct, frozen=True):
     """How a ledger's reader reaches kubelet and its files: the node's, or a simulation's."""
 
     dial: Dial

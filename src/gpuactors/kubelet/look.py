@@ -6,7 +6,8 @@ Dials kubelet's own socket and ours, says nothing, and hangs up. Must not dial o
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketError, owner_of, socket_file
@@ -17,8 +18,7 @@ from gpuactors.ports.node import KubeletError
 DEVICE_PLUGINS = "device-plugins"
 
 
-@dataclass(frozen=True, slots=True)
-class PluginDirectory:
+class PluginDirectory(Struct, frozen=True):
     """The directory, as one look found it."""
 
     path: str

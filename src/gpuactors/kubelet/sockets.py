@@ -10,11 +10,11 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Final, Protocol, final
 
 import trio
 from inotify_simple import INotify, flags
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.core.values.text import encodable
@@ -42,8 +42,7 @@ _DIRECTORY_LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | f
 # --- the seam ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Something in a directory appeared or disappeared."""
 
     name: str
@@ -64,16 +63,14 @@ class Changes(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(Struct, frozen=True):
     """Which directory a path leads to. `links` is 0 for one that was removed and that a mount still keeps."""
 
     identity: tuple[int, int]
     links: int
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryIo:
+class DirectoryIo(Struct, frozen=True):
     """How kubelet's directory is read: the node's, or a simulation's."""
 
     watch: Callable[[str], AbstractContextManager[Changes]]

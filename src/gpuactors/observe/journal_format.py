@@ -20,15 +20,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, final, get_args, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuactors.core.events import Event
 from gpuactors.core.reports.snapshot import Outputs
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import PARTS, NodeState
 from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.core.values.quote import quoted, quoted_id
@@ -139,10 +139,10 @@ class _Reply(msgspec.Struct, frozen=True):
 
 _EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    name: tuple(f.name for f in fields(kind)) for name, kind in _EVENTS.items()
+    name: kind.__struct_fields__ for name, kind in _EVENTS.items()
 }
 
-_STATE: Final = {f.name: get_type_hints(NodeState)[f.name] for f in fields(NodeState) if f.compare}
+_STATE: Final = {part: get_type_hints(NodeState)[part] for part in PARTS}
 """The written part of a state, and its type: derived values are computed again."""
 
 ROUTINE: Final[Mapping[str, tuple[str, str]]] = {

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from gpuactors.core.deviceplugin import registration
 from gpuactors.core.drivers import DRIVERS
@@ -27,8 +28,7 @@ Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of the labels, in the order in which they are declared, and the value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """One moment on two clocks: that of the state's events, and the time of day in seconds since 1970."""
 
     at: float
@@ -39,8 +39,7 @@ class Moment:
         return self.wall + at - self.at if math.isfinite(at) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
+class Gauge(Struct, frozen=True):
     """A metric of the state."""
 
     name: str

@@ -4,16 +4,16 @@ without endpoints needs none of them."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.effects import Answer
 from gpuactors.ports.node import PortError, Step
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpAnswer(Struct, frozen=True):
     """The answer to a request."""
 
     status: int
@@ -21,8 +21,7 @@ class HttpAnswer:
     content_type: str = "text/plain; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True):
     """GET of a page."""
 
     path: str

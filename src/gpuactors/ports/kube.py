@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.claim import ClaimAnswer, ClaimName
@@ -27,8 +28,7 @@ class ApiAway(ApiError):
     been carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """The server's error: the HTTP status, and what its `Status` object says, if the answer was one."""
 
     code: int
@@ -61,8 +61,7 @@ class ApiMalformed(ApiError):
     """The server answered with success, and with something that is not the object that was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMetadata:
+class NodeMetadata(Struct, frozen=True):
     """The metadata of our Node object."""
 
     uid: str
@@ -70,13 +69,11 @@ class NodeMetadata:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class LabelConflict:
+class LabelConflict(Struct, frozen=True):
     """The label is not what a patch of it expects: somebody else has changed it. Nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
+class ObjectRef(Struct, frozen=True):
     """An object that an event is about."""
 
     kind: str
@@ -87,8 +84,7 @@ class ObjectRef:
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class EventNote:
+class EventNote(Struct, frozen=True):
     """An event as it is to be at the API server. Its object, reason and message are its identity."""
 
     about: ObjectRef
@@ -175,22 +171,19 @@ class DeviceClassApi(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SlicesListed:
+class SlicesListed(Struct, frozen=True):
     """All slices there are; nothing that was known before counts any more."""
 
     slices: tuple[StoredSlice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SliceStored:
+class SliceStored(Struct, frozen=True):
     """A slice was created or changed, by anyone."""
 
     slice: StoredSlice
 
 
-@dataclass(frozen=True, slots=True)
-class SliceDeleted:
+class SliceDeleted(Struct, frozen=True):
     """A slice was deleted, by anyone."""
 
     name: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.checkpoint import Checkpoint, Restored
@@ -120,8 +121,7 @@ class LedgerReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerContents:
+class LedgerContents(Struct, frozen=True):
     """Kubelet's ledger as one read found it; all as in `LedgerRead`."""
 
     kubelet: RunningKubelet | None = None
@@ -136,8 +136,7 @@ class UeventsOverflowError(PortError):
     """The kernel dropped uevents (ENOBUFS); the source still works."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Struct, frozen=True):
     """The subject of one uevent: a function, or an IOMMU group."""
 
     address: PciAddress | None
@@ -236,8 +235,7 @@ class Endpoint(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
+class Sockets(Struct, frozen=True):
     """The sockets in kubelet's device-plugins directory."""
 
     kubelet: str | None
@@ -292,8 +290,7 @@ class Kubelet(Reachable, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PluginStatus:
+class PluginStatus(Struct, frozen=True):
     """Kubelet's verdict about the registration of our DRA plugin (NotifyRegistrationStatus)."""
 
     registered: bool
@@ -502,8 +499,7 @@ class DriverBinder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One step of the registry, for the journal."""
 
     before: NodeState

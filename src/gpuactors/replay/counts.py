@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Health, ResourceName
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """The counts of one resource, as kubelet and the scheduler compute them."""
 
     capacity: int

@@ -6,12 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 BANDS_MAX: Final = 5_000
 """Of one lane; of one that changes more often, the last ones are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(Struct, frozen=True):
     """From `began` to `ended` (seconds since the beginning) the status was `kind`, for the reason `text`."""
 
     began: float
@@ -20,8 +21,7 @@ class Band:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """At `at` (seconds since the beginning) something of this `kind` happened; `text` describes it."""
 
     at: float

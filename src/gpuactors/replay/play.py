@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
 
 from gpuactors.core.events import Event
 from gpuactors.core.reports.snapshot import project
-from gpuactors.core.state import NodeState
+from gpuactors.core.state import PARTS, NodeState
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.quote import quoted
@@ -37,8 +38,7 @@ from gpuactors.observe.journal_format import (
 from gpuactors.replay.reading import Damage, File, JournalError, Meter, entries
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
+class Began(Struct, frozen=True):
     """The first state of a process that wrote this journal, or of the first of its files that is there."""
 
     wall: float
@@ -46,8 +46,7 @@ class Began:
     state: NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Struct, frozen=True):
     """A state in the middle: a new file, or steps that are missing."""
 
     wall: float
@@ -58,8 +57,7 @@ class Resumed:
     """Between this state and the one that was computed, if nothing is missing in between."""
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Struct, frozen=True):
     """One step."""
 
     number: int
@@ -256,8 +254,7 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
     """The differences between two states, by part and name. An order within a mapping is no difference."""
     if recorded == computed:
         return ()
-    parts = [part.name for part in fields(NodeState) if part.compare]
-    pairs = [(name, getattr(recorded, name), getattr(computed, name)) for name in parts]
+    pairs = [(name, getattr(recorded, name), getattr(computed, name)) for name in PARTS]
     differ = [
         f"{name}.{value.name}"
         for name, was, now in pairs

@@ -12,6 +12,8 @@ from datetime import datetime
 from itertools import groupby
 from typing import Final
 
+from msgspec import Struct
+
 from gpuactors.observe.journal import DIRECTORY, files_of
 from gpuactors.observe.journal_format import AgainLine, FormatError, Header, StateLine, StepLine, read_line
 
@@ -23,8 +25,7 @@ class JournalError(Exception):
     """There is no journal that can be replayed; the text names where, why and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """Lines that cannot be read, and that were skipped up to the next state or the file's end."""
 
     path: str
@@ -37,8 +38,7 @@ class Damage:
         return f"{self.path}, line {self.line}: {self.bytes_skipped} bytes skipped: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """One file with its header."""
 
     path: str

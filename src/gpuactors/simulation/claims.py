@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
+
+from msgspec.structs import replace
 
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder

@@ -6,7 +6,7 @@ act: `world.py` compares again after every change until all are met or the time 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.replay import counts
@@ -16,8 +16,7 @@ from gpuactors.simulation.situation import Situation
 # --- what a step expects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """One resource has these counts."""
 
     resource: str
@@ -37,8 +36,7 @@ class Counts:
         return f"{self.resource} has {found}"
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """Kubelet has no devices of a resource and never had."""
 
     resource: str
@@ -52,8 +50,7 @@ class Unknown:
         return f"{self.resource} is registered"
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(Struct, frozen=True):
     """A pod runs, on exactly these devices if they are named."""
 
     pod: str
@@ -74,8 +71,7 @@ class Runs:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """A pod is Pending because the scheduler sees no room."""
 
     pod: str
@@ -92,8 +88,7 @@ class Waits:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class HeldUp:
+class HeldUp(Struct, frozen=True):
     """A pod has its devices, and its container waits to start: PreStartContainer was called and has not returned."""
 
     pod: str
@@ -110,8 +105,7 @@ class HeldUp:
         return None if devices_of(situation.view, self.pod) else f"{self.pod} has no device"
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """A pod failed its admission, and its message has all these parts."""
 
     pod: str
@@ -129,8 +123,7 @@ class Refused:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Unhealthy:
+class Unhealthy(Struct, frozen=True):
     """A device is listed Unhealthy for that cause, and the daemon's reason has all these parts."""
 
     device: str
@@ -144,8 +137,7 @@ class Unhealthy:
         return _not_unhealthy(situation, self.device, self.cause, self.naming)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldByExternal:
+class HeldByExternal(Struct, frozen=True):
     """Every GPU that an external process has open is Unhealthy, and there is one; the reason names the process."""
 
     pid: int
@@ -163,8 +155,7 @@ class HeldByExternal:
         return "; ".join(problem for problem in found if problem) or None
 
 
-@dataclass(frozen=True, slots=True)
-class Orphaned:
+class Orphaned(Struct, frozen=True):
     """The GPUs that a pod had at the step's beginning are Unhealthy: the pod is gone, and its process still holds them.
     The reason names both."""
 
@@ -187,8 +178,7 @@ class Orphaned:
         return "; ".join(problems) or None
 
 
-@dataclass(frozen=True, slots=True)
-class NobodyRefused:
+class NobodyRefused(Struct, frozen=True):
     """No pod ever failed its admission: its message would be UnexpectedAdmissionError, which is final for the pod."""
 
     def __str__(self) -> str:
@@ -213,8 +203,7 @@ def _not_unhealthy(situation: Situation, device: str, cause: Cause, naming: tupl
 # --- what holds after every step -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sound:
+class Sound(Struct, frozen=True):
     """The conditions after every step."""
 
     def __str__(self) -> str:

@@ -5,15 +5,14 @@ As `expectations.py`, for nodes that serve claims; for those with compute domain
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.simulation.situation import ClaimSeen, Situation
 
 _WAITING = "Waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Kubelet has found the daemon's DRA plugin, and is connected to it."""
 
     def __str__(self) -> str:
@@ -25,8 +24,7 @@ class Found:
         return None if is_found else "it has not"
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(Struct, frozen=True):
     """Exactly these GPUs are in the node's ResourceSlices, and none is tainted."""
 
     gpus: frozenset[str]
@@ -40,8 +38,7 @@ class Offered:
         return None if found == self.gpus else f"it has {_listed(found)}"
 
 
-@dataclass(frozen=True, slots=True)
-class OnDriver:
+class OnDriver(Struct, frozen=True):
     """A GPU is on this driver, and its companions on that one."""
 
     gpu: str
@@ -68,8 +65,7 @@ class OnDriver:
         return "; ".join(wrong) or None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedOn:
+class PreparedOn(Struct, frozen=True):
     """Kubelet has the claim prepared, with these devices."""
 
     claim: str
@@ -86,8 +82,7 @@ class PreparedOn:
         return None if claim.devices == self.devices else f"it has {_listed(claim.devices)}"
 
 
-@dataclass(frozen=True, slots=True)
-class WaitsFor:
+class WaitsFor(Struct, frozen=True):
     """The claim's prepare waits in its call, and the daemon names the claim that it waits for."""
 
     claim: str
@@ -104,8 +99,7 @@ class WaitsFor:
         return None if self.other in claim.problem else f"the reason is: {claim.problem or 'none'}"
 
 
-@dataclass(frozen=True, slots=True)
-class NothingLeft:
+class NothingLeft(Struct, frozen=True):
     """No claim is prepared, and nothing of one is left on the node."""
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ As `expectations_claims.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.simulation.expectations_claims import state_of
 from gpuactors.simulation.situation import DomainsSeen, Situation
@@ -13,8 +13,7 @@ from gpuactors.simulation.situation import DomainsSeen, Situation
 _NONE = DomainsSeen()
 
 
-@dataclass(frozen=True, slots=True)
-class ImexOffered:
+class ImexOffered(Struct, frozen=True):
     """Exactly these devices are in the node's ResourceSlice."""
 
     devices: tuple[str, ...]
@@ -28,8 +27,7 @@ class ImexOffered:
         return None if found == self.devices else f"it has {', '.join(found) or 'nothing'}"
 
 
-@dataclass(frozen=True, slots=True)
-class LabelWas:
+class LabelWas(Struct, frozen=True):
     """The node's label has had these values since the beginning, in this order, and no other one in between."""
 
     values: tuple[str | None, ...]
@@ -45,8 +43,7 @@ class LabelWas:
         return None if found == self.values else f"it was: {labels_in_words(found)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Says:
+class Says(Struct, frozen=True):
     """The domain's status says this of the node."""
 
     status: str
@@ -61,8 +58,7 @@ class Says:
         return None if found == self.status else f"it says {found or 'nothing'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Lacks:
+class Lacks(Struct, frozen=True):
     """The claim has its channel and is not prepared yet, and the daemon says what it lacks with all these words."""
 
     claim: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.simulation.situation import Expectation
 from gpuactors.simulation.world import World
@@ -17,8 +18,7 @@ STEP_DEADLINE_S: Final = 15.0
 """How long it may take until a step's expectations are met. It takes milliseconds; on a loaded machine longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One step of a scenario."""
 
     title: str
@@ -29,8 +29,7 @@ class Step:
     within_s: float = STEP_DEADLINE_S
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """A scenario. `steps` makes its script; what has no fixed order is drawn from the generator it is given."""
 
     name: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TextIO, final
+
+from msgspec import Struct
 
 from gpuactors.simulation.kubelet.device_manager import DeviceRow, KubeletView, Phase
 from gpuactors.simulation.script import Scenario, Step
@@ -28,8 +29,7 @@ _CALLS_SHOWN: Final = 6
 Row = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """How a step went."""
 
     number: int
@@ -45,8 +45,7 @@ class StepResult:
         return not self.unmet
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioResult:
+class ScenarioResult(Struct, frozen=True):
     """How a scenario went."""
 
     scenario: Scenario

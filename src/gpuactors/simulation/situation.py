@@ -7,15 +7,15 @@ Their sources are kubelet, the API server and the node's own tree; of the daemon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.simulation.kubelet.device_manager import KubeletView
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSeen:
+class GpuSeen(Struct, frozen=True):
     """A GPU on the node, by the kernel and the API server."""
 
     address: str
@@ -27,8 +27,7 @@ class GpuSeen:
     is_tainted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimSeen:
+class ClaimSeen(Struct, frozen=True):
     """A claim, by the API server and kubelet; of the daemon its words only."""
 
     name: str
@@ -43,8 +42,7 @@ class ClaimSeen:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallSeen:
+class CallSeen(Struct, frozen=True):
     """A call of kubelet's about a claim that is over."""
 
     call: str
@@ -57,8 +55,7 @@ class CallSeen:
     """Empty: it was answered with success."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainsSeen:
+class DomainsSeen(Struct, frozen=True):
     """The facts about compute domains on the node."""
 
     domain: str = ""
@@ -74,8 +71,7 @@ class DomainsSeen:
     """The calls in the order in which they began."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimsSeen:
+class ClaimsSeen(Struct, frozen=True):
     """All that is seen of claims at one moment."""
 
     gpus: tuple[GpuSeen, ...] = ()
@@ -96,8 +92,7 @@ class ClaimsSeen:
         return frozenset(device for claim in self.claims if claim.is_known for device in claim.devices)
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """Kubelet's view, and what it is compared with."""
 
     view: KubeletView

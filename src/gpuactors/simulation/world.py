@@ -13,11 +13,11 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
 import trio
+from msgspec import Struct, field
 from trio.testing import wait_all_tasks_blocked
 
 from gpuactors.concurrency.latest import Latest, LatestReader
@@ -48,8 +48,7 @@ QUIET_S: Final = 0.02
 _GPU_CLASSES: Final = ("03", "0680")
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """The facts shown of one moment."""
 
     at_s: float
@@ -61,8 +60,7 @@ class Moment:
     """On a node that serves claims."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a step ended."""
 
     unmet: tuple[str, ...]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import yaml
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors.cli.doctor import run

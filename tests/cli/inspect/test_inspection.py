@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 import trio
 import yaml
+from msgspec.structs import replace
 
 from gpuactors.cli.formats import yaml_of
 from gpuactors.cli.inspect.report import (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.values.group import GroupInputs
@@ -51,7 +50,7 @@ def test_a_host_driver_in_another_group_does_not_matter() -> None:
 def test_no_iommu_group_names_the_kernel_command_line() -> None:
     function = gpu("01:00.0")
     (device,) = devices(
-        PciFunction(**{f: getattr(function, f) for f in function.__slots__} | {"iommu_group": None})
+        PciFunction(**{f: getattr(function, f) for f in function.__struct_fields__} | {"iommu_group": None})
     )
     word, reason = decided(device)
     assert word is Health.UNHEALTHY

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
@@ -14,8 +16,7 @@ from gpuactors.core.values.model import Token
 from tests.core.orders import WrongError
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A call about one claim."""
 
     uid: ClaimUid
@@ -24,8 +25,7 @@ class Call:
     """When it came, in seconds of the world's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(Struct, frozen=True):
     """What kubelet knows of claims."""
 
     calls: Mapping[Token, Call] = field(default_factory=dict)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.claims.cdi import device_name
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin, Restored, Theirs

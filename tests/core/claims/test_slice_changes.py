@@ -4,9 +4,9 @@ scheduler look at the node anew."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.claims.pool import Pool, wanted_pool
 from gpuactors.core.events import Event

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.claims.pool import Pool
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, name_prefix, writes

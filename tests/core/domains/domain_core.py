@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import API_VERSION

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
@@ -76,8 +78,7 @@ _HAVE_DAEMON: Final = (ClaimState.PREPARED, ClaimState.VERIFYING)
 # --- the world ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """A claim of the world, and what it is for: also where the daemon has not read it."""
 
     claim: Claim
@@ -96,8 +97,7 @@ def _subject(claim: Claim) -> Subject:
     return Subject(claim, config.domain, claim.results[0].device)
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(Struct, frozen=True):
     """The node before the daemon's first start."""
 
     subjects: Mapping[ClaimUid, Subject]
@@ -115,8 +115,7 @@ def world_of(*claims: Claim, channels: int = 1, begins: Iterable[str] = ()) -> W
     return World({claim.name.uid: _subject(claim) for claim in claims}, channels, tuple(begins))
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """The node without the daemon, its kubelet and its API server."""
 
     world: World
@@ -148,8 +147,7 @@ class Outside:
     """Those that are still there then are not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """The world and the daemon's state."""
 
     outside: Outside
@@ -190,7 +188,7 @@ def _started(outside: Outside, at: float) -> Node:
 
 def with_(node: Node, **changes: object) -> Node:
     """The node with another outside."""
-    return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
+    return replace(node, outside=replace(node.outside, **changes))
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------------

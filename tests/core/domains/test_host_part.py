@@ -3,9 +3,8 @@ channel. And what is refused as long as the host does not say enough."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.step import next_deadline
 from tests.core import orders
@@ -38,8 +39,7 @@ CHANNELS = frozenset({OLD.uid, NEW.uid})
 WORLD = world_of(channel(OLD), channel(NEW), daemon(DAEMON))
 
 
-@dataclass(frozen=True, slots=True)
-class At:
+class At(Struct, frozen=True):
     """A node, and how often the daemon may still restart and a patch meet another label."""
 
     node: Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors.core.events.domains import DomainsTouched
 from gpuactors.core.values.claim import Prepared

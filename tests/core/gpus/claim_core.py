@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, claims_wanted

@@ -9,8 +9,10 @@ it asks of the API server, of the disk and of the drivers is answered one by one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct, claims_wanted
@@ -69,8 +71,7 @@ PASSING_S: Final = 61.0
 whether a claim still exists; a tombstone outlasts one jump."""
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(Struct, frozen=True):
     """The node before the daemon's first start. All functions are in one IOMMU group; the first one is the GPU."""
 
     functions: tuple[PciFunction, ...]
@@ -82,8 +83,7 @@ class World:
         return self.functions[0].vfio_bound
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """The node without the daemon, its kubelet and its API server."""
 
     world: World
@@ -102,8 +102,7 @@ class Outside:
     """The GPU was unplugged since an act of ours bound it, or before any."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """The world and the daemon's state."""
 
     outside: Outside
@@ -168,7 +167,7 @@ def _replied(node: Node, effect: Effect) -> Node:
 
 
 def _with(node: Node, **changes: object) -> Node:
-    return replace(node, outside=replace(node.outside, **changes))  # type: ignore[arg-type]
+    return replace(node, outside=replace(node.outside, **changes))
 
 
 # --- what kubelet and the operator do -------------------------------------------------------------------------

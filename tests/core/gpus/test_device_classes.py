@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.gpus.device_classes import DeviceClass, contested, own_resources, sentence_of

@@ -3,9 +3,8 @@ opens it, and again when none has it open."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
@@ -17,7 +16,7 @@ NOBODY = OperatorsList()
 def function(address: PciAddress, driver: str | None, **other: str) -> PciFunction:
     vfio = driver is not None and "vfio" in driver
     made = PciFunction(address, "10de", "2330", "030200", driver, vfio, 51, 0, "pci0000:20", (), None, None)
-    return replace(made, **other)  # type: ignore[arg-type]
+    return replace(made, **other)
 
 
 def by_first(driver: str | None, address: PciAddress = A) -> PreBound:

@@ -6,13 +6,13 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import pytest
 import trio
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest

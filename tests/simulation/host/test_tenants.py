@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 

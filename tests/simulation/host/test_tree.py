@@ -6,7 +6,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
 from gpuactors.simulation.host.uevents import UeventSender

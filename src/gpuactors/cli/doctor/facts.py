@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from gpuactors.config import Config
 from gpuactors.control.client import Running
@@ -19,8 +20,7 @@ from gpuactors.ports.node import LedgerContents
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """It could not be read."""
 
     reason: str
@@ -30,15 +30,13 @@ class Unknown:
 Known: TypeAlias = T | Unknown
 
 
-@dataclass(frozen=True, slots=True)
-class NoDaemon:
+class NoDaemon(Struct, frozen=True):
     """No daemon runs with this state directory."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """The node's functions, and what the daemon's own core makes of them."""
 
     functions: tuple[PciFunction, ...]
@@ -47,8 +45,7 @@ class Devices:
     """The view of a daemon that is started now."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNames:
+class ModelNames(Struct, frozen=True):
     """The names of the selected models, by the file that the daemon takes them from and by a newer one."""
 
     used: Names
@@ -56,8 +53,7 @@ class ModelNames:
     """None: the host has no newer file, and none is shipped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A directory that a daemon writes to."""
 
     path: str
@@ -68,8 +64,7 @@ class Place:
     """`nearest` is, by this process."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The state directory."""
 
     place: Place
@@ -81,8 +76,7 @@ class State:
     """Bytes that the journal already takes of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(Struct, frozen=True):
     """The additional needs of claims, with DRA or compute domains on."""
 
     cdi: Place
@@ -92,15 +86,13 @@ class Claims:
     """The directory of each driver below kubelet's `plugins`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiServer:
+class ApiServer(Struct, frozen=True):
     """The API server has answered all that it was asked."""
 
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Everything. None: not read, as the settings or `--pre` make it irrelevant."""
 
     pre: bool

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
 
@@ -118,8 +119,7 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
 """Where the repository says more about each check."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One result of a check."""
 
     check: Check

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.cli.doctor import report
@@ -17,8 +17,7 @@ from gpuactors.cli.progress import Progress
 from gpuactors.config import Resolved
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
+class Examined(Struct, frozen=True):
     """The facts of a node, and the findings."""
 
     facts: Facts

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.config import DECLARATIONS, Config, ConfigError, Resolved, resolve
 from gpuactors.control.client import Running
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """The settings, and whose they are in words."""
 
     config: Config

@@ -7,10 +7,11 @@ write anything anywhere.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.actors import pod_resources
 from gpuactors.cli.inspect import claims_report, domains_report
@@ -59,8 +60,7 @@ class UnknownAddressError(Exception):
     """There is no such device; the text lists those there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(Struct, frozen=True):
     """A view of the node, and its source."""
 
     view: NodeView
@@ -75,16 +75,14 @@ class Inspected:
     """When it was made, in seconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """One device of a view."""
 
     device: DeviceView
     inspected: Inspected
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedClaim:
+class ExplainedClaim(Struct, frozen=True):
     """One claim of a view."""
 
     claim: ClaimView | None
@@ -94,24 +92,21 @@ class ExplainedClaim:
     """The claim in the driver of compute domains."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedDomain:
+class ExplainedDomain(Struct, frozen=True):
     """One compute domain of a view."""
 
     domain: DomainView
     inspected: Inspected
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedPod:
+class ExplainedPod(Struct, frozen=True):
     """One pod of a view."""
 
     pod: PodView
     inspected: Inspected
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedResource:
+class ExplainedResource(Struct, frozen=True):
     """One resource of a view."""
 
     name: str
@@ -179,8 +174,7 @@ def _name_of(running: Running) -> str:
     return f"the running daemon (process {running.pid}, version {running.version}){idle}"
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """Settings, and their source."""
 
     settings: tuple[Setting, ...]

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final, final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.cli.inspect import claims_report
 from gpuactors.cli.inspect.report import shown, totals
@@ -21,8 +23,7 @@ Row = tuple[str, ...]
 """The readable part of one thing: its name, its status, its cause, and the sentence; without ages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One thing that is not as it was."""
 
     row: Row

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
 from gpuactors.core.assessment.holding import holding_of

@@ -7,9 +7,11 @@ so it cannot be stale. Must not decide: that is `assess.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.inputs import by_group, shortages, unowned
@@ -29,8 +31,7 @@ from gpuactors.core.values.remade import changed_keys, same_if_equal
 from gpuactors.core.values.status import Assessment
 
 
-@dataclass(frozen=True, slots=True)
-class Assessments:
+class Assessments(Struct, frozen=True):
     """The assessments, preceded by the values that they are derived from."""
 
     devices: Mapping[PciAddress, Device]

@@ -13,10 +13,11 @@ themselves: a daemon that knows nothing of them keeps them, and does not take th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import ClaimUid, Json, OriginalDriver
@@ -35,8 +36,7 @@ class MalformedError(ValueError):
     """A content that no daemon has written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """The content on disk."""
 
     claims: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
@@ -69,8 +69,7 @@ class Origin(StrEnum):
     missing here is no reason to undo anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Theirs:
+class Theirs(Struct, frozen=True):
     """The claims of NVIDIA's driver in this boot, by its checkpoint."""
 
     checksum: str
@@ -79,8 +78,7 @@ class Theirs:
     """Those that it has prepared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """The checkpoint as a daemon finds it at its start."""
 
     checkpoint: Checkpoint

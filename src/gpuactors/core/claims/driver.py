@@ -7,8 +7,9 @@ Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.files import PlacedFile
@@ -24,8 +25,7 @@ from gpuactors.core.values.status import Conflict, Reason
 Stepped = tuple[NodeState, list[Effect]]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceAct:
+class DeviceAct(Struct, frozen=True):
     """The target that a device and its companions are to be bound to."""
 
     number: int

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.claims.cdi import DeviceEdits, device_file, device_name
 from gpuactors.core.claims.metadata import MetadataFile, metadata_files
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, Json
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedFile:
+class PlacedFile(Struct, frozen=True):
     """A file in a directory that a container has mounted."""
 
     path: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimContents:
+class ClaimContents(Struct, frozen=True):
     """The content of the files of a claim."""
 
     claim: ClaimName
@@ -50,8 +49,7 @@ def contents_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFiles:
+class FoundFiles(Struct, frozen=True):
     """The files of one claim as they were found at a start: the last resort where the checkpoint is lost. Hints: they
     may be half of what was written."""
 

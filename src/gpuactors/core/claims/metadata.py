@@ -7,8 +7,9 @@ first version that it knows (KubeVirt 1.9: v1alpha1, pkg/dra/utils.go). Values o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.claim import AllocatedDevice, Claim, Json
 from gpuactors.core.values.names import is_label, is_subdomain
@@ -25,8 +26,7 @@ Attribute = str | int | bool
 """The value of an attribute, as it is in the ResourceSlice."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataFile:
+class MetadataFile(Struct, frozen=True):
     """The metadata file of one request."""
 
     request: str

@@ -6,8 +6,9 @@ How one is decoded is the driver's to say (`gpus/config.py`, `domains/config.py`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from gpuactors.core.values.claim import Claim, Json
 from gpuactors.core.values.quote import quoted
@@ -18,8 +19,7 @@ API_VERSION: Final = "resource.nvidia.com/v1beta1"
 Decoded = TypeVar("Decoded")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFault:
+class ConfigFault(Struct, frozen=True):
     """Why a configuration is refused, as a sentence for the claim's error."""
 
     sentence: str

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuactors import limits
 from gpuactors.core.claims.cdi import DeviceEdits
@@ -27,16 +28,14 @@ from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
 
 
-@dataclass(frozen=True, slots=True)
-class ReadWanted:
+class ReadWanted(Struct, frozen=True):
     """A claim to be read from the API server."""
 
     number: int
     claim: ClaimName
 
 
-@dataclass(frozen=True, slots=True)
-class FilesAct:
+class FilesAct(Struct, frozen=True):
     """The CDI and metadata files of a claim."""
 
     number: int
@@ -51,8 +50,7 @@ class FilesAct:
     """Files that are to be in those."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWanted:
+class CheckpointWanted(Struct, frozen=True):
     """The contents of the checkpoint."""
 
     number: int
@@ -64,8 +62,7 @@ class CheckpointWanted:
     """The returns that are owed, by address."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimsWanted:
+class ClaimsWanted(Struct, frozen=True):
     """The input of the claims' actors."""
 
     load: int = 0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.values.slices import (
@@ -24,8 +26,7 @@ from gpuactors.core.values.slices import (
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """The wanted content of all slices of one driver on this node; its generation is `slice_writes.py`'s."""
 
     driver: str

@@ -5,15 +5,14 @@ Derived each time, never kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.state.claims import Claims, Entry
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ClaimState
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimReport:
+class ClaimReport(Struct, frozen=True):
     """One claim."""
 
     name: ClaimName

@@ -10,7 +10,9 @@ can be started with what they are left of.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Origin, Restored, Theirs
 from gpuactors.core.claims.files import FoundFiles
@@ -22,8 +24,7 @@ from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 
 
-@dataclass(frozen=True, slots=True)
-class Restoration:
+class Restoration(Struct, frozen=True):
     """The entries to go on with, the warning to log, and the files to remove."""
 
     entries: tuple[StoredEntry, ...]

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.claims.pool import Pool
 from gpuactors.core.values.slices import SliceDevice, SliceSpec, StoredSlice, Taint
@@ -20,24 +22,21 @@ from gpuactors.core.values.slices import SliceDevice, SliceSpec, StoredSlice, Ta
 _INDEX = re.compile(r"([0-9a-f]{5})-")
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(Struct, frozen=True):
     """Create the slice with this place in the pool."""
 
     index: int
     spec: SliceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True):
     """Give a stored slice another content."""
 
     stored: StoredSlice
     spec: SliceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Delete a stored slice."""
 
     stored: StoredSlice
@@ -46,8 +45,7 @@ class Delete:
 Write = Create | Update | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """The last write of a slice, and what the server made of it."""
 
     asked: SliceSpec

@@ -8,7 +8,8 @@ of the same pool; and says its name when it unprepares it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.driver import ClaimDriver

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.claims.checkpoint import MalformedError
 from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, Json, PreparedDevice
@@ -50,8 +51,7 @@ def whose(content: bytes) -> Whose:
     return Whose.THEIRS if _THEIRS.match(content) else Whose.NOBODYS
 
 
-@dataclass(frozen=True, slots=True)
-class TheirDevice:
+class TheirDevice(Struct, frozen=True):
     """One device of a claim."""
 
     prepared: PreparedDevice
@@ -63,8 +63,7 @@ class TheirDevice:
     """`GPU-…`, of the GPU or of a MIG device's; empty where the file does not say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TheirClaim:
+class TheirClaim(Struct, frozen=True):
     """One claim that is prepared."""
 
     name: ClaimName
@@ -83,8 +82,7 @@ class TheirClaim:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TheirCheckpoint:
+class TheirCheckpoint(Struct, frozen=True):
     """The content of the file."""
 
     boot_id: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import count
+
+from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.state import NodeState

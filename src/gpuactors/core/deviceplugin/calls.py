@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.assessment.blockers import OF_A_PART
@@ -390,8 +392,7 @@ def _number(state: NodeState, address: PciAddress) -> int:
     return 0 if seen is None else seen.inspection
 
 
-@dataclass(frozen=True, slots=True)
-class _Doubted:
+class _Doubted(Struct, frozen=True):
     """The call would be refused because of a read of the ledger from before it came."""
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, final
+
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.core.values.model import DeviceId
@@ -24,8 +25,7 @@ _PLACES_MAX: Final = 32
 """Larger sets of places are not searched for, but filled with the fullest ones: more than any node has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """The available devices of one IOMMU group: best allocated together."""
 
     ids: tuple[DeviceId, ...]
@@ -71,8 +71,7 @@ def choose(
 # --- the fewest places ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
+class _Sums(Struct, frozen=True):
     """The devices of a set of places."""
 
     devices: int
@@ -84,8 +83,7 @@ class _Sums:
         return self.devices >= need and (not whole or bool(self.whole >> need & 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer(Generic[Place]):
+class _Offer(Struct, Generic[Place], frozen=True):
     """The devices that one place adds."""
 
     place: Place

@@ -10,10 +10,12 @@ read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin.entries import entries
@@ -104,8 +106,7 @@ def _served(
     return same_if_equal(state.published.served, served)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
+class _View(Struct, frozen=True):
     """Values derived from the state that one publication needs in several places."""
 
     ids: Mapping[PciAddress, DeviceId]

@@ -7,8 +7,9 @@ Must not decide what else is listed (a device that is gone while a pod has it, a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from operator import ne
+
+from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of

@@ -19,7 +19,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.deviceplugin import registration

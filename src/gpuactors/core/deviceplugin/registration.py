@@ -15,8 +15,10 @@ two reads against us end the registration as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.requests import Failure
@@ -27,8 +29,7 @@ AGAINST: Final = 2
 that kubelet was slow to take."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginOrder:
+class PluginOrder(Struct, frozen=True):
     """The orders to the plugin actor, as growing numbers; see `PluginState`."""
 
     bind: int

@@ -7,10 +7,11 @@ decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter, ne
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.values.group import GroupKey, Owned
 from gpuactors.core.values.model import (
@@ -28,8 +29,7 @@ from gpuactors.core.values.remade import grouped, remade
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Struct, frozen=True):
     """The owners of each device by the word of kubelet, and by ours."""
 
     names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)

@@ -9,8 +9,9 @@ Must not judge: owner and status of a device are decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.devices.holdings import NO_HOLDINGS, Holdings, holdings, owned, unresolved
 from gpuactors.core.devices.inventory import (
@@ -46,8 +47,7 @@ from gpuactors.core.values.remade import remade, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     """The four parts, and what follows from several."""
 
     known: Inventory = NOTHING_KNOWN

@@ -9,8 +9,10 @@ Must not judge: owner and status of a device are decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
@@ -22,8 +24,7 @@ from gpuactors.core.values.selector import Selector
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True):
     """The inventory, by the functions and the operator's selectors."""
 
     functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
@@ -53,8 +54,7 @@ class Inventory:
 NOTHING_KNOWN: Final = Inventory()
 
 
-@dataclass(frozen=True, slots=True)
-class Meanings:
+class Meanings(Struct, frozen=True):
     """The devices that the names in kubelet's ledger and our grants mean."""
 
     resolved: Mapping[Named, Resolved] = field(default_factory=dict)
@@ -71,8 +71,7 @@ class Meanings:
 NOTHING_MEANT: Final = Meanings()
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """The devices of this node."""
 
     inventory: Inventory = NOTHING_KNOWN

@@ -7,9 +7,10 @@ the domain's UID alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.claims.metadata import Attribute
 from gpuactors.core.values.claim import AllocatedDevice, Json
@@ -25,8 +26,7 @@ IMEXD: Final = "/imexd"
 _MODE: Final = 0o666
 
 
-@dataclass(frozen=True, slots=True)
-class DomainEdits:
+class DomainEdits(Struct, frozen=True):
     """A device of a compute domain's claim, as it is when its files are written."""
 
     result: AllocatedDevice

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.quote import first_of, quoted, quoted_id
 
@@ -31,8 +32,7 @@ _WHAT_TO_DO: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """The clique by one source."""
 
     source: str
@@ -45,8 +45,7 @@ class Said:
     """It knows better than those after it, and does not know: they are not asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class CliqueFound:
+class CliqueFound(Struct, frozen=True):
     """The clique by all of them."""
 
     clique_id: str = ""
@@ -92,8 +91,7 @@ def found_by(said: Iterable[Said]) -> CliqueFound:
 # --- what NVML says -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFabric:
+class GpuFabric(Struct, frozen=True):
     """The fabric of one GPU (nvmlGpuFabricInfo_t)."""
 
     state: str

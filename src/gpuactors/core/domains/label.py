@@ -16,8 +16,10 @@ A patch is a JSON patch with `test`: it fails where the label is not as it was r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core import requests
@@ -48,8 +50,7 @@ _KEEPS: Final = OWNING | {ClaimState.WAITING}
 """The states in which it keeps one that is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """The domains whose label the claims hold."""
 
     needed: DomainUid | None = None

@@ -6,8 +6,9 @@ the two changes, and carried in the state with what it is derived from (as that 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import DeviceHealth, DraHealth

@@ -6,7 +6,7 @@ are never wanted at the same time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
 from gpuactors.core.domains.driver import DOMAINS
@@ -16,16 +16,14 @@ from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.domain import DeviceKind, DomainUid, LabelPatch
 
 
-@dataclass(frozen=True, slots=True)
-class LabelPatchWanted:
+class LabelPatchWanted(Struct, frozen=True):
     """A change of the node's label that is to be made."""
 
     number: int
     patch: LabelPatch
 
 
-@dataclass(frozen=True, slots=True)
-class DomainReadWanted:
+class DomainReadWanted(Struct, frozen=True):
     """A ComputeDomain to be read by its UID, and its clique on this node's fabric."""
 
     number: int
@@ -36,8 +34,7 @@ class DomainReadWanted:
     """Where its clique is: that of the claim of its daemon here, as long as there is none today's default."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainsWanted:
+class DomainsWanted(Struct, frozen=True):
     """The input of the actors of compute domains."""
 
     claims: ClaimsWanted = NO_CLAIMS_WANTED

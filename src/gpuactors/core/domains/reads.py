@@ -8,8 +8,9 @@ objects, else every DOMAIN_READ_S. Must not decide what a result means for a cla
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.domains import label

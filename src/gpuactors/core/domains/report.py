@@ -8,9 +8,10 @@ for is not shown as Ready.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
+
+from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.domains import exclusion, label, reads
@@ -39,8 +40,7 @@ class DomainStatus(StrEnum):
     """No claim here is for a channel of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainReport:
+class DomainReport(Struct, frozen=True):
     """One compute domain."""
 
     uid: DomainUid
@@ -166,8 +166,7 @@ class LabelStatus(StrEnum):
     """No claim here has set it, and it is not touched."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelReport:
+class LabelReport(Struct, frozen=True):
     """The node's label."""
 
     status: LabelStatus
@@ -211,8 +210,7 @@ def label_report(domains: Domains) -> LabelReport:
     return LabelReport(status, value, known.problem)
 
 
-@dataclass(frozen=True, slots=True)
-class ImexReport:
+class ImexReport(Struct, frozen=True):
     """The host's state of IMEX."""
 
     known: bool

@@ -5,8 +5,9 @@ event. Their claims are the machine's (`dra/`), with the answers of `driver.py`.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from gpuactors.core import events
 from gpuactors.core.domains import label, reads

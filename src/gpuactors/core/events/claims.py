@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from gpuactors.core.requests import Failure
 from gpuactors.core.state.claims import OwedReturn, StoredEntry
@@ -22,8 +22,7 @@ from gpuactors.core.values.model import Token
 from gpuactors.core.values.slices import Publication
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareAsked:
+class PrepareAsked(Struct, frozen=True):
     """NodePrepareResources for one claim: a call may name several, and each is an event of its own."""
 
     token: Token
@@ -31,8 +30,7 @@ class PrepareAsked:
     of: ClaimsOf
 
 
-@dataclass(frozen=True, slots=True)
-class UnprepareAsked:
+class UnprepareAsked(Struct, frozen=True):
     """NodeUnprepareResources for one claim."""
 
     token: Token
@@ -40,8 +38,7 @@ class UnprepareAsked:
     of: ClaimsOf
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRead:
+class ClaimRead(Struct, frozen=True):
     """The read with this number has an answer: the claim, by the UID that was asked for. If it failed, nothing is known
     of the claim."""
 
@@ -52,8 +49,13 @@ class ClaimRead:
     """The API server has no claim of that name, or one with another UID."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRead:
+class OfDriver(Struct, frozen=True, kw_only=True):
+    """An event of the claims of one driver."""
+
+    of: ClaimsOf
+
+
+class CheckpointRead(OfDriver, frozen=True):
     """The checkpoint of this boot was read; empty if there is none, or if it is of another boot."""
 
     entries: tuple[StoredEntry, ...] = ()
@@ -65,13 +67,11 @@ class CheckpointRead:
     load: int = 2
     """The number of the read (`ClaimsWanted.load`). A read that began before the predecessor handed over is not used
     after that."""
-    of: ClaimsOf = field(kw_only=True)
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRefused:
+class CheckpointRefused(Struct, frozen=True):
     """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
 
     reason: str
@@ -80,8 +80,7 @@ class CheckpointRefused:
     """The claims whose files name GPUs: they have them."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten:
+class CheckpointWritten(Struct, frozen=True):
     """Every checkpoint up to this number is on disk, and stays there when the power is cut. If the write failed, it is
     tried again."""
 
@@ -90,46 +89,39 @@ class CheckpointWritten:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ActDone:
+class ActDone(OfDriver, frozen=True):
     """The act with this number reached its goal."""
 
     number: int
     bound: tuple[BoundFunction, ...] = ()
     """The drivers of a device's functions now; of an act on files none."""
-    of: ClaimsOf = field(kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class ActFailed:
+class ActFailed(OfDriver, frozen=True):
     """The act with this number did not reach its goal. Its changes stay."""
 
     number: int
     reason: str
     fault: ActFault | None = None
     """Of an act on a device."""
-    of: ClaimsOf = field(kw_only=True)
     moved: tuple[BoundFunction, ...] = ()
     """The functions whose driver it has changed before it failed, as they are now."""
 
 
-@dataclass(frozen=True, slots=True)
-class FitnessChecked:
+class FitnessChecked(Struct, frozen=True):
     """The fitness check with this number has come back, with a finding for each of its devices."""
 
     number: int
     findings: tuple[FitnessFinding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FilesTouched:
+class FilesTouched(Struct, frozen=True):
     """Somebody has touched the CDI files of our claims, or their directory: one may be missing now."""
 
     of: ClaimsOf
 
 
-@dataclass(frozen=True, slots=True)
-class SlicesPublished:
+class SlicesPublished(Struct, frozen=True):
     """The publisher of our ResourceSlices knows something else than before."""
 
     publication: Publication

@@ -1,20 +1,22 @@
-"""The daemon itself: its clock, its predecessor and successor, its end."""
+"""The daemon itself: its clock, its predecessor and successor, its end.
+
+A file of its own: each source of events has one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuactors.core.values.model import ResourceName
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
+class Ticked(Struct, frozen=True):
     """The time of `next_deadline` has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredecessorGone:
+class PredecessorGone(Struct, frozen=True):
     """The daemon that ran before has ended its streams, or there is none; `how` has the outcome, for the log."""
 
     how: str
@@ -23,18 +25,15 @@ class PredecessorGone:
     of the last serving daemon as well, which may have started after us."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverRequested:
+class HandOverRequested(Struct, frozen=True):
     """A successor is ready and asks us to end our streams."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuccessorLost:
+class SuccessorLost(Struct, frozen=True):
     """The daemon that took over is no longer there."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownRequested:
+class ShutdownRequested(Struct, frozen=True):
     """A signal asks the daemon to stop."""
 
 

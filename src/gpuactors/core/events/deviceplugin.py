@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 
-@dataclass(frozen=True, slots=True)
-class SocketBound:
+class SocketBound(Struct, frozen=True):
     """The plugin's endpoint serves (answer to bind order `bind`)."""
 
     resource: ResourceName
     bind: int
 
 
-@dataclass(frozen=True, slots=True)
-class SocketFailed:
+class SocketFailed(Struct, frozen=True):
     """The plugin's endpoint could not be made, or failed (answer to bind order `bind`)."""
 
     resource: ResourceName
@@ -25,8 +23,7 @@ class SocketFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterAnswered:
+class RegisterAnswered(Struct, frozen=True):
     """Kubelet answered Register (order `register`). If it failed, kubelet may have dropped a running client as well."""
 
     resource: ResourceName
@@ -34,24 +31,21 @@ class RegisterAnswered:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(Struct, frozen=True):
     """A client, usually kubelet, opened ListAndWatch."""
 
     resource: ResourceName
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(Struct, frozen=True):
     """That stream has ended, on either side."""
 
     resource: ResourceName
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class AllocateAsked:
+class AllocateAsked(Struct, frozen=True):
     """Allocate; one tuple of device IDs per container."""
 
     token: Token
@@ -59,8 +53,7 @@ class AllocateAsked:
     requests: tuple[tuple[DeviceId, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PreStartAsked:
+class PreStartAsked(Struct, frozen=True):
     """PreStartContainer, before every start of a container."""
 
     token: Token
@@ -68,8 +61,7 @@ class PreStartAsked:
     devices: tuple[DeviceId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PreferenceRequest:
+class PreferenceRequest(Struct, frozen=True):
     """One container's part of GetPreferredAllocation. The lists come in no order."""
 
     available: tuple[DeviceId, ...]
@@ -77,8 +69,7 @@ class PreferenceRequest:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PreferenceAsked:
+class PreferenceAsked(Struct, frozen=True):
     """GetPreferredAllocation; one request per container."""
 
     token: Token
@@ -86,8 +77,7 @@ class PreferenceAsked:
     requests: tuple[PreferenceRequest, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CallAbandoned:
+class CallAbandoned(Struct, frozen=True):
     """The caller of an unanswered call has gone."""
 
     token: Token

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.requests import Failure
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRead:
+class LabelRead(Struct, frozen=True):
     """The read with this number has an answer: the label of our Node."""
 
     number: int
     label: NodeLabel | Failure
 
 
-@dataclass(frozen=True, slots=True)
-class LabelPatched:
+class LabelPatched(Struct, frozen=True):
     """The patch with this number has an answer. If it failed, whether it was made is not known."""
 
     number: int
@@ -26,13 +24,11 @@ class LabelPatched:
     """The API server has refused it, as the label was not as the patch expects it (422)."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTouched:
+class NodeTouched(Struct, frozen=True):
     """Our Node has changed: a hint that its label may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainRead:
+class DomainRead(Struct, frozen=True):
     """The read with this number has an answer: the ComputeDomain with this UID, its clique on this node's fabric."""
 
     number: int
@@ -43,13 +39,11 @@ class DomainRead:
     """None: there is none, or the node is on no fabric."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainsTouched:
+class DomainsTouched(Struct, frozen=True):
     """A ComputeDomain or a clique has changed: a hint."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImexRead:
+class ImexRead(Struct, frozen=True):
     """The read with this number has an answer: what the host says of IMEX."""
 
     number: int

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 
 
-@dataclass(frozen=True, slots=True)
-class HostChanged:
+class HostChanged(Struct, frozen=True):
     """A uevent named this function or this IOMMU group (one of the two is set)."""
 
     address: PciAddress | None
@@ -17,27 +16,23 @@ class HostChanged:
     """Action and subsystem of the uevent: `bind pci`."""
 
 
-@dataclass(frozen=True, slots=True)
-class UeventsOpened:
+class UeventsOpened(Struct, frozen=True):
     """Uevents are received from now on. Earlier changes may have been missed."""
 
 
-@dataclass(frozen=True, slots=True)
-class UeventsLost:
+class UeventsLost(Struct, frozen=True):
     """Uevents were lost (ENOBUFS); reception continues."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class UeventsUnavailable:
+class UeventsUnavailable(Struct, frozen=True):
     """Uevents are unavailable: until they are received only scans find changes."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostScanned:
+class HostScanned(Struct, frozen=True):
     """The full scan number `inspection` came back: every selected or given function, companions in their groups
     included."""
 
@@ -45,16 +40,14 @@ class HostScanned:
     functions: tuple[PciFunction, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScanFailed:
+class ScanFailed(Struct, frozen=True):
     """The full scan number `inspection` failed; the known facts stay."""
 
     inspection: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionInspected:
+class FunctionInspected(Struct, frozen=True):
     """Inspection number `inspection` of `address` came back: the function itself, if it exists and is selected or
     given, and the other members of its IOMMU group."""
 
@@ -63,8 +56,7 @@ class FunctionInspected:
     functions: tuple[PciFunction, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InspectionFailed:
+class InspectionFailed(Struct, frozen=True):
     """Inspection number `inspection` of `address` did not come back in time or failed as a whole."""
 
     inspection: int
@@ -74,8 +66,7 @@ class InspectionFailed:
     """The daemon had no descriptors, memory or threads for the inspection: the known facts stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsObserved:
+class GroupsObserved(Struct, frozen=True):
     """Poll number `poll` came back: the use of every requested group. A group that could not be read at all is not in
     here."""
 
@@ -83,8 +74,7 @@ class GroupsObserved:
     uses: tuple[GroupUse, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SomeGroupsObserved:
+class SomeGroupsObserved(Struct, frozen=True):
     """A `GroupsObserved` of some groups only, without evidence of the others. A kind of its own, as the journal writes
     only the differences from the last event of a kind."""
 

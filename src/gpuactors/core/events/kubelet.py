@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.values.model import (
     CachedAnswer,
@@ -16,8 +17,7 @@ from gpuactors.core.values.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRead:
+class LedgerRead(Struct, frozen=True):
     """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file.
     `ledger/kubelet_startup.py` decides which of them are valid."""
 
@@ -37,8 +37,7 @@ class LedgerRead:
     """None if it could not be read. A read without a kubelet and without its file is `LedgerUnreadable`."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerUnreadable:
+class LedgerUnreadable(Struct, frozen=True):
     """Read number `read` failed: PodResources did not answer, and kubelet's file is not used for owners while kubelet
     runs, or could not be read either."""
 
@@ -51,22 +50,19 @@ class LedgerUnreadable:
     """See `LedgerFile.damaged`; without meaning if `cached` is None."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletAppeared:
+class KubeletAppeared(Struct, frozen=True):
     """kubelet.sock is there; `socket` is its identity, so that a replaced one is seen as new."""
 
     socket: str
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletGone:
+class KubeletGone(Struct, frozen=True):
     """kubelet.sock is not there; `reason` names what is missing, and where."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignSocketsSeen:
+class ForeignSocketsSeen(Struct, frozen=True):
     """The other processes' sockets beside kubelet's are these now; one may have been replaced under its name."""
 
     sockets: tuple[str, ...]

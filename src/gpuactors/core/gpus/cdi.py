@@ -6,8 +6,9 @@ Values only; `claims/files.py` makes the files of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.claims.metadata import PCI_BUS_ID, Attribute
 from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
@@ -24,8 +25,7 @@ IOMMUFD_NODE: Final = "/dev/iommu"
 """The API devices of the two backends, as paths of the container. `host/root.py` has those of the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimDevice:
+class ClaimDevice(Struct, frozen=True):
     """A device of a claim, as it is when its files are written."""
 
     result: AllocatedDevice

@@ -14,9 +14,11 @@ configuration in the checkpoint was accepted once, maybe by a newer daemon, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import API_VERSION, ConfigFault, all_decoded, covers
 from gpuactors.core.values.claim import Claim, Json
@@ -34,8 +36,7 @@ class BackendPolicy(StrEnum):
     """The device's own node, `/dev/vfio/devices/vfio3`, where the kernel makes one; else the group's."""
 
 
-@dataclass(frozen=True, slots=True)
-class VfioConfig:
+class VfioConfig(Struct, frozen=True):
     """How one device is given to its container."""
 
     backend_policy: BackendPolicy = BackendPolicy.LEGACY_ONLY

@@ -8,8 +8,9 @@ same GPUs one GPU is counted twice. Must not judge by a class's selectors: they 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
@@ -23,8 +24,7 @@ REMEDY = (
 """The remedy for such a class."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceClass:
+class DeviceClass(Struct, frozen=True):
     """A DeviceClass, as far as pods request it as an extended resource."""
 
     name: str

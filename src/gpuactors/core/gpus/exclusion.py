@@ -8,8 +8,9 @@ which `devices/holdings.py` makes an owner for the device plugin.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.claims.report import belongs

@@ -8,10 +8,11 @@ at its end, of the devices of which something has changed, and carried in the st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, is_, ne
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
 from gpuactors.core.gpus.exclusion import of_the_hosts_fabric

@@ -6,8 +6,9 @@ its devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.gpus.exclusion import with_companions
@@ -46,8 +47,7 @@ def _named(entry: Entry, *, admin: bool) -> tuple[PciAddress, ...]:
     return tuple(dict.fromkeys(address for address in named if address is not None))
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOfClaims:
+class DeviceOfClaims(Struct, frozen=True):
     """The ways in which claims may use one device."""
 
     claim: ClaimUid | None

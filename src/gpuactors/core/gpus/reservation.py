@@ -7,7 +7,8 @@ Must not decide who may have a device: that is `exclusion.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.ledger.identity import claimed_address

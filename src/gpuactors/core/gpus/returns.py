@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Set
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.driver import DeviceAct

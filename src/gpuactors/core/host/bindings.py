@@ -11,8 +11,9 @@ which it was read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.state import NodeState, with_polls

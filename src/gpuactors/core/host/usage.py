@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved

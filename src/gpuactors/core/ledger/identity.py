@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuactors.core.devices.presence import GONE, another, not_offered
 from gpuactors.core.host.inspections import ask_inspections

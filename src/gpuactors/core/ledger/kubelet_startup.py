@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead
@@ -40,8 +42,7 @@ from gpuactors.core.values.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Struct, frozen=True):
     """The valid entries of the ledger after a read."""
 
     entries: tuple[LedgerEntry, ...]

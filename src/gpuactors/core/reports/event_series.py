@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.reports.kube_events import KubeEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """One fact, and how often it was posted."""
 
     since: float
@@ -45,8 +46,7 @@ class Series:
         return max(self.not_before, settled_at, self.told_at + limits.EVENT_AGAIN_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """The facts that are posted, or were not long ago. Frozen: each function returns the next one."""
 
     series: Mapping[KubeEvent, Series] = field(default_factory=dict)

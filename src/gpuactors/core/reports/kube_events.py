@@ -11,8 +11,9 @@ posted on the Node. Kubelet reports nothing while a claim waits, so that is post
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.deviceplugin import registration
 from gpuactors.core.drivers import DRIVERS
@@ -37,13 +38,11 @@ OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
 """States of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is asked again."""
 
 
-@dataclass(frozen=True, slots=True)
-class OurNode:
+class OurNode(Struct, frozen=True):
     """The event is about the node of this daemon."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodsOf:
+class PodsOf(Struct, frozen=True):
     """The event is about every pod that a claim is reserved for (`status.reservedFor`)."""
 
     claim: ClaimName
@@ -52,8 +51,7 @@ class PodsOf:
 About = OurNode | PodsOf
 
 
-@dataclass(frozen=True, slots=True)
-class KubeEvent:
+class KubeEvent(Struct, frozen=True, eq=False):
     """One fact to post."""
 
     about: About
@@ -61,8 +59,18 @@ class KubeEvent:
     """One word for programs, as a condition's reason."""
     message: str
     """The sentence of log and CLI, after the device, resource or claim that it is about."""
-    happened_at: float | None = field(default=None, compare=False)
-    """When it happened, of what happens in a moment, by the clock of the state's events; None of what lasts."""
+    happened_at: float | None = None
+    """When it happened, of what happens in a moment, by the clock of the state's events; None of what lasts. The fact
+    is the same whenever it happened."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KubeEvent) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[About, str, str]:
+        return self.about, self.reason, self.message
 
 
 def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.claims.outputs import ClaimsWanted, claims_wanted
 from gpuactors.core.deviceplugin import listing
@@ -30,8 +31,7 @@ from gpuactors.core.values.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InspectionsWanted:
+class InspectionsWanted(Struct, frozen=True):
     """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
 
     scan: int | None
@@ -40,8 +40,7 @@ class InspectionsWanted:
     """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
 
 
-@dataclass(frozen=True, slots=True)
-class PollTarget:
+class PollTarget(Struct, frozen=True):
     """One IOMMU group whose use is wanted."""
 
     group: int
@@ -53,8 +52,7 @@ class PollTarget:
     """A call waits for this: no result of an earlier poll may replace an observation."""
 
 
-@dataclass(frozen=True, slots=True)
-class PollWanted:
+class PollWanted(Struct, frozen=True):
     """The outstanding poll; None while none is. Each number is polled once."""
 
     poll: int | None
@@ -63,24 +61,21 @@ class PollWanted:
     """These are all groups that matter."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerWanted:
+class LedgerWanted(Struct, frozen=True):
     """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
 
     read: int | None
     resources: tuple[ResourceName, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PluginView:
+class PluginView(Struct, frozen=True):
     """The input of one plugin actor."""
 
     device_list: DeviceList
     order: PluginOrder
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(Struct, frozen=True):
     """Every output that lasts, for the registry to put into its cells."""
 
     inspections: InspectionsWanted
@@ -146,8 +141,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Struct, frozen=True):
     """One selected function as an operator sees it."""
 
     id: DeviceId

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from operator import is_not
+from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments, assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
@@ -44,8 +48,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.status import Assessment, Holding
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """The kernel's view of the node: sysfs, uevents, the use of the groups."""
 
     inspections: Inspections
@@ -64,8 +67,7 @@ class Host:
     polls: Polls
 
 
-@dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(Struct, frozen=True):
     """Kubelet's side: its socket, and which pod has which device by its ledger and by our own answers."""
 
     socket: str | None
@@ -85,8 +87,7 @@ class Kubelet:
     """When kubelet's list is to be read because of an odd observation; infinite without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """Kubelet's calls, and the lists that must keep their devices because of them."""
 
     waiting: Mapping[Token, Call]
@@ -96,8 +97,7 @@ class Calls:
     """The last answered call of each kind about each function, for the operator; nothing is decided by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """The device lists for kubelet, and the state of each resource's registration."""
 
     served: Mapping[ResourceName, frozenset[str]]
@@ -111,8 +111,7 @@ class Published:
     """The last changes of what was published of each device, oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Daemon:
+class Daemon(Struct, frozen=True):
     """This process."""
 
     settings: Settings
@@ -120,9 +119,13 @@ class Daemon:
     stopping: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """The state of the node. Owned by the registry actor; changed by `step` only."""
+PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "domains")
+"""The state itself, by the names of its parts: the rest of its fields is derived."""
+
+
+class NodeState(Struct, frozen=True, eq=False):
+    """The state of the node. Owned by the registry actor; changed by `step` only. Equal to another if its parts are:
+    what is derived of them follows."""
 
     host: Host
     kubelet: Kubelet
@@ -133,21 +136,29 @@ class NodeState:
     """Claims of GPUs, if DRA is on."""
     domains: Domains = NO_DOMAINS
     """Compute domains, if they are on."""
-    offered: Offered = field(default=NOTHING_OFFERED, compare=False, repr=False)
+    offered: Offered = NOTHING_OFFERED
     """The devices offered to claims, derived from the rest; see `gpus/offer.py`."""
-    entries: Entries = field(default=NO_ENTRIES, compare=False, repr=False)
+    entries: Entries = NO_ENTRIES
     """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
 
-    _index: Index = field(default=NO_INDEX, compare=False, repr=False)
-    """Of an earlier state, until that of this one has been asked for; then that of this one."""
-    _assessments: Assessments = field(default=NO_ASSESSMENTS, compare=False, repr=False)
-    _has_index: bool = field(default=False, init=False, compare=False, repr=False)
-    _has_assessments: bool = field(default=False, init=False, compare=False, repr=False)
+    _index: Index = NO_INDEX
+    """Of the state with the parts `_index_of`."""
+    _index_of: tuple[object, ...] = ()
+    _assessments: Assessments = NO_ASSESSMENTS
+    """Of an earlier state, or of this one: they name their inputs themselves."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeState) and all(
+            getattr(self, part) == getattr(other, part) for part in PARTS
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of every value with a mapping in it
 
     @property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
-        if not self._has_index:
+        parts = (self.host, self.kubelet, self.published, self.daemon, self.gpus)
+        if len(self._index_of) != len(parts) or any(map(is_not, parts, self._index_of)):
             ledger, gpus, published = self.kubelet.ledger, self.gpus, self.published
             found = index(
                 self._index,
@@ -162,27 +173,26 @@ class NodeState:
                 published.served,
                 published.device_lists,
             )
-            object.__setattr__(self, "_index", found)
-            object.__setattr__(self, "_has_index", True)
+            force_setattr(self, "_index", found)
+            force_setattr(self, "_index_of", parts)
         return self._index
 
     @property
     def assessments(self) -> Mapping[PciAddress, Assessment]:
         """The assessment of each device; see `assessment/assessments.py`."""
-        if not self._has_assessments:
-            ledger = self.kubelet.ledger
-            found = assessments(
-                self._assessments,
-                self.index,
-                self.host.short,
-                self.host.polls,
-                self.kubelet.orphans,
-                (ledger.read, ledger.problem),
-                self.published.device_lists,
-            )
-            object.__setattr__(self, "_assessments", found)
-            object.__setattr__(self, "_has_assessments", True)
-        return self._assessments.of
+        ledger = self.kubelet.ledger
+        found = assessments(
+            self._assessments,
+            self.index,
+            self.host.short,
+            self.host.polls,
+            self.kubelet.orphans,
+            (ledger.read, ledger.problem),
+            self.published.device_lists,
+        )
+        if found is not self._assessments:
+            force_setattr(self, "_assessments", found)
+        return found.of
 
     def holding(self, address: PciAddress, resource: ResourceName, is_own: IsOwn) -> Holding | None:
         """The first holder of the function at `address` that is not the asking one; see `assessment/holding.py`."""

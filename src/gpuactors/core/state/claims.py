@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors.core.values.claim import (
     BoundFunction,
@@ -32,8 +34,7 @@ AWAITED: Final = "awaited"
 (`ClaimDriver.unmet_prerequisite`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedGpu:
+class ClaimedGpu(Struct, frozen=True):
     """One device that a claim has for itself, as it was when it was reserved."""
 
     address: PciAddress
@@ -51,8 +52,7 @@ def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A claim on this node."""
 
     name: ClaimName
@@ -101,8 +101,7 @@ class Entry:
         return self.why.message if self.why is not None else ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredEntry(Struct, frozen=True):
     """The part of an entry that is on disk: how far an act came is not known to the daemon that reads it."""
 
     name: ClaimName
@@ -118,8 +117,7 @@ class StoredEntry:
     """See `Entry.unplaced`."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwedReturn:
+class OwedReturn(Struct, frozen=True):
     """A device of an ended claim that gpuactors left on vfio because its original driver was not loaded."""
 
     gpu: ClaimedGpu
@@ -132,8 +130,7 @@ class OwedReturn:
     """When that is tried next."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimCall:
+class ClaimCall(Struct, frozen=True):
     """A prepare or unprepare of one claim that waits for its answer."""
 
     uid: ClaimUid
@@ -141,8 +138,7 @@ class ClaimCall:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimSettings:
+class ClaimSettings(Struct, frozen=True):
     """The settings of the claims' part of the core."""
 
     driver: str
@@ -153,8 +149,7 @@ class ClaimSettings:
     """The driver's sockets have names of this instance alone, so that its successor's are there beside them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(Struct, frozen=True):
     """The claims of this node. Numbers of reads, acts and checkpoints come from one counter and only grow."""
 
     settings: ClaimSettings | None = None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state.claims import NO_CLAIMS, Claims
@@ -27,8 +28,7 @@ from gpuactors.core.values.model import ClaimedDevice
 from gpuactors.core.values.offered_domains import NOTHING_OFFERED, OfferedDomains
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """The node's label as last known, and what is under way about it. A read and a patch are never outstanding at the
     same time: a read that was begun before a patch would say what was."""
 
@@ -78,8 +78,7 @@ class Label:
         return self.known and self.refresh.outstanding is None and self.retry_at == math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class DomainView:
+class DomainView(Struct, frozen=True):
     """One compute domain, as the API server said last."""
 
     number: int = 0
@@ -102,8 +101,7 @@ class DomainView:
         return self.domain is not None and node in self.domain.ready_nodes
 
 
-@dataclass(frozen=True, slots=True)
-class ImexView:
+class ImexView(Struct, frozen=True):
     """The host's last answer about IMEX."""
 
     number: int = 0
@@ -112,9 +110,8 @@ class ImexView:
     refresh: Refresh = field(default_factory=Refresh)
 
 
-@dataclass(frozen=True, slots=True)
-class Domains:
-    """Compute domains on this node."""
+class Domains(Struct, frozen=True, eq=False):
+    """Compute domains on this node. Equal to another if all is but what is offered, which follows."""
 
     settings: DomainSettings | None = None
     """None: they are off."""
@@ -130,8 +127,17 @@ class Domains:
     has not been asked yet."""
     since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
     """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
-    offered: OfferedDomains = field(default=NOTHING_OFFERED, compare=False, repr=False)
+    offered: OfferedDomains = NOTHING_OFFERED
     """The devices offered to claims, derived from the rest; see `domains/offer.py`."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Domains) and all(
+            getattr(self, name) == getattr(other, name)
+            for name in self.__struct_fields__
+            if name != "offered"
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of every value with a mapping in it
 
 
 NO_DOMAINS: Final = Domains()

@@ -6,9 +6,10 @@ A file of its own: the state carries this data, and must not import what derives
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
@@ -19,8 +20,7 @@ EntryRow = tuple[Device, Assessment, DeviceId | None, bool | None]
 address, and whether it is offered although it is on no driver; None if that is no question."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
+class Entries(Struct, frozen=True):
     """The entries, preceded by the values that they are derived from."""
 
     rows: Mapping[PciAddress, EntryRow]

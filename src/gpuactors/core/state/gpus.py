@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
 from gpuactors.core.values.claim import ClaimName, FitnessCheck, OriginalDriver
@@ -20,8 +21,7 @@ NOBODY: Final = OperatorsList()
 """The operator names no address."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSettings:
+class GpuSettings(Struct, frozen=True):
     """The settings and the facts of this boot that only claims of GPUs need."""
 
     operator: OperatorsList = NOBODY
@@ -31,8 +31,7 @@ class GpuSettings:
     """A GPU may be taken from its host's driver although the host runs NVSwitches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fitness:
+class Fitness(Struct, frozen=True):
     """Whether a claim could bind a device that is on its host's driver."""
 
     due_at: float = 0.0
@@ -41,8 +40,7 @@ class Fitness:
     """Why none could, by the last check or by an act of a claim; None if one could, or it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(Struct, frozen=True):
     """A device that an act has returned to its original driver. It was last seen on vfio, as a device that can be
     allocated."""
 
@@ -51,8 +49,7 @@ class Returned:
     """The last number that had been issued then: only later inspections are used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
+class Gpus(Struct, frozen=True):
     """Claims of GPUs on this node. The numbers of checks and of owed returns are from the counter of the claims."""
 
     settings: GpuSettings = GpuSettings()

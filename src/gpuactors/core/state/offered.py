@@ -6,8 +6,9 @@ A file of its own: the state carries this data, and must not import what derives
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.inventory import Device
@@ -31,8 +32,7 @@ selector chooses it, the claim that has it, what the last look found, whether it
 function is there; and of the whole node, the NVSwitches on a driver of the host, and whether it has `/dev/iommu`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(Struct, frozen=True):
     """The offer, preceded by the values that it is derived from."""
 
     made_of: tuple[object, ...] = ()

@@ -7,9 +7,10 @@ it. A cause is never parsed from a sentence, and no sentence is ever compared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 
 class Cause(StrEnum):
@@ -81,8 +82,7 @@ HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
 """The health that a device with a cause is advertised with; CALL: the cause of a refused call only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(Struct, frozen=True):
     """One row of the table of causes."""
 
     health: str

@@ -6,9 +6,10 @@ Frozen values, as in `core/values/model.py`. `claim_states.py` decides what a cl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NewType
+
+from msgspec import Struct
 
 from gpuactors.core.values.model import PciAddress
 
@@ -29,8 +30,7 @@ class ClaimsOf(StrEnum):
     DOMAINS = "domains"
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimName:
+class ClaimName(Struct, frozen=True):
     """A ResourceClaim, as kubelet names it in a prepare or unprepare (dra v1 `Claim`)."""
 
     namespace: str
@@ -46,8 +46,7 @@ class ClaimName:
         return f"{self.namespace}/{self.name}" if self.is_known else f"(UID {self.uid})"
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedDevice:
+class AllocatedDevice(Struct, frozen=True):
     """One entry of `status.allocation.devices.results` that names our driver."""
 
     request: str
@@ -66,8 +65,7 @@ class AllocatedDevice:
         return self.request.split("/", 1)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class OpaqueConfig:
+class OpaqueConfig(Struct, frozen=True):
     """One entry of `status.allocation.devices.config` for our driver, in the order of the list."""
 
     from_class: bool
@@ -79,8 +77,7 @@ class OpaqueConfig:
     """How the parameters are no JSON that can be decoded, as a part of a sentence; they are None then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """A ResourceClaim as the API server has it, reduced to what one node's driver needs."""
 
     name: ClaimName
@@ -92,13 +89,11 @@ class Claim:
     configs: tuple[OpaqueConfig, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAbsent:
+class ClaimAbsent(Struct, frozen=True):
     """The API server has no claim of this name. (That it does not serve claims at all is another error.)"""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimReplaced:
+class ClaimReplaced(Struct, frozen=True):
     """The claim of this name is another one."""
 
     uid: ClaimUid
@@ -118,8 +113,7 @@ class Target(StrEnum):
     """The driver found on it before any act of gpuactors."""
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalDriver:
+class OriginalDriver(Struct, frozen=True):
     """The driver found on a function before any act of gpuactors; None: without a driver. It belongs to the function's
     presence: one that was unplugged and plugged in again is found anew."""
 
@@ -135,8 +129,7 @@ class OriginalDriver:
     """nvidia-persistenced gets it back; see `BoundFunction.persistence`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BoundFunction:
+class BoundFunction(Struct, frozen=True):
     """The driver of a function after an act; group and cdev are read anew after each bind."""
 
     address: PciAddress
@@ -173,8 +166,7 @@ class ActFault(StrEnum):
     """The kernel refused a write, or did not do it. The device stays where it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class FitnessCheck:
+class FitnessCheck(Struct, frozen=True):
     """One check of several devices: one pass over all processes."""
 
     number: int
@@ -182,8 +174,7 @@ class FitnessCheck:
     """Those whose answer is used: not one that has changed since."""
 
 
-@dataclass(frozen=True, slots=True)
-class FitnessFinding:
+class FitnessFinding(Struct, frozen=True):
     """Whether a claim could bind a GPU that is on its host's driver."""
 
     device: PciAddress
@@ -196,8 +187,7 @@ class FitnessFinding:
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
+class PreparedDevice(Struct, frozen=True):
     """One device of the answer to a prepare (dra v1 `Device`). A repeated one gets the same, in the same order:
     kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
 
@@ -209,15 +199,13 @@ class PreparedDevice:
     share_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """The claim's devices are ready: its containers may start."""
 
     devices: tuple[PreparedDevice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unprepared:
+class Unprepared(Struct, frozen=True):
     """Nothing of the claim is left that its next owner could meet."""
 
 
@@ -229,8 +217,7 @@ class DraHealth(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
+class DeviceHealth(Struct, frozen=True):
     """The health of one offered device, as kubelet writes it into the status of the pod that has it."""
 
     pool: str

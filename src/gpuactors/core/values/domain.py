@@ -7,9 +7,10 @@ claim of NVIDIA's daemon pod the *daemon* device; by default a node has one of e
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType
+
+from msgspec import Struct
 
 DomainUid = NewType("DomainUid", str)
 """The UID of a ComputeDomain object; a UUID (`values/names.py`, `is_domain_id`) before any path is made of it."""
@@ -47,8 +48,7 @@ class DeviceKind(StrEnum):
     DAEMON = "daemon"
 
 
-@dataclass(frozen=True, slots=True)
-class DomainDevice:
+class DomainDevice(Struct, frozen=True):
     """A device of a compute domain: `channel-0`, `daemon-0`."""
 
     kind: DeviceKind
@@ -64,8 +64,7 @@ def device_of(name: str) -> DomainDevice | None:
     return DomainDevice(DeviceKind(found[1]), int(found[2])) if found is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class DomainSettings:
+class DomainSettings(Struct, frozen=True):
     """The settings that compute domains need."""
 
     mode: DomainMode
@@ -93,8 +92,7 @@ class AllocationMode(StrEnum):
     """Every channel of the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class DomainConfig:
+class DomainConfig(Struct, frozen=True):
     """The purpose of a claim."""
 
     kind: DeviceKind
@@ -102,8 +100,7 @@ class DomainConfig:
     mode: AllocationMode = AllocationMode.SINGLE
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeDomain:
+class ComputeDomain(Struct, frozen=True):
     """A ComputeDomain object, reduced to what one node's driver needs."""
 
     uid: DomainUid
@@ -118,8 +115,7 @@ class ComputeDomain:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Clique:
+class Clique(Struct, frozen=True):
     """A ComputeDomainClique object: the daemons of one domain on one NVLink fabric."""
 
     ready_nodes: frozenset[str] = frozenset()
@@ -131,8 +127,7 @@ def clique_name(uid: DomainUid, clique_id: str) -> str:
     return f"{uid}.{clique_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLabel:
+class NodeLabel(Struct, frozen=True):
     """LABEL as our Node has it."""
 
     value: str | None
@@ -148,8 +143,7 @@ class LabelChange(StrEnum):
     """JSON patch `test <value>`, `remove`: it must have the value."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelPatch:
+class LabelPatch(Struct, frozen=True):
     """A change of the label that is to be made."""
 
     change: LabelChange
@@ -157,8 +151,7 @@ class LabelPatch:
     """The value to add, or the one that must be there to be removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImexFacts:
+class ImexFacts(Struct, frozen=True):
     """The host's driver's state of IMEX."""
 
     absent: str = ""
@@ -187,8 +180,7 @@ class ImexFacts:
     """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedDomain:
+class ClaimedDomain(Struct, frozen=True):
     """The reservation of a claim: its domain and its devices, as they were when it was reserved."""
 
     uid: DomainUid

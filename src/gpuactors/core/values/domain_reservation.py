@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.domain import (

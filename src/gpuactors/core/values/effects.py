@@ -7,8 +7,9 @@ things that must happen exactly once: answering a call, and writing a log line."
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared, Unprepared
@@ -25,8 +26,7 @@ class Refusal(StrEnum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """The grant of one container."""
 
     envs: tuple[tuple[str, str], ...]
@@ -34,8 +34,7 @@ class Grant:
     """Device nodes, host path = container path, permissions mrw."""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(Struct, frozen=True):
     """Allocate's answer, one grant per container."""
 
     containers: tuple[Grant, ...]
@@ -44,20 +43,17 @@ class Granted:
     Kubelet must have handled these lists before it admits the next pod, so the answer waits for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preferred:
+class Preferred(Struct, frozen=True):
     """GetPreferredAllocation's answer, one choice per container."""
 
     containers: tuple[tuple[DeviceId, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """PreStartContainer may go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """The call is refused; `reason` is the sentence that the operator reads."""
 
     status: Refusal
@@ -68,16 +64,14 @@ class Refused:
     """The owners of the devices in the way, as far as the call is refused for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
+class Elsewhere(Struct, frozen=True):
     """A call about a claim that this daemon has handed over: its successor has the answer (ADR 0015)."""
 
 
 Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """Answer the call `token`. If no caller waits any more it is dropped."""
 
     token: Token
@@ -97,8 +91,7 @@ Field = str | int | float | bool | tuple[str, ...] | None
 """The type of a field of the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct, frozen=True):
     """One line in the log: an event name `noun.verb` and fields."""
 
     level: Level

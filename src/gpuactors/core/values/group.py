@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Health, Observed, PciAddress, Pod
@@ -20,8 +20,7 @@ Short = tuple[tuple[PciAddress, str], ...]
 address."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnownedUse:
+class UnownedUse(Struct, frozen=True):
     """The other inputs for a group that is in use by somebody to whom kubelet has not given it."""
 
     left: Pod | None
@@ -35,8 +34,7 @@ class UnownedUse:
     """The last advertised health of its devices, where it is not settled."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupInputs:
+class GroupInputs(Struct, frozen=True):
     """All that the assessment of a group's devices follows from."""
 
     group: GroupKey

@@ -7,8 +7,9 @@ Must not judge a device's health (`assessment/`) and must not keep anything: eve
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.model import Orphan, PciAddress, PciFunction, ResourceName
 from gpuactors.core.values.naming import resource_name
@@ -19,8 +20,7 @@ COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
 no GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a device or an address chooses one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A function that is (or would be) advertised to kubelet, with the members of its IOMMU group."""
 
     function: PciFunction

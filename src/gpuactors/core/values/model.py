@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress
 from operator import is_not
 from typing import Final, NewType
+
+from msgspec import Struct, field
 
 from gpuactors.core.requests import Refresh
 from gpuactors.core.values.cause import Cause
@@ -68,8 +69,7 @@ def is_bridge(class_code: str) -> bool:
     return class_code.startswith("06") and not class_code.startswith(_OTHER_BRIDGE)
 
 
-@dataclass(frozen=True, slots=True)
-class PciFunction:
+class PciFunction(Struct, frozen=True):
     """One PCI function as one inspection of sysfs and /dev found it."""
 
     address: PciAddress
@@ -126,8 +126,7 @@ class PciFunction:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The last inspection of an address, whether it found a function or none.
 
     The result of an inspection with a smaller number changes nothing: it may have read before this one was
@@ -140,8 +139,7 @@ class Seen:
     """When an inspection first found what is known of the address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """A function whose facts are incomplete is inspected again: how often that was done."""
 
     attempt: int
@@ -149,8 +147,7 @@ class Retry:
     """The inspection that failed or came back incomplete. One that was requested before it does not replace it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inspections:
+class Inspections(Struct, frozen=True):
     """The outstanding inspections of the host. Numbers only grow; one counter serves scans and single inspections."""
 
     last: int
@@ -174,8 +171,7 @@ class Inspections:
         return {a: r.outstanding for a, r in self.single.items() if r.outstanding is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class AdvertisedDevice:
+class AdvertisedDevice(Struct, frozen=True):
     """One device in a device list of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
 
     id: DeviceId
@@ -224,8 +220,7 @@ def listed_by_address(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Kubelet's own list of a resource against ours; see `deviceplugin/listing.py`. Times are seconds of the core's
     clock."""
 
@@ -247,8 +242,7 @@ class Listing:
     """How often we have registered again for that since the lists agreed for long."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginState:
+class PluginState(Struct, frozen=True):
     """The registration of one resource with kubelet. Registered means: one open ListAndWatch stream.
 
     `bind` and `register` count orders to the plugin actor: a larger number means "do it (again)"; answers carry the
@@ -279,8 +273,7 @@ class PluginState:
     listing: Listing = Listing()
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod, as kubelet names it. From the checkpoint file only the UID is known, from PodResources only the name."""
 
     namespace: str
@@ -293,8 +286,7 @@ class Pod:
         return f"{quoted_name(self.namespace)}/{quoted_name(self.name)}"
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(Struct, frozen=True):
     """One device that kubelet has given to a pod, by the ID that kubelet knows it by."""
 
     resource: ResourceName
@@ -302,8 +294,7 @@ class LedgerEntry:
     pod: Pod
 
 
-@dataclass(frozen=True, slots=True)
-class CachedAnswer:
+class CachedAnswer(Struct, frozen=True):
     """The answer of Allocate for one device of a pod, as kubelet keeps it in its ledger file: each container that
     kubelet makes gets it, also after a restart of the node, when Allocate is not called again."""
 
@@ -313,8 +304,7 @@ class CachedAnswer:
     """Device nodes below /dev/vfio that the container gets, as paths of the host, sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerFile:
+class LedgerFile(Struct, frozen=True):
     """The contents of kubelet's ledger file at one read; the defaults are those of a missing file."""
 
     entries: tuple[LedgerEntry, ...] = ()
@@ -328,8 +318,7 @@ class LedgerFile:
     """Kubelet writes it with the first allocation."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningKubelet:
+class RunningKubelet(Struct, frozen=True):
     """The kubelet that answered List."""
 
     socket: str
@@ -339,8 +328,7 @@ class RunningKubelet:
     unchanged ledger is to be an unchanged event, which costs the journal nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedDevice:
+class ClaimedDevice(Struct, frozen=True):
     """One device of a DRA claim that a running pod has, as PodResources lists it."""
 
     driver: str
@@ -390,8 +378,7 @@ class LedgerSource(StrEnum):
         return self is not LedgerSource.LIST_AND_KNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletStartup:
+class KubeletStartup(Struct, frozen=True):
     """The state of the kubelet that answered List last, while it may not know its pods; see
     `ledger/kubelet_startup.py`."""
 
@@ -406,8 +393,7 @@ class KubeletStartup:
     """When it was first seen to ask for a claim; infinite before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refreshed:
+class Refreshed(Struct, frozen=True):
     """Facts by answers to numbered requests, one outstanding at a time."""
 
     refresh: Refresh
@@ -423,8 +409,7 @@ class Refreshed:
         return self.refresh.due_at
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger(Refreshed):
+class Ledger(Refreshed, frozen=True):
     """Kubelet's ledger: which pod has which device. Numbers come from the same counter as inspections."""
 
     read: int
@@ -455,8 +440,7 @@ class Ledger(Refreshed):
     that NVIDIA's driver gives them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A process that holds a vfio group or device open."""
 
     pid: int
@@ -469,8 +453,7 @@ class Holder:
         return f"process {self.pid} ({quoted_id(self.command)}){where}"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupUse:
+class GroupUse(Struct, frozen=True):
     """The result of one poll for one IOMMU group, without opening anything (unless an open was allowed)."""
 
     group: int
@@ -487,8 +470,7 @@ class GroupUse:
     """Why `enabled` lacks a function that exists, as a sentence: the unreadable file, and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """The known use of a group. It stays the same object until a poll sees something else; when that was is in
     `Polls.seen`."""
 
@@ -510,8 +492,7 @@ class Observed:
     """Why its use cannot be determined, as a sentence; the last known use applies."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastPoll:
+class LastPoll(Struct, frozen=True):
     """The last poll that a group was in the result of."""
 
     poll: int
@@ -519,8 +500,7 @@ class LastPoll:
     """When it came back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Polls(Refreshed):
+class Polls(Refreshed, frozen=True):
     """The kernel's side: which groups are in use. Numbers come from the same counter as inspections.
 
     A poll is due when every group is to be polled: never while such a poll is outstanding, or wanted after the
@@ -553,8 +533,7 @@ class Polls(Refreshed):
         return asked or (self.refresh.again and (self.again_of is None or group in self.again_of))
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(Struct, frozen=True):
     """A device that left kubelet's ledger with the read `read`; its group may still be held by the former pod."""
 
     pod: Pod
@@ -563,8 +542,7 @@ class Orphan:
     """`Observed.since` of the group's use that was seen while kubelet listed the pod; None if none was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """The device of an ID that is named by kubelet's ledger, or by an allocation of gpuactors. The meaning stays as
     long as the ID is named, even if the device moves: a GPU may come back in another IOMMU group."""
 
@@ -587,8 +565,7 @@ class Role(StrEnum):
     """A successor serves; this process only waits for its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     """One change of a device's health or reason."""
 
     at: float
@@ -605,8 +582,7 @@ class CallKind(StrEnum):
     PRE_START = "PreStartContainer"
 
 
-@dataclass(frozen=True, slots=True)
-class LastCall:
+class LastCall(Struct, frozen=True):
     """The last answered call of its kind about a device."""
 
     kind: CallKind
@@ -616,8 +592,7 @@ class LastCall:
     causes: tuple[Cause, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A call that waits for fresh inspections of its devices before it can be answered."""
 
     kind: CallKind
@@ -635,8 +610,7 @@ class Call:
     """It would be refused by an earlier read of the ledger: only a read requested after the call is used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """The settings that the core needs."""
 
     selectors: tuple[Selector, ...]

@@ -4,16 +4,16 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.domain import ClaimedDomain, DomainDevice
 from gpuactors.core.values.slices import Attribute, BlockReason, Offer
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedImexDevice:
+class OfferedImexDevice(Struct, frozen=True):
     """An IMEX device in a slice; see `slices.OfferedDevice`."""
 
     device: DomainDevice
@@ -44,8 +44,7 @@ class OfferedImexDevice:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedDomains:
+class OfferedDomains(Struct, frozen=True):
     """The devices offered, preceded by what they are derived from."""
 
     absent: str | None = None

@@ -6,8 +6,9 @@ The name follows from the PCI address alone: it survives a restart, and a hot-pl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from uuid import NAMESPACE_DNS, uuid5
+
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.core.values.model import PciAddress
@@ -24,8 +25,7 @@ def device_name(address: PciAddress) -> str:
     return f"gpu-{address.replace(':', '-').replace('.', '-')}"
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedGpu:
+class OfferedGpu(Struct, frozen=True):
     """A GPU in a slice; see `slices.OfferedDevice`."""
 
     address: PciAddress

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, Pod, ResourceName
@@ -29,8 +30,7 @@ def gpu_uuid(device: DeviceId | str) -> str | None:
     return match[1] if match is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA
     claim."""
 
@@ -74,8 +74,7 @@ class Allocation:
         return "a pod that kubelet does not list yet"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """The pods and claims that kubelet has given a device to. Its ledger may name a device more than once, as every
     plugin and driver on the node has a list of its own; the entries are sorted, as the order of kubelet's pods has no
     meaning."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.values.claim import BoundFunction, OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
@@ -68,8 +70,7 @@ class Rule(StrEnum):
     """Its original driver is not known, so nothing is done to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreBound:
+class PreBound(Struct, frozen=True):
     """Whether a function is pre-bound, and why."""
 
     is_prebound: bool
@@ -77,8 +78,7 @@ class PreBound:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorsList:
+class OperatorsList(Struct, frozen=True):
     """The setting `prebound`: addresses, or all of them."""
 
     addresses: frozenset[PciAddress] = frozenset()
@@ -129,8 +129,7 @@ _WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 _FIELD: Final = re.compile(r"(?:0x)?[0-9a-f]{1,8}", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelId:
+class KernelId(Struct, frozen=True):
     """One of `vfio-pci.ids=`: `vendor:device[:subvendor[:subdevice[:class[:mask]]]]`, hexadecimal
     (drivers/vfio/pci/vfio_pci.c, vfio_pci_fill_ids)."""
 

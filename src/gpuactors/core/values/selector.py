@@ -9,8 +9,9 @@ Must not read a host: a selector is compared with facts that an adaptor has read
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 EXCLUDE_MARK: Final = "!"
 
@@ -24,8 +25,7 @@ _ADDRESS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Struct, frozen=True):
     """The properties of a PCI function that is chosen, or left out: every part that is not None has to agree.
 
     `vendor` and `device` are four lower-case hex digits, `class_prefix` the first 2, 4 or 6 hex digits of the

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct, field
 
 
 class ServerKeepsTaints(StrEnum):
@@ -29,8 +30,7 @@ class BlockKind(StrEnum):
     """A pod or a process has it, and not by a claim of gpuactors."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockReason:
+class BlockReason(Struct, frozen=True):
     """A device must not be given to a claim now."""
 
     kind: BlockKind
@@ -75,8 +75,7 @@ class OfferedDevice(Protocol):
 D_co = TypeVar("D_co", bound=OfferedDevice, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer(Generic[D_co]):
+class Offer(Struct, Generic[D_co], frozen=True):
     """All that one driver offers on this node."""
 
     driver: str
@@ -92,8 +91,7 @@ AnyOffer: TypeAlias = Offer[OfferedDevice]
 # --- as the API server has them ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(Struct, frozen=True):
     """The value of a device's attribute. The type is part of it: Python takes True for 1."""
 
     type: str
@@ -105,20 +103,27 @@ NO_SCHEDULE = "NoSchedule"
 """The only effect of our taints: NoExecute would evict the virtual machine that has the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(Struct, frozen=True, eq=False):
     """A taint of a device."""
 
     key: str
     value: str = ""
     effect: str = NO_SCHEDULE
-    time_added: str | None = field(default=None, compare=False)
+    time_added: str | None = None
     """Set by the server where we leave it out, anew at each write; so it is taken over from what is stored, and
     does not count when slices are compared."""
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Taint) and self._compared() == other._compared()
 
-@dataclass(frozen=True, slots=True)
-class SliceDevice:
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[str, str, str]:
+        return self.key, self.value, self.effect
+
+
+class SliceDevice(Struct, frozen=True):
     """A device in a slice."""
 
     name: str
@@ -128,8 +133,7 @@ class SliceDevice:
     """Quantities."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceSpec:
+class SliceSpec(Struct, frozen=True):
     """The content of a slice."""
 
     driver: str
@@ -143,8 +147,7 @@ class SliceSpec:
     """Of a stored one: what it has that we never write, by its path (`devices[0].allowMultipleAllocations`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSlice:
+class StoredSlice(Struct, frozen=True):
     """A slice as the server stored it."""
 
     name: str
@@ -156,8 +159,7 @@ class StoredSlice:
     spec: SliceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True):
     """The publisher's facts and writes of one driver's slices; for the log, `inspect` and `explain`."""
 
     driver: str

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Health, Holder, PciAddress, Pod
 from gpuactors.core.values.owner import Owner
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a device is not offered, or a call or claim cannot have it, or not yet."""
 
     cause: Cause
@@ -19,8 +19,7 @@ class Reason:
     """A sentence with the place and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """Why a claim cannot have its devices now."""
 
     why: Reason
@@ -30,8 +29,7 @@ class Conflict:
     """Somebody has a device; else it is not known yet whether somebody has."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStatus:
+class DeviceStatus(Struct, frozen=True):
     """The one status of a device, in every list, call and view."""
 
     health: Health
@@ -43,8 +41,7 @@ class DeviceStatus:
     """The processes that have its group open; none where that is not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """The holder of a function, and so of its IOMMU group: a group opens once."""
 
     who: Owner | Pod | tuple[Holder, ...]
@@ -61,8 +58,7 @@ class Holding:
         return self.reason.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
+class Assessment(Struct, frozen=True):
     """All that is decided of a device."""
 
     holding: Holding | None

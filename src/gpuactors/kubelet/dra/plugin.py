@@ -14,11 +14,11 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Final, final
 
 import structlog
 import trio
+from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -42,8 +42,7 @@ REGISTRY: Final = "plugins_registry"
 """Kubelet's directories; in the registry it dials every socket whose name does not begin with a dot."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginIo:
+class PluginIo(Struct, frozen=True):
     """How the plugin's sockets are made and watched: the node's, or a simulation's."""
 
     bind: Bind
@@ -283,8 +282,7 @@ async def _any(watches: list[Changes]) -> None:
 # --- names ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SocketPaths:
+class SocketPaths(Struct, frozen=True):
     """Where the two sockets are, absolute."""
 
     api: str

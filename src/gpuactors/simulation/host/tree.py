@@ -14,10 +14,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.simulation.host.tenants import Tenants
 from gpuactors.simulation.host.uevents import Uevent
@@ -39,8 +42,7 @@ _GROUP_MAJOR: Final = 243
 _CDEV_MAJOR: Final = 511
 
 
-@dataclass(frozen=True, slots=True)
-class PciSpec:
+class PciSpec(Struct, frozen=True):
     """A PCI function to plug in."""
 
     address: str

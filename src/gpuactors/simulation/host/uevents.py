@@ -8,19 +8,18 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 _NO_LISTENER: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN})
 _NO_ROOM: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 
 
-@dataclass(frozen=True, slots=True)
-class Uevent:
+class Uevent(Struct, frozen=True):
     """One uevent, as lib/kobject_uevent.c makes it."""
 
     action: str

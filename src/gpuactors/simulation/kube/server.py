@@ -11,12 +11,12 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import trio
+from msgspec import Struct, field
 
 from gpuactors.simulation.kube import patch, rules, schema, status
 from gpuactors.simulation.kube.status import (
@@ -96,8 +96,7 @@ class ConnectionLost(Exception):
     """The connection is to be broken instead of an answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(Struct, frozen=True):
     """A request."""
 
     method: str
@@ -108,8 +107,7 @@ class ApiRequest:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiAnswer:
+class ApiAnswer(Struct, frozen=True):
     """An answer: one object, or the events of a watch."""
 
     status: int
@@ -119,8 +117,7 @@ class ApiAnswer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(Struct, frozen=True):
     """The object that a request is about."""
 
     kind: Kind

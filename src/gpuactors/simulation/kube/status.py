@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 Object = dict[str, Any]
 """An object of the API, as JSON has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of object that the server has."""
 
     group: str
@@ -91,8 +91,7 @@ CLASSES = Kind(
 KINDS = (SLICES, CLAIMS, NODES, DOMAINS, CLIQUES, EVENTS, CLASSES)
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """One thing that is wrong with an object."""
 
     field: str

@@ -6,11 +6,11 @@ import random
 import string
 from collections import deque
 from copy import deepcopy
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 from gpuactors.simulation.kube import status
 from gpuactors.simulation.kube.status import Kind, Object
@@ -24,8 +24,7 @@ _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 _HISTORY_MAX: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One change of one object."""
 
     version: int

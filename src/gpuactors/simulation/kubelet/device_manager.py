@@ -23,8 +23,9 @@ import random
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.replay.counts import Counts
 from gpuactors.simulation.kubelet.values import (

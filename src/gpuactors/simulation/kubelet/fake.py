@@ -17,10 +17,13 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, final
 
+import msgspec
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.grpc_trio import Server
@@ -66,13 +69,12 @@ class _Life:
     drivers: DriverManager | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Dra:
+class _Dra(Struct, frozen=True):
     """Kubelet's DRA manager: what outlives its process."""
 
     surroundings: Surroundings
     claims: ClaimManager
-    calls: list[DraCall] = field(default_factory=list)
+    calls: list[DraCall] = msgspec.field(default_factory=list)
 
 
 @asynccontextmanager

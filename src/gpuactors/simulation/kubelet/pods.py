@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.simulation.kubelet.checkpoint import allocated_of
@@ -40,8 +40,7 @@ CHECKPOINT_S: Final = 0.001
 """After each Allocate kubelet writes its ledger's file, under its lock, before it goes on: an fsync and a rename."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodClaims:
+class PodClaims(Struct, frozen=True):
     """The needs of a pod's claims: the drivers that prepare them, and the device nodes that the runtime finds for
     them."""
 

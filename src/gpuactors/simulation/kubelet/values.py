@@ -6,8 +6,9 @@ Frozen, and without any rule: the rules are in `device_manager.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from gpuactors.replay.counts import Counts
 from gpuactors.simulation.kubelet.dra.values import DraView
@@ -45,8 +46,7 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """One device of a DRA claim that a pod has."""
 
     name: str
@@ -56,8 +56,7 @@ class Claim:
     """The device's name in its ResourceSlice: `gpu-0000-23-00-0`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod of one container, as the API server would show it."""
 
     name: str
@@ -78,8 +77,7 @@ class Pod:
     """It was created with `spec.nodeName`: no scheduler looks for room, and kubelet alone admits it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DoubleHandOut:
+class DoubleHandOut(Struct, frozen=True):
     """A virtual machine got EBUSY on a device that kubelet had just allocated to its pod."""
 
     pod: str
@@ -91,8 +89,7 @@ class DoubleHandOut:
 # --- devices --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
+class ListedDevice(Struct, frozen=True):
     """One device of a ListAndWatch list."""
 
     id: str
@@ -102,8 +99,7 @@ class ListedDevice:
     """The plugin sent a topology, without a node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Kubelet's record of a resource's plugin."""
 
     client: int | None
@@ -113,8 +109,7 @@ class Endpoint:
     stopped_at: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """The open part of the choice of devices for one resource of one pod."""
 
     pod: str
@@ -126,8 +121,7 @@ class Choice:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(Struct, frozen=True):
     """The plugin's answer to Allocate for one container."""
 
     envs: Mapping[str, str]
@@ -137,8 +131,7 @@ class Allocated:
     """The container's part of AllocateResponse, encoded."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(Struct, frozen=True):
     """Kubelet's record of one allocation (podDevices, and the checkpoint file)."""
 
     devices: tuple[str, ...]
@@ -148,8 +141,7 @@ class LedgerEntry:
     response: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """The content of `kubelet_internal_checkpoint`."""
 
     entries: Mapping[tuple[str, str], LedgerEntry] = field(default_factory=dict)
@@ -161,8 +153,7 @@ class Checkpoint:
 # --- what can be seen -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PodListing:
+class PodListing(Struct, frozen=True):
     """A pod in PodResources."""
 
     pod: Pod
@@ -170,8 +161,7 @@ class PodListing:
     """By resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
+class DeviceRow(Struct, frozen=True):
     """One device as kubelet knows it, and the pod that has it."""
 
     resource: str
@@ -183,8 +173,7 @@ class DeviceRow:
     pod: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletView:
+class KubeletView(Struct, frozen=True):
     """The state of kubelet and the scheduler at one moment: lists, counts, pods and the ledger."""
 
     running: bool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.simulation.expectations import Counts, Runs
 from gpuactors.simulation.expectations_claims import Found, NothingLeft, Offered, OnDriver, PreparedOn

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from gpuactors.cli.doctor.checks import (
     claims,
@@ -21,8 +22,7 @@ from gpuactors.cli.doctor.facts import Facts, offers_gpus
 from gpuactors.cli.doctor.finding import Finding
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """The findings of one group."""
 
     name: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuactors.cli.doctor.facts import Devices, Facts, Known, NoDaemon, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, Level, failed, passed, sentence

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuactors.cli.doctor.facts import Facts, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, passed
 from gpuactors.core.values.inventory import is_selected, named
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PermittedDevice:
+class PermittedDevice(Struct, frozen=True, order=True):
     """One entry of `permittedHostDevices.pciHostDevices`."""
 
     resource: str

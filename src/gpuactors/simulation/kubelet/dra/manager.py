@@ -10,7 +10,8 @@ shared claim has it prepared again, and nothing happens for pods that run.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuactors.simulation.kubelet.dra.values import ClaimDevice, ClaimError, ClaimInfo, ClaimObject
 

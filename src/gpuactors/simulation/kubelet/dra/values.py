@@ -6,8 +6,9 @@ Frozen, and without any rule: the rules are in `manager.py` and `drivers.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 
 class ClaimError(Exception):
@@ -21,8 +22,7 @@ class ApiAwayError(Exception):
 # --- what kubelet is given --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimObject:
+class ClaimObject(Struct, frozen=True):
     """A ResourceClaim in the API server, as far as kubelet reads it."""
 
     namespace: str
@@ -32,8 +32,7 @@ class ClaimObject:
     """Of its allocated devices; none: it is not allocated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """The differences between kubelets."""
 
     versions: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
@@ -65,8 +64,7 @@ def _no_wipe(driver: str | None) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """The surroundings of kubelet's DRA manager: the API server and the container runtime."""
 
     claim: Callable[[str, str], ClaimObject | None]
@@ -81,8 +79,7 @@ class Surroundings:
 # --- claims -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimDevice:
+class ClaimDevice(Struct, frozen=True):
     """One device of a plugin's answer."""
 
     driver: str
@@ -93,8 +90,7 @@ class ClaimDevice:
     share_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimInfo:
+class ClaimInfo(Struct, frozen=True):
     """Kubelet's record of a claim (cm/dra/claiminfo.go); `prepared` and `unpreparing` are not on disk."""
 
     namespace: str
@@ -117,8 +113,7 @@ class ClaimInfo:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A plugin's answer for one claim."""
 
     devices: tuple[ClaimDevice, ...] = ()
@@ -128,8 +123,7 @@ class Answer:
 # --- what can be seen -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DraCall:
+class DraCall(Struct, frozen=True):
     """One call to a plugin that is over."""
 
     call: str
@@ -144,8 +138,7 @@ class DraCall:
     """Of the call, or the first of its claims."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Struct, frozen=True):
     """A plugin that is registered."""
 
     driver: str
@@ -154,8 +147,7 @@ class Instance:
     connected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HealthRow:
+class HealthRow(Struct, frozen=True):
     """The last row of a health stream for a device."""
 
     health: int
@@ -166,8 +158,7 @@ class HealthRow:
     """When the message came."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraView:
+class DraView(Struct, frozen=True):
     """The state of the DRA manager at one moment."""
 
     claims: tuple[ClaimInfo, ...] = ()

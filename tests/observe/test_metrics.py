@@ -135,6 +135,16 @@ def test_an_unhealthy_gpu_is_named_with_its_cause_as_long_as_it_is(metrics: Metr
     assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_unhealthy_info")]
 
 
+def test_the_groups_in_use_are_counted_by_resource(metrics: Metrics) -> None:
+    core = Core(gpu("01:00.0"), gpu("02:00.0"))
+    core.pass_time(60)
+    name = f'gpuactors_groups_in_use{{resource="{H100}"}}'
+    assert series(metrics, core.state)[name] == 0
+    core.enabled = {"0000:02:00.0": 1}
+    core.pass_time(60)
+    assert series(metrics, core.state)[name] == 1
+
+
 def test_a_pod_of_which_only_the_uid_is_known_has_that(metrics: Metrics) -> None:
     """Kubelet's checkpoint file, which is read where PodResources does not answer, names no pod."""
 

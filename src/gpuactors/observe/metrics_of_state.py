@@ -101,6 +101,13 @@ def _owner(address: PciAddress, given: Allocation) -> tuple[str, ...]:
             return address, given.resource or "", "", "", "", ""
 
 
+def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:
+    index = state.index
+    for resource, entries in state.published.device_lists.items():
+        groups = {index.known.group_of.get(entry.address) for entry in entries}
+        yield (resource,), len(groups & index.in_use)
+
+
 def _registered(state: NodeState, _: Moment) -> Iterator[Sample]:
     plugins = state.published.plugins
     return (((r,), int(registration.is_registered(p))) for r, p in plugins.items())
@@ -187,6 +194,12 @@ GAUGES: Final = (
         "UID where only kubelet's checkpoint file can be read.",
         ("gpu", "resource", "claim", "pod_namespace", "pod_name", "pod_uid"),
         _owners,
+    ),
+    Gauge(
+        "gpuactors_groups_in_use",
+        "IOMMU groups that some process had open when they were last polled, by resource.",
+        ("resource",),
+        _in_use,
     ),
     Gauge(
         "gpuactors_resource_registered",

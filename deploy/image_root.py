@@ -30,6 +30,7 @@ PACKAGES: Final = (
     "libc-bin",  # ldconfig, by which ctypes finds libudev, and the locale C.UTF-8
     "libc6",
     "libbz2-1.0",
+    "libcap2",  # of libudev
     "libexpat1",
     "libffi8",
     "libgcc-s1",  # glibc loads it when a thread ends
@@ -109,6 +110,8 @@ DOCUMENTS: Final = "usr/share/doc"
 
 TRIED: Final = """
 import importlib, pathlib, pkgutil, sys, sysconfig
+import pyudev
+pyudev.Context()
 for file in pathlib.Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so"):
     importlib.import_module(file.name.partition(".")[0])
 import gpuactors
@@ -116,7 +119,8 @@ for module in pkgutil.walk_packages(gpuactors.__path__, "gpuactors."):
     if module.name != "gpuactors.__main__" and "nvml_child" not in module.name:
         importlib.import_module(module.name)
 """
-"""Loads each compiled module of the standard library and each module of the daemon: a library that is missing shows."""
+"""Loads libudev, each compiled module of the standard library and each module of the daemon: a library that is missing
+shows."""
 
 
 def make_root(architecture: str, requirements: str, root: Path) -> None:

@@ -109,9 +109,8 @@ LICENCES: Final = Path(__file__).with_name("licences")
 DOCUMENTS: Final = "usr/share/doc"
 
 TRIED: Final = """
-import importlib, pathlib, pkgutil, sys, sysconfig
-import pyudev
-pyudev.Context()
+import ctypes, importlib, pathlib, pkgutil, sys, sysconfig
+ctypes.CDLL("libudev.so.1")
 for file in pathlib.Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so"):
     importlib.import_module(file.name.partition(".")[0])
 import gpuactors

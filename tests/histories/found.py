@@ -376,6 +376,11 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             "a successor starts; a daemon crashes@293; a pod with a channel comes; the slices are deleted+0.001; "
             "the API server goes away",
         ),
+        "a slice is edited and deleted before the bookmark of a watch that is read late": (
+            9403305882,
+            "a pod with a channel comes; a pod with a claim is force-deleted, has a successor and dies late; "
+            "a slice is edited; the slices are deleted; the clock jumps",
+        ),
         "somebody sets the label to the domain of a claim that nobody knows any more": (
             11070262056,
             "a pod with a channel comes@72; the controller of compute domains stops@22+3; "

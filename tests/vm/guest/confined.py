@@ -68,6 +68,7 @@ def main(specification: str, command: Sequence[str]) -> None:
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     _enter_cgroup(pod)
     _call("unshare", NEWCGROUP | NEWIPC | NEWUTS | (0 if pod["host_network"] else NEWNET))
+    library = seccomp.library_of_the_node()
     _change_root(pod)
     if pod["user_namespace"]:
         _enter_user_namespace()
@@ -76,7 +77,7 @@ def main(specification: str, command: Sequence[str]) -> None:
     if pod["no_new_privileges"]:
         _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if pod["seccomp"] and not pod["privileged"]:
-        seccomp.load_runtime_default(pod["capabilities"])
+        seccomp.load_runtime_default(library, pod["capabilities"])
     environment = {**image["environment"], **pod["environment"]} if (image := pod["image"]) else os.environ
     os.execve(command[0], list(command), environment)
 

@@ -63,9 +63,13 @@ class _Comparison(ctypes.Structure):
     )
 
 
-def load_runtime_default(capabilities: Collection[str]) -> None:
-    """Put this process, and whatever it becomes, under the filter. Raises OSError, also where libseccomp is missing."""
-    library = ctypes.CDLL("libseccomp.so.2")
+def library_of_the_node() -> ctypes.CDLL:
+    """libseccomp, loaded before the root is the image's, which has none. Raises OSError where it is missing."""
+    return ctypes.CDLL("libseccomp.so.2")
+
+
+def load_runtime_default(library: ctypes.CDLL, capabilities: Collection[str]) -> None:
+    """Put this process, and whatever it becomes, under the filter. Raises OSError."""
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
     granted = {name for capability in capabilities for name in GRANTED_WITH.get(capability, ())}

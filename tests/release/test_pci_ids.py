@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from gpuactors.host.pci_ids import NVIDIA, SHIPPED, PciIds, date_of
-from tests.release.pci_ids import AGE_MAX, changed_names, too_old
+from tests.release.pci_ids import AGE_MAX, DIGEST, changed_names, too_old
 
 
 def test_the_shipped_file_has_a_date_and_the_gpus_of_2026() -> None:
@@ -17,6 +18,10 @@ def test_the_shipped_file_has_a_date_and_the_gpus_of_2026() -> None:
     assert names["3182"] == "GB110 [B300 SXM6 AC]"
     assert names["31c2"] == "GB110 [GB300]"
     assert names["2330"] == "GH100 [H100 SXM5 80GB]"
+
+
+def test_the_shipped_file_is_the_packages() -> None:
+    assert sha256(SHIPPED.read_bytes()).hexdigest() == DIGEST.read_text(encoding="ascii").strip()
 
 
 @pytest.mark.parametrize(("days", "is_released"), [(0, True), (270, True), (271, False), (-1, True)])

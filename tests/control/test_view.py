@@ -7,6 +7,7 @@ import pytest
 
 from gpuactors.control.client import OtherVersionError, Running, running
 from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.pods_view import pods_view
 from gpuactors.control.view import NOT_LISTED, About, DaemonStatus, DeviceView, NodeView, Setting, view_of
 from gpuactors.core.events.host import (
     FunctionInspected,
@@ -17,7 +18,7 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.reports.snapshot import project
-from gpuactors.core.values.model import Holder, pci_address
+from gpuactors.core.values.model import Holder, Pod, pci_address
 from tests.core.builders import Core, audio, gpu
 
 GPU = "0000:23:00.0"
@@ -194,3 +195,19 @@ def test_a_daemon_whose_view_cannot_be_decoded_is_of_another_version() -> None:
         OtherVersionError, match=r"^the daemon behind /s is of another version \(2\.0\.0\) than this"
     ):
         running("/s", pb.ViewResponse(7, "2.0.0", msgspec.json.encode(status)))
+
+
+def test_each_pod_is_named_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 pods looked through for each of 256 pods took 39 ms of each view."""
+    core = Core(*(gpu(f"{number:02x}:00.0", number) for number in range(64)))
+    core.ledger = {f"0000:{number:02x}:00.0": f"vm-{number}" for number in range(64)}
+    core.pass_time(60)
+    named, name_of = list[Pod](), Pod.__str__
+
+    def counted(pod: Pod) -> str:
+        named.append(pod)
+        return name_of(pod)
+
+    monkeypatch.setattr(Pod, "__str__", counted)
+    assert len(pods_view(core.state)) == 64
+    assert len(named) == 64

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod
+from gpuactors.core.values.remade import grouped
 
 
 class PodView(Struct, frozen=True):
@@ -33,30 +34,32 @@ class PodView(Struct, frozen=True):
 
 def pods_view(state: NodeState) -> tuple[PodView, ...]:
     """Sorted by name."""
-    given = sorted(_given(state), key=lambda found: (str(found[0]), found[1]))
+    given = sorted(_given(state), key=lambda found: found[1:3])
     had = sorted((str(orphan.pod), address) for address, orphan in state.kubelet.orphans.items())
-    pods = {str(pod): pod for pod, _, _ in given}
+    pods = {name: pod for pod, name, _, _ in given}
     pods |= {str(orphan.pod): orphan.pod for orphan in state.kubelet.orphans.values()}
+    by_name = grouped([name for _, name, _, _ in given], given)
+    left = grouped([name for name, _ in had], [address for _, address in had])
     return tuple(
         PodView(
             name=name if pod.name else "",
             uid=pod.uid,
-            devices=tuple(dict.fromkeys(address for other, address, _ in given if str(other) == name)),
-            claims=tuple(dict.fromkeys(claim for other, _, claim in given if claim and str(other) == name)),
-            left=tuple(address for other, address in had if other == name),
+            devices=tuple(dict.fromkeys(address for _, _, address, _ in by_name.get(name, ()))),
+            claims=tuple(dict.fromkeys(claim for _, _, _, claim in by_name.get(name, ()) if claim)),
+            left=left.get(name, ()),
         )
         for name, pod in sorted(pods.items())
     )
 
 
-def _given(state: NodeState) -> Iterator[tuple[Pod, PciAddress, str]]:
-    """Each pod with a device, and the claim by which it has it, if by one."""
+def _given(state: NodeState) -> Iterator[tuple[Pod, str, PciAddress, str]]:
+    """Each pod with a device: the pod and its name, the device, and the claim by which it has it, if by one."""
     for address, owner in state.index.owners.items():
         for entry in owner.entries:
             match entry.to:
                 case Pod():
-                    yield entry.to, address, ""
+                    yield entry.to, str(entry.to), address, ""
                 case ClaimedDevice(claim=claim, pod=Pod() as pod):
-                    yield pod, address, claim
+                    yield pod, str(pod), address, claim
                 case _:  # kubelet does not list its pod yet
                     pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from gpuactors.cli.doctor.facts import Facts, NoDaemon, Unknown, offers_gpus, wants_claims
 from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, sentence, warned
@@ -116,7 +117,7 @@ def _lost(view: NodeView, resource: ResourceView) -> str:
     """The commands that delete the pods with a GPU of this resource that is not Healthy."""
     lost = {d.address for d in view.devices if d.resource == resource.name and d.health != Health.HEALTHY}
     pods = [pod.name.split("/", 1) for pod in view.pods if pod.name and not lost.isdisjoint(pod.devices)]
-    commands = [f"kubectl -n {namespace} delete pod {name}" for namespace, name in pods]
+    commands = [f"kubectl -n {quote(namespace)} delete pod {quote(name)}" for namespace, name in pods]
     return "; ".join(first_of(commands)) or "gpuactors inspect -o wide names them"
 
 

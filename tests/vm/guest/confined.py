@@ -68,7 +68,7 @@ def main(specification: str, command: Sequence[str]) -> None:
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     _enter_cgroup(pod)
     _call("unshare", NEWCGROUP | NEWIPC | NEWUTS | (0 if pod["host_network"] else NEWNET))
-    library = seccomp.library_of_the_node()
+    library = seccomp.loaded()
     _change_root(pod)
     if pod["user_namespace"]:
         _enter_user_namespace()

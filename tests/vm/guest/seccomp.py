@@ -63,7 +63,7 @@ class _Comparison(ctypes.Structure):
     )
 
 
-def library_of_the_node() -> ctypes.CDLL:
+def loaded() -> ctypes.CDLL:
     """libseccomp, loaded before the root is the image's, which has none. Raises OSError where it is missing."""
     return ctypes.CDLL("libseccomp.so.2")
 

@@ -57,19 +57,16 @@ from gpuactors.kubelet.pb.podresources import v1 as resources_pb
 from gpuactors.observe.journal_format import (
     FORMAT,
     AgainLine,
-    EventReader,
-    FormatError,
     Header,
     LineWriter,
     StateLine,
     StepLine,
     header_line,
-    read_line,
-    read_state,
 )
 from gpuactors.ports.http import HttpAnswer, HttpRequest
 from gpuactors.ports.kube import ApiError, EventNote, ObjectRef
 from gpuactors.ports.node import HostError, LedgerError, PortError, StateFileError
+from gpuactors.replay.journal_lines import EventReader, FormatError, read_line, read_state
 from gpuactors.replay.play import _effects
 from tests.core.builders import Core, audio, gpu
 from tests.fuzz_decoders.damage import of_bytes, of_json

@@ -55,17 +55,14 @@ from gpuactors.observe.journal import Anchor, Bounds, FileJournal, Missed, Origi
 from gpuactors.observe.journal_format import (
     AgainLine,
     Digests,
-    EventReader,
-    FormatError,
     Header,
     LineWriter,
     StateLine,
     StepLine,
     encoded_effects,
-    read_line,
-    read_state,
 )
 from gpuactors.ports.node import Step
+from gpuactors.replay.journal_lines import EventReader, FormatError, read_line, read_state
 from tests.core.builders import H100, gpu
 from tests.observe.recording import WALL, Held, QuietNode, files, story, write
 from tests.support.descriptors import open_files

@@ -1,4 +1,4 @@
-"""The journal's lines: what the registry did, to JSON and back, without loss.
+"""The journal's lines: what the registry did, to JSON, without loss. `replay/journal_lines.py` reads them back.
 
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
@@ -21,17 +21,14 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, final, get_args, get_type_hints
+from typing import Any, Final, TypeAlias, final
 
 import msgspec
-from msgspec.structs import replace
 
-from gpuactors.core.events import Event
 from gpuactors.core.reports.snapshot import Outputs
 from gpuactors.core.state import PARTS, NodeState
 from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, ResourceName
-from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.ports.node import Step
 
 FORMAT: Final = 13
@@ -43,14 +40,6 @@ what is known of a function is in one value with when it was seen; in format 9 w
 what is known of all claims, and the label has a form of request of its own; in format 10 original drivers are called
 first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
 neighbours and looks."""
-
-
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of a decoder for bytes that are no value of its type, or nest too deep."""
-
-
-class FormatError(ValueError):
-    """A line that is none of a journal's, or of another version; the text names which."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +74,7 @@ class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # A field whose value is the default object itself is left out.
 _NO_FIELDS: Final = msgspec.Raw(b"{}")
-_NO_EFFECTS: Final = msgspec.Raw(b"[]")
+NO_EFFECTS: Final = msgspec.Raw(b"[]")
 
 
 class StepLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,7 +84,7 @@ class StepLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     event: str
     fields: msgspec.Raw = _NO_FIELDS
     """The fields of the event that differ from the last one of its kind."""
-    effects: msgspec.Raw = _NO_EFFECTS
+    effects: msgspec.Raw = NO_EFFECTS
     digest: str = ""
     failed: str = ""
     """The step raised this: a bug. There are no effects and no digest then."""
@@ -136,14 +125,6 @@ class _Reply(msgspec.Struct, frozen=True):
     answer: str
     fields: Any
 
-
-_EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
-_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    name: kind.__struct_fields__ for name, kind in _EVENTS.items()
-}
-
-_STATE: Final = {part: get_type_hints(NodeState)[part] for part in PARTS}
-"""The written part of a state, and its type: derived values are computed again."""
 
 ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
     "T": ("Ticked", ""),
@@ -204,14 +185,16 @@ class LineWriter:
         waiting = self.rest()
         self._last.clear()
         self._effects.clear()
-        whole = {name: msgspec.to_builtins(getattr(state, name)) for name in _STATE}
+        whole = {name: msgspec.to_builtins(getattr(state, name)) for name in PARTS}
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:
         """The line of one step, and the waiting line before it; nothing if it can be folded."""
         kind = type(step.event).__name__
         # Compared as they are written, since equal mappings may be in another order.
-        given = {name: _encoder.encode(getattr(step.event, name)) for name in _FIELDS[kind]}
+        given = {
+            name: _encoder.encode(getattr(step.event, name)) for name in type(step.event).__struct_fields__
+        }
         effects = encoded_effects(step.effects)
         last = self._last.get(kind)
         changed = {
@@ -229,7 +212,7 @@ class LineWriter:
             step.at,
             kind,
             msgspec.Raw(_encoder.encode(changed)) if changed else _NO_FIELDS,
-            msgspec.Raw(effects) if step.effects else _NO_EFFECTS,
+            msgspec.Raw(effects) if step.effects else NO_EFFECTS,
             self._digests.of(step.outputs) if step.outputs is not None else "",
             step.failure,
         )
@@ -319,98 +302,6 @@ class Digests:
         return known[1]
 
 
-# --- reading ----------------------------------------------------------------------------------------------
-
-_as_header = msgspec.json.Decoder(Header)
-_as_state = msgspec.json.Decoder(StateLine)
-_as_step = msgspec.json.Decoder(StepLine)
-_as_again = msgspec.json.Decoder(AgainLine)
-
-
-class _Kind(msgspec.Struct):
-    """Enough of a line to identify its kind."""
-
-    journal: int | msgspec.UnsetType = msgspec.UNSET
-    missed: int | msgspec.UnsetType = msgspec.UNSET
-    again: str | msgspec.UnsetType = msgspec.UNSET
-
-
-_as_kind = msgspec.json.Decoder(_Kind)
-
-
-def read_line(line: bytes) -> Line:
-    """The line, decoded as far as a step needs no other. Raises `FormatError`."""
-    try:
-        kind = _as_kind.decode(line)
-        if kind.journal is not msgspec.UNSET:
-            if kind.journal != FORMAT:
-                raise FormatError(
-                    f"it is a journal of format {kind.journal}, and this gpuactors reads format {FORMAT}; "
-                    "replay it with the version that wrote it"
-                )
-            return _as_header.decode(line)
-        if kind.missed is not msgspec.UNSET:
-            return _as_state.decode(line)
-        return _as_step.decode(line) if kind.again is msgspec.UNSET else _read_again(line)
-    except UNREADABLE as exc:
-        raise FormatError(f"it is no line of a journal: {quoted(str(exc))}") from None
-
-
-def _read_again(line: bytes) -> AgainLine:
-    again = _as_again.decode(line)
-    if not again.again or len(again.after) != len(again.again) - 1:
-        raise FormatError("its steps are not as many as their times")
-    return again
-
-
-def read_state(line: StateLine) -> NodeState:
-    """The state of a line. Raises `FormatError` if it is not a state as this version knows it."""
-    try:
-        given = _unwrapped(line.state)
-        return NodeState(**{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()})
-    except (*UNREADABLE, AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise FormatError(f"its state is not one of this version's: {quoted(str(exc))}") from None
-
-
-@final
-class EventReader:
-    """Rebuilds events from the written fields. A new one is needed after each state."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, dict[str, Any]] = {}
-        self._events: dict[str, tuple[Event, msgspec.Raw]] = {}
-        """The last event of each kind that has a line of its own, and the effects of its step."""
-
-    def event(self, line: StepLine) -> Event:
-        """The event of a step. Raises `FormatError` if this version has none like it."""
-        kind = _EVENTS.get(line.event)
-        if kind is None:
-            raise FormatError(f"this version knows no event {quoted_id(line.event)}")
-        try:
-            given = self._last.setdefault(line.event, {})
-            given.update(msgspec.json.decode(line.fields, type=dict[str, Any]))
-            if unknown := given.keys() - set(_FIELDS[line.event]):
-                raise FormatError(f"this version's {line.event} has no {quoted_id(min(unknown))}")
-            event: Event = msgspec.convert(given, kind)
-        except UNREADABLE as exc:
-            raise FormatError(f"its {line.event} is not one of this version's: {quoted(str(exc))}") from None
-        self._events[line.event] = event, line.effects
-        return event
-
-    def again(self, letter: str, before: NodeState) -> tuple[Event, msgspec.Raw]:
-        """The event of a folded step after this state, and the effects that it had. Raises `FormatError`."""
-        kind, number = ROUTINE.get(letter, ("", ""))
-        event, effects = self._events.get(kind, (None, _NO_EFFECTS))
-        if event is None:
-            raise FormatError(f"a step is as one before it ({letter}), and there is none")
-        if not number:
-            return event, effects
-        asked = outstanding(before, letter)
-        # A core of another version may request something else; then there is no answer.
-        changes: dict[str, Any] = {number: asked if asked is not None else 0}
-        return replace(event, **changes), effects
-
-
 # JSON has no infinity, and its keys are strings: these two shapes replace them.
 _FLOAT, _MAP = "$float", "$map"
 
@@ -427,21 +318,3 @@ def _wrapped(value: Any) -> Any:
             return [_wrapped(inner) for inner in value]
         case _:
             return value
-
-
-def _unwrapped(value: Any) -> Any:
-    match value:
-        case {"$float": str(text)}:
-            return float(text)
-        case {"$map": list(pairs)}:
-            return {_key(key): _unwrapped(inner) for key, inner in pairs}
-        case dict():
-            return {key: _unwrapped(inner) for key, inner in value.items()}
-        case list():
-            return [_unwrapped(inner) for inner in value]
-        case _:
-            return value
-
-
-def _key(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key

@@ -23,18 +23,15 @@ from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.quote import quoted
 from gpuactors.observe.journal_format import (
     NUMBERED,
-    UNREADABLE,
     AgainLine,
     Digests,
-    EventReader,
-    FormatError,
     Header,
     StateLine,
     StepLine,
     encoded_effects,
     outstanding,
-    read_state,
 )
+from gpuactors.replay.journal_lines import UNREADABLE, EventReader, FormatError, read_state
 from gpuactors.replay.reading import Damage, File, JournalError, Meter, entries
 
 

@@ -15,7 +15,8 @@ from typing import Final
 from msgspec import Struct
 
 from gpuactors.observe.journal import DIRECTORY, files_of
-from gpuactors.observe.journal_format import AgainLine, FormatError, Header, StateLine, StepLine, read_line
+from gpuactors.observe.journal_format import AgainLine, Header, StateLine, StepLine
+from gpuactors.replay.journal_lines import FormatError, read_line
 
 _TAIL_BYTES: Final = 1 << 16
 """This much of a file's end is read for its last line: many lines, as most have some hundred bytes."""

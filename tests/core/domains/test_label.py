@@ -12,7 +12,8 @@ from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode
 from gpuactors.core.values.effects import Level
-from gpuactors.observe.journal_format import LineWriter, StateLine, read_line, read_state
+from gpuactors.observe.journal_format import LineWriter, StateLine
+from gpuactors.replay.journal_lines import read_line, read_state
 from tests.core.domains.domain_core import (
     BLUE,
     DAEMON,

@@ -5,6 +5,7 @@ A file of its own: Python runs the package by this name.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ def main() -> NoReturn:
     """Runs the command line."""
     if sys.argv[1:2] == ["run"]:
         startup_signals.guard()
+        gc.disable()  # the imports make 50,000 objects that stay; `malloc.keep_the_start` switches it on
     from gpuactors.cli import commands
 
     commands.main()

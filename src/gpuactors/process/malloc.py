@@ -33,8 +33,8 @@ def give_back() -> bool:
 
 
 def keep_the_start() -> None:
-    """Excludes the objects made at the start (modules, classes, tables) from the collector's passes: they stay as long
-    as the process. Scanning these 50,000 objects takes 20 to 40 ms, in which the daemon answers no call, several times
-    a minute under load."""
-    gc.collect()
+    """Starts the collector, which `__main__` has kept off, and excludes the objects made until now (modules, classes,
+    tables) from its passes: they stay as long as the process. Scanning these 50,000 objects takes 20 to 40 ms, in
+    which the daemon answers no call. So they are not scanned for garbage now either: some 2,000 of them are."""
     gc.freeze()
+    gc.enable()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 import trio
 from msgspec.structs import replace
-from structlog.testing import CapturedCall, CapturingLogger
 from trio.testing import MockClock
 
 from gpuactors import limits
@@ -25,6 +24,7 @@ from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, forbidden
 from tests.core.builders import Core, gpu
 from tests.kube.cluster import Cluster, cluster
+from tests.support.log_lines import Logged, logged
 
 SERVING = Core(gpu("01:00.0")).state
 OURS = DeviceClass("ours", "nvidia.com/GH100_H100_SXM5_80GB")
@@ -92,11 +92,10 @@ async def test_one_that_never_answers_is_given_up_and_that_is_said_once(autojump
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
+def lines() -> Iterator[list[Logged]]:
     """What the daemon logs."""
-    logger = CapturingLogger()
-    monkeypatch.setattr(claims, "log", logger)
-    return logger.calls
+    with logged() as lines:
+        yield lines
 
 
 async def read(at: Cluster) -> None:
@@ -108,20 +107,20 @@ async def read(at: Cluster) -> None:
 
 
 async def test_a_class_of_ours_is_a_warning_with_what_to_do(
-    lines: list[CapturedCall], autojump_clock: MockClock
+    lines: list[Logged], autojump_clock: MockClock
 ) -> None:
     async with cluster() as at:
         at.server.add_class(OURS.name, OURS.extended_resource)
         await read(at)
     (line,) = lines
-    assert (line.method_name, line.args) == ("warning", ("resource.contested",))
-    assert (line.kwargs["resource"], line.kwargs["device_class"]) == (OURS.extended_resource, OURS.name)
-    assert "--resource-name" in line.kwargs["reason"]
+    assert (line.level, line.event) == ("warning", "resource.contested")
+    assert (line.fields["resource"], line.fields["device_class"]) == (OURS.extended_resource, OURS.name)
+    assert "--resource-name" in str(line.fields["reason"])
 
 
 @pytest.mark.parametrize("answer", ["forbidden", "deep"])
 async def test_whatever_else_is_answered_costs_one_line_at_info(
-    answer: str, lines: list[CapturedCall], autojump_clock: MockClock
+    answer: str, lines: list[Logged], autojump_clock: MockClock
 ) -> None:
     """A role of before has no right to list classes."""
     deep = b'{"items": [{"metadata": {}, "spec": {"config": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}]}"
@@ -136,6 +135,6 @@ async def test_whatever_else_is_answered_costs_one_line_at_info(
         at.server.answer = answering  # type: ignore[method-assign]
         await read(at)
     (line,) = lines
-    assert (line.method_name, line.args) == ("info", ("classes.unread",))
-    assert "list the DeviceClasses" in line.kwargs["reason"]
-    assert len(line.kwargs["reason"]) < 1000
+    assert (line.level, line.event) == ("info", "classes.unread")
+    assert "list the DeviceClasses" in str(line.fields["reason"])
+    assert len(str(line.fields["reason"])) < 1000

@@ -8,24 +8,24 @@ from functools import partial
 
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.core.values.claim import ActFault
 from gpuactors.ports.node import ActError, HostError, HostShortError
+from tests.support.log_lines import logged
 
 
 @pytest.mark.parametrize(
     "bug", [RecursionError(), KeyError("\ud800"), ValueError("x" * 10_000), OSError(5, "I/O")]
 )
 def test_a_bug_is_logged_with_its_traceback_and_is_the_requests_own_error(bug: Exception) -> None:
-    with capture_logs() as lines, pytest.raises(HostError) as caught, raises_only(HostError, "reader"):
+    with logged() as lines, pytest.raises(HostError) as caught, raises_only(HostError, "reader"):
         raise bug
     assert type(bug).__name__ in str(caught.value)
     assert str(caught.value).isascii() or "…" in str(caught.value)
     assert len(str(caught.value)) < 500
     (line,) = lines
-    assert (line["event"], line["log_level"], line["actor"], line["exc_info"]) == (
+    assert (line.event, line.level, line.fields["actor"], line.exception) == (
         "actor.failed",
         "error",
         "reader",
@@ -35,14 +35,14 @@ def test_a_bug_is_logged_with_its_traceback_and_is_the_requests_own_error(bug: E
 
 def test_the_ports_own_error_passes_as_it_is_and_unlogged() -> None:
     expected = HostShortError("no descriptor")
-    with capture_logs() as lines, pytest.raises(HostShortError) as caught, raises_only(HostError, "reader"):
+    with logged() as lines, pytest.raises(HostShortError) as caught, raises_only(HostError, "reader"):
         raise expected
     assert (caught.value, lines) == (expected, [])
 
 
 def test_an_error_that_needs_more_than_a_sentence_is_made_by_its_maker() -> None:
     refused = partial(ActError, ActFault.REFUSED)
-    with capture_logs(), pytest.raises(ActError) as caught, raises_only(ActError, "worker", refused):
+    with logged(), pytest.raises(ActError) as caught, raises_only(ActError, "worker", refused):
         raise KeyError("x")
     assert caught.value.fault is ActFault.REFUSED
 
@@ -50,7 +50,7 @@ def test_an_error_that_needs_more_than_a_sentence_is_made_by_its_maker() -> None
 def test_a_shortage_is_no_bug() -> None:
     short = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     with (
-        capture_logs() as lines,
+        logged() as lines,
         pytest.raises(HostError, match="no file descriptors left"),
         raises_only(HostError, "reader"),
     ):
@@ -60,13 +60,13 @@ def test_a_shortage_is_no_bug() -> None:
 
 @pytest.mark.parametrize("passing", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_what_is_no_exception_passes(passing: type[BaseException]) -> None:
-    with capture_logs() as lines, pytest.raises(passing), raises_only(HostError, "reader"):
+    with logged() as lines, pytest.raises(passing), raises_only(HostError, "reader"):
         raise passing
     assert lines == []
 
 
 async def test_cancellation_passes() -> None:
-    with capture_logs() as lines, trio.move_on_after(0) as scope, raises_only(HostError, "reader"):
+    with logged() as lines, trio.move_on_after(0) as scope, raises_only(HostError, "reader"):
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert lines == []

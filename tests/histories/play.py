@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-import structlog
 import trio
 import trio._core._run as trio_run
 from trio.testing import MockClock
@@ -108,7 +107,7 @@ def _pinned(seed: int) -> Iterator[LogTail]:
     tail = LogTail()
     root = logging.getLogger()
     before = random.getstate(), trio_run._r.getstate(), trio_run._ALLOW_DETERMINISTIC_SCHEDULING
-    handlers, level, structured = root.handlers[:], root.level, structlog.get_config()
+    handlers, level = root.handlers[:], root.level
     collects = gc.isenabled()
     gc.disable()
     random.seed(seed)
@@ -124,7 +123,6 @@ def _pinned(seed: int) -> Iterator[LogTail]:
         trio_run._ALLOW_DETERMINISTIC_SCHEDULING = before[2]  # type: ignore[misc]
         root.handlers[:] = handlers
         root.setLevel(level)
-        structlog.configure(**structured)
         if collects:
             gc.enable()
 

@@ -20,7 +20,7 @@ from gpuactors.core.values.owner import Allocation
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
-from gpuactors.observe.log import get_logger
+from gpuactors.process.logger import get_logger
 from gpuactors.simulation.kubelet.values import DoubleHandOut
 from tests.histories import play as playing
 from tests.histories import refusals

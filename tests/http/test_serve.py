@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from gpuactors import limits
 from gpuactors.http.serve import TcpServer, UnixServer
 from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
+from tests.support.log_lines import logged
 
 ASKED = b"GET /x?y=1 HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -94,12 +94,12 @@ async def test_a_bug_costs_the_request_that_meets_it(tmp_path: Path) -> None:
             raise RecursionError("too deep")
         return await echo(request)
 
-    with capture_logs() as lines:
+    with logged() as lines:
         async with serving(UnixServer(str(tmp_path / "s")), deep_at_x):
             for _ in range(2):
                 assert (await answer(tmp_path / "s", ASKED)).startswith(b"HTTP/1.1 500 ")
                 assert (await answer(tmp_path / "s", ASKED.replace(b"/x", b"/y"))).endswith(b"/y")
-    assert [line["event"] for line in lines] == ["actor.failed"] * 2
+    assert [line.event for line in lines] == ["actor.failed"] * 2
 
 
 @pytest.mark.parametrize(

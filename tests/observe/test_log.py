@@ -13,11 +13,10 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 import pytest
-import structlog
-import trio
 
 from gpuactors import limits
-from gpuactors.observe.log import LIBRARY_EVENT, configure, get_logger
+from gpuactors.observe.log import LIBRARY_EVENT, configure
+from gpuactors.process.logger import get_logger
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +27,6 @@ def restored() -> Iterator[None]:
     yield
     root.handlers[:], root.level, logging.raiseExceptions = before
     logging.captureWarnings(False)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -39,8 +36,8 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 def test_a_line_is_an_event_with_fields() -> None:
     stream = io.StringIO()
     configure("json", "info", stream=stream)
-    get_logger(actor="inspector").info(
-        "scan.finished", functions=3, path=PurePosixPath("/sys"), groups=frozenset({51, 7})
+    get_logger().info(
+        "scan.finished", actor="inspector", functions=3, path=PurePosixPath("/sys"), groups=frozenset({51, 7})
     )
     (line,) = lines(stream)
     assert list(line)[:3] == ["timestamp", "level", "event"]
@@ -120,34 +117,11 @@ def test_the_console_is_for_people() -> None:
     assert "message=hello" in second
 
 
-def test_fields_bound_in_one_task_are_not_seen_in_another() -> None:
-    stream = io.StringIO()
-    configure("json", "info", stream=stream)
-
-    async def task(name: str, bound: trio.Event, other: trio.Event) -> None:
-        structlog.contextvars.bind_contextvars(resource=name)
-        bound.set()
-        await other.wait()
-        get_logger().info("stream.opened")
-
-    async def both() -> None:
-        first, second = trio.Event(), trio.Event()
-        with trio.fail_after(5):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(task, "a", first, second)
-                nursery.start_soon(task, "b", second, first)
-        get_logger().info("stream.closed")
-
-    trio.run(both)
-    found = [(line["event"], line.get("resource")) for line in lines(stream)]
-    assert sorted(found[:2]) == [("stream.opened", "a"), ("stream.opened", "b")]
-    assert found[2] == ("stream.closed", None)
-
-
 def test_lines_go_to_standard_error_and_no_loop_or_thread_is_started() -> None:
     program = """
 import os, threading
-from gpuactors.observe.log import configure, get_logger
+from gpuactors.observe.log import configure
+from gpuactors.process.logger import get_logger
 configure("json", "info")
 get_logger().info("process.started")
 print(threading.active_count(), any("anon_inode" in os.readlink(f"/proc/self/fd/{n}") for n in range(3, 20)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-import structlog
-
+from gpuactors.process.logger import get_logger
 from gpuactors.process.resource_exhaustion import shortage
 
 E = TypeVar("E", bound=Exception)
@@ -21,7 +20,7 @@ E = TypeVar("E", bound=Exception)
 _SHOWN_CHARS: Final = 300
 """Of an exception's own text, which may quote what came from outside."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
-import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,8 +34,9 @@ from gpuactors.host.group import Group, GroupFunction, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
 from gpuactors.ports.node import ActError, HostShortError
+from gpuactors.process.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _NVIDIA: Final = "nvidia"
 _PERSISTENCED_COMMAND: Final = "nvidia-persiste"

@@ -33,6 +33,7 @@ from gpuactors.core.values.quote import quoted_id
 from gpuactors.observe import log, stdout
 from gpuactors.ports.node import ControlError, HostError
 from gpuactors.process import malloc
+from gpuactors.process.logger import get_logger
 
 EX_DATAERR: Final = 65
 EX_UNAVAILABLE: Final = 69
@@ -80,11 +81,11 @@ def run(**flags: object) -> None:
         # Not except*: on Python 3.11.2 an exit from within it is grouped, and the exit code is another one.
         cause = _first(exc)
         if isinstance(cause, AbsentError):
-            log.get_logger().error("daemon.gave_up", reason=str(cause))
+            get_logger().error("daemon.gave_up", reason=str(cause))
             sys.exit(EX_UNAVAILABLE)
         if isinstance(cause, HostError):
             _fail(str(cause), EX_CONFIG)
-        log.get_logger().error("daemon.died", exc_info=exc)
+        get_logger().error("daemon.died", exc_info=exc)
         _fail(f"internal error, please report it: {type(cause).__name__}: {cause}", EX_SOFTWARE)
 
 

@@ -10,6 +10,7 @@ gRPC    -> InboxCaller -----+                  +-> replies      -> gRPC
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -67,7 +68,6 @@ from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
-from gpuactors.observe.log import get_logger
 from gpuactors.observe.nfd import NfdFile
 from gpuactors.ports.node import (
     Control,
@@ -84,6 +84,7 @@ from gpuactors.ports.node import (
     UseReader,
 )
 from gpuactors.process import startup_signals
+from gpuactors.process.logger import get_logger
 from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:
@@ -104,6 +105,14 @@ _POLICY = RestartPolicy(
 _AT_STAKE = ("checkpoint_keeper", "hand_over")
 """Actors without which the state cannot be trusted, by the beginning of their names: what is on disk, and which daemon
 serves. Where one of them fails again and again the process ends, and the next one reads everything anew (ADR 0013)."""
+
+
+_LEVELS: Mapping[Level, int] = {
+    Level.DEBUG: logging.DEBUG,
+    Level.INFO: logging.INFO,
+    Level.WARNING: logging.WARNING,
+    Level.ERROR: logging.ERROR,
+}
 
 
 class Outside(Struct, frozen=True):
@@ -475,15 +484,7 @@ async def _log_serving(state: LatestReader[NodeState], log_line: Callable[[Log],
 
 def write_log(line: Log) -> None:
     """One line of the core in the log."""
-    match line.level:
-        case Level.DEBUG:
-            log.debug(line.name, **line.fields)
-        case Level.INFO:
-            log.info(line.name, **line.fields)
-        case Level.WARNING:
-            log.warning(line.name, **line.fields)
-        case Level.ERROR:
-            log.error(line.name, **line.fields)
+    log.write(_LEVELS[line.level], line.name, line.fields)
 
 
 def _is_shortage(exc: Exception) -> bool:

@@ -69,7 +69,6 @@ from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
-from gpuactors.observe.log import get_logger
 from gpuactors.ports.kube import ClaimApi, DeviceClassApi, NodeApi, SliceApi
 from gpuactors.ports.node import (
     CheckpointStore,
@@ -80,6 +79,7 @@ from gpuactors.ports.node import (
     Reachable,
     TouchedFiles,
 )
+from gpuactors.process.logger import get_logger
 
 log = get_logger()
 

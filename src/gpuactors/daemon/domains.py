@@ -29,9 +29,9 @@ from gpuactors.daemon.imex_sources import host_imex
 from gpuactors.grpc_trio import Owner
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
-from gpuactors.observe.log import get_logger
 from gpuactors.ports.kube import DomainApi
 from gpuactors.ports.node import HostError, ImexReader
+from gpuactors.process.logger import get_logger
 
 log = get_logger()
 

@@ -17,10 +17,10 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
 from gpuactors.http.endpoints import EndpointPorts, run
 from gpuactors.http.serve import TcpServer, UnixServer
-from gpuactors.observe.log import get_logger
 from gpuactors.observe.metrics import Metrics
 from gpuactors.ports.http import HttpServer, Meter
 from gpuactors.ports.node import Reachable
+from gpuactors.process.logger import get_logger
 
 log = get_logger()
 

@@ -14,8 +14,8 @@ from gpuactors.core.state import NodeState
 from gpuactors.daemon.api_client import client_of
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.events import KubeEvents
-from gpuactors.observe.log import get_logger
 from gpuactors.ports.kube import ClaimApi, EventApi
+from gpuactors.process.logger import get_logger
 
 log = get_logger()
 

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import pyudev
-import structlog
 import trio
 
 from gpuactors import limits
 from gpuactors.core.values.model import PciAddress, pci_address
 from gpuactors.host.faults import raise_if_short
 from gpuactors.ports.node import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
+from gpuactors.process.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 SUBSYSTEMS: Final = frozenset({"pci", "vfio", "vfio-dev"})
 ACTIONS: Final = frozenset({"add", "remove", "bind", "unbind", "change"})

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Final, Literal, TypeAlias, final
 
-import structlog
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.threads import in_thread
 from gpuactors.ports.node import HostError
+from gpuactors.process.logger import get_logger
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 """The values of the setting `holders`."""
@@ -34,7 +34,7 @@ Holders: TypeAlias = Literal["passive", "proc", "open"]
 OpenNode: TypeAlias = Callable[[str], None]
 """Opens a device node for reading and writing and closes it at once. Raises `OSError`."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _LACKS: Final[Mapping[Holders, str]] = {
     "proc": "--holders proc needs the host's processes, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE (in a pod: "

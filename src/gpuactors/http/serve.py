@@ -20,15 +20,15 @@ from ipaddress import ip_address
 from typing import Final, final
 
 import h11
-import structlog
 import trio
 from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
 from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest
+from gpuactors.process.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _CHUNK_BYTES: Final = 4096
 

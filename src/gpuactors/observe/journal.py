@@ -24,8 +24,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.observe.journal_format import FORMAT, Header, LineWriter, header_line, is_routine
-from gpuactors.observe.log import get_logger
 from gpuactors.ports.node import Step
+from gpuactors.process.logger import get_logger
 from gpuactors.process.resource_exhaustion import shortage
 
 DIRECTORY: Final = "journal"

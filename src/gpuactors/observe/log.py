@@ -1,23 +1,22 @@
 """Logging set-up: one line per event on standard error, as JSON or for a console, for our own code and for libraries.
 
-Event names are `noun.verb` (`device.changed`, `host.scanned`), declared in docs/log-events.md; details are fields, not
-prose. Fields that hold for all that a trio task logs are bound with `structlog.contextvars.bind_contextvars`: trio
-gives each task its own. Must not decide which lines are written, and must not start a thread or an event loop.
+Our own code logs by `process/logger.py`. Must not decide which lines are written, and must not start a thread or an
+event loop.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any, Final, Literal, TextIO, TypeAlias
-
-import structlog
-from structlog.types import EventDict, Processor, WrappedLogger
+from typing import Final, Literal, TextIO, TypeAlias
 
 from gpuactors.core.values.quote import quoted
 from gpuactors.limits import LOG_TEXT_MAX_CHARS
+from gpuactors.process.logger import Line
 
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -33,47 +32,29 @@ LIBRARY_EVENT: Final = "library.logged"
 """The event name of a line that a library wrote; its prose is in the field `message`, its name in
 `logger`."""
 
+_CHATTERING: Final = ("hpack", "httpcore")
+"""Libraries that write 20 lines per call or request at debug."""
+
 
 def configure(
     log_format: LogFormat, log_level: LogLevel, *, node: str = "", stream: TextIO | None = None
 ) -> None:
-    """Set up structlog and the standard library's logging for the whole process; the last call holds.
+    """Set up the standard library's logging for the whole process; the last call holds.
 
     Each line has the field `node` if that is not empty: lines of many nodes are read together.
     Lines go to `stream`, standard error where it is None (looked up at each line, so a redirection is
     followed).
     """
-    level = _LEVELS[log_level]
-    structlog.configure(
-        processors=[*_shared(node), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        # A cached logger would keep the level and format of an earlier call.
-        cache_logger_on_first_use=False,
-    )
     handler = _StandardError() if stream is None else logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_foreign, *_shared(node)],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format)],
-        )
-    )
+    handler.setFormatter(_Formatter(node, _as_json if log_format == "json" else _console(sys.stderr)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
-    for library in ("hpack", "httpcore"):
-        logging.getLogger(library).setLevel(
-            logging.WARNING
-        )  # at debug they write 20 lines per call or request
+    root.setLevel(_LEVELS[log_level])
+    for library in _CHATTERING:
+        logging.getLogger(library).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     # A closed reader of our standard error must not cause a traceback per line.
     logging.raiseExceptions = False
-
-
-def get_logger(**fields: object) -> structlog.typing.FilteringBoundLogger:
-    """A logger whose lines carry `fields`."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger("gpuactors", **fields)
-    return logger
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
@@ -91,37 +72,32 @@ class _StandardError(logging.StreamHandler[TextIO]):
         raise AttributeError("the stream is always sys.stderr")
 
 
-def _shared(node: str) -> list[Processor]:
-    """Processing of every line, ours or a library's."""
+class _Formatter(logging.Formatter):
+    """Every line, ours or a library's: time, level, event and node come first, for people who read JSON lines."""
 
-    def named(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        event.setdefault("node", node)
-        return event
+    def __init__(self, node: str, render: Callable[[dict[str, object]], str]) -> None:
+        super().__init__()
+        self._node: Mapping[str, object] = {"node": node} if node else {}
+        self._render = render
 
-    return [
-        *([named] if node else []),
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-        _fit_for_a_terminal,
-    ]
-
-
-def _renderers(log_format: LogFormat) -> list[Processor]:
-    if log_format == "console":
-        plain = structlog.dev.plain_traceback  # a framed one with every local variable fills the screen
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
-    return [
-        structlog.processors.format_exc_info,
-        _time_level_event_first,
-        structlog.processors.JSONRenderer(default=_plain, ensure_ascii=False),
-    ]
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "timestamp": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+            "level": record.levelname.lower(),
+            **_said(record, self._node),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return self._render(line)
 
 
-def _fit_for_a_terminal(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _said(record: logging.LogRecord, node: Mapping[str, object]) -> dict[str, object]:
     """No line controls a terminal or fills a disk, whatever the text of a library or an unquoted sentence."""
-    return {key: _fit(value) for key, value in event.items()}
+    if isinstance(record.msg, Line):
+        said = {"event": record.msg.event, **node, **record.msg.fields}
+    else:
+        said = {"event": LIBRARY_EVENT, **node, "message": record.getMessage(), "logger": record.name}
+    return {key: _fit(value) for key, value in said.items()}
 
 
 def _fit(value: object) -> object:
@@ -130,19 +106,8 @@ def _fit(value: object) -> object:
     return tuple(map(_fit, value)) if isinstance(value, tuple) else value
 
 
-def _foreign(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A library's line, brought into our form."""
-    record: logging.LogRecord = event["_record"]
-    event["message"], event["event"], event["logger"] = event["event"], LIBRARY_EVENT, record.name
-    return event
-
-
-def _time_level_event_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Time, level, event and node first, for people who read JSON lines."""
-    first: MutableMapping[str, Any] = {
-        key: event.pop(key) for key in ("timestamp", "level", "event", "node") if key in event
-    }
-    return {**first, **event}
+def _as_json(line: dict[str, object]) -> str:
+    return json.dumps(line, default=_plain, ensure_ascii=False)
 
 
 def _plain(value: object) -> object:
@@ -152,3 +117,32 @@ def _plain(value: object) -> object:
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
     return str(value)
+
+
+_EVENT_CHARS: Final = 30
+"""Columns that an event's name takes on a console, so that most fields begin in one."""
+
+_COLOURS: Final[Mapping[object, str]] = {"error": "31", "warning": "33", "info": "32"}
+"""Of the levels, as a terminal numbers them."""
+
+
+def _console(stream: TextIO) -> Callable[[dict[str, object]], str]:
+    coloured = stream.isatty()
+
+    def styled(style: str, text: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if coloured and style else text
+
+    def render(line: dict[str, object]) -> str:
+        stamp, level, event = (str(line.pop(key)) for key in ("timestamp", "level", "event"))
+        trace = line.pop("exception", "")
+        head = (styled("2", stamp), f"[{styled(_COLOURS.get(level, ''), f'{level:<8}')}]")
+        fields = (f"{styled('36', key)}={_shown(value)}" for key, value in line.items())
+        text = " ".join((*head, styled("1", f"{event:<{_EVENT_CHARS}}"), *fields)).rstrip()
+        return f"{text}\n{trace}" if trace else text
+
+    return render
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return repr(text) if " " in text or not text else text

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Final, final
 
-import structlog
 import trio
 from msgspec import Struct
 
@@ -34,8 +33,9 @@ from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1be
 from gpuactors.kubelet.dra.successor import LaterSockets, UnixSuccessor, later_sockets
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
 from gpuactors.ports.node import ClaimCaller, KubeletError, PluginStatus
+from gpuactors.process.logger import get_logger
 
-_log: Final = structlog.get_logger(__name__)
+_log: Final = get_logger(__name__)
 
 PLUGINS: Final = "plugins"
 REGISTRY: Final = "plugins_registry"

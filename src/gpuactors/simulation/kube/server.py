@@ -378,9 +378,7 @@ class FakeApiServer:
             raise status.unauthorized()
 
     def _list(self, target: _Target, wanted: Callable[[Object], bool]) -> Object:
-        items = [
-            found for found in self.store.objects(target.kind, target.namespace or None) if wanted(found)
-        ]
+        items = self.store.objects(target.kind, target.namespace or None, wanted)
         metadata = {"resourceVersion": str(self.store.version)}
         if target.metadata_only:
             items = [_shown(item, target) for item in items]
@@ -491,7 +489,7 @@ class FakeApiServer:
         version = int(query.get("resourceVersion") or 0)
         if version == 0:
             version = self.store.version
-            for found in filter(wanted, self.store.objects(target.kind, target.namespace or None)):
+            for found in self.store.objects(target.kind, target.namespace or None, wanted):
                 yield {"type": ADDED, "object": _shown(found, target)}
             if bookmarks:
                 yield _bookmark(target, version, initial=True)

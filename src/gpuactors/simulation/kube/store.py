@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import string
 from collections import deque
+from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Final, final
@@ -65,12 +66,14 @@ class Store:
             raise status.not_found(kind, name)
         return found
 
-    def objects(self, kind: Kind, namespace: str | None = None) -> list[Object]:
-        """The objects of a kind, by name."""
+    def objects(
+        self, kind: Kind, namespace: str | None = None, wanted: Callable[[Object], bool] | None = None
+    ) -> list[Object]:
+        """The objects of a kind, by name; those alone that are `wanted`, which must not change them."""
         found = [
             (key, value)
             for key, value in self._objects.items()
-            if key[0] == kind and namespace in (None, key[1])
+            if key[0] is kind and namespace in (None, key[1]) and (wanted is None or wanted(value))
         ]
         return [deepcopy(value) for _, value in sorted(found, key=lambda item: item[0][1:])]
 

@@ -133,7 +133,10 @@ def claim_bounds() -> list[str]:
         ),
         ("An unprepared claim, until it is forgotten", limits.CLAIM_TOMBSTONE_S),
         ("nvidia-persistenced, until it is gone on without it", limits.PERSISTENCED_DEADLINE_S),
-        ("The question whether the API server keeps taints, until it is asked again", limits.TAINTS_ASKED_S),
+        (
+            "The question whether the API server keeps taints, until it is asked again (a quarter sooner or later)",
+            limits.TAINTS_ASKED_S,
+        ),
     ]
     return markdown.table(["What waits", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
 

@@ -358,15 +358,25 @@ API_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """Waits after requests that failed in a row; the last one repeats. An API server that restarts is away for some
 seconds, and all nodes of a cluster come back to it at once: hence API_BACKOFF_JITTER."""
 
-API_BACKOFF_JITTER: Final = 0.3
-"""The share of such a wait that is random."""
+API_BACKOFF_JITTER: Final = 0.5
+"""The share of such a wait that is random: 5,000 nodes come back over 15 s after an outage of minutes. A wait that the
+server asks for (Retry-After) is longer by up to this share: it asks all that it refuses in one second for the same."""
+
+API_LOST_S: Final = 5.0
+"""A watch that broke begins again within this time, at a random moment: a server that stops, or a balancer before it,
+breaks those of all nodes at once, and they ask the next server. 1,000 of 5,000 nodes a second do so."""
 
 API_CALM_S: Final = 60.0
 """After so long without a failure the next failure begins with the first of these waits again."""
 
+API_HOUR_JITTER: Final = 0.25
+"""The share by which what is asked once an hour is earlier or later, each time another one: all watches of a cluster
+begin within seconds after an outage of the API server, and would all be renewed within the same seconds of each hour
+after it."""
+
 WATCH_S: Final = 3600.0
-"""How long the server is asked to keep a watch; then it is renewed from its last version: one request an hour. The
-server's own choice would be 30 to 60 minutes (kube-apiserver --min-request-timeout)."""
+"""How long the server is asked to keep a watch, give or take API_HOUR_JITTER; then it is renewed from its last version:
+one request an hour. The server's own choice would be 30 to 60 minutes (kube-apiserver --min-request-timeout)."""
 
 WATCH_LATE_S: Final = 30.0
 """So much later we end it ourselves."""
@@ -375,9 +385,14 @@ WATCH_SILENT_S: Final = 300.0
 """A watch that says nothing for so long is ended, and all is listed anew: the server sends a bookmark every minute,
 also when nothing has happened."""
 
-WATCH_AGAIN_S: Final = (0.1, 1.0, 5.0, 30.0)
-"""Before a watch is renewed, by how many before it ended in a row before WATCH_SHORT_S; the last one repeats. The first
-is also the wait of every renewal: a proxy that ends each watch at once must not be asked without pause."""
+WATCH_AGAIN_S: Final = (2.0, 2.0, 5.0, 30.0)
+"""Before a watch is renewed, by how many before it ended in a row before WATCH_SHORT_S, give or take
+WATCH_AGAIN_JITTER; the last one repeats. The first is also the wait of every renewal: a proxy that ends each watch at
+once must not be asked without pause. A change meanwhile is seen that much later."""
+
+WATCH_AGAIN_JITTER: Final = 0.75
+"""The share of such a wait that is random: a server that stops ends all its watches at one moment, and all nodes ask
+the next one for theirs. Of 5,000 nodes 1,700 a second do so."""
 
 WATCH_SHORT_S: Final = 10.0
 """A watch that lasted less was cut short."""
@@ -398,8 +413,13 @@ TAINT_VALUE_MAX_CHARS: Final = 63
 """The value of a taint has the rules of a label's."""
 
 TAINTS_ASKED_S: Final = 3600.0
-"""How often the API server is asked whether it keeps taints, besides at the start, after each connection that was lost
-and after a write with taints: its gate may be switched while it restarts one replica after the other."""
+"""How often, give or take API_HOUR_JITTER, the API server is asked whether it keeps taints, besides at the start, after
+each connection that was lost and after a write with taints: its gate may be switched while it restarts one replica
+after the other."""
+
+TAINTS_ASKED_LOST_S: Final = 60.0
+"""After a connection that was lost it is asked within this time, at a random moment: every node has lost its own, and a
+server that has just come back has enough to do."""
 
 SLICE_SETTLE_S: Final = 0.1
 """A change of what is offered is written when nothing has changed for so long: a process is seen before kubelet's

@@ -27,7 +27,10 @@ def test_a_wait_grows_to_the_last_one_and_a_part_of_it_is_random() -> None:
 @pytest.mark.parametrize(("asked_s", "least_s"), [(None, 0.0), (7.0, 7.0), (1e6, limits.API_BACKOFF_S[-1])])
 def test_a_wait_that_the_server_asks_for_is_kept_within_reason(asked_s: float | None, least_s: float) -> None:
     refused = ApiRefused("overloaded", Refusal(429, retry_after_s=asked_s))
-    assert least_s <= backoff_s(1, refused) <= max(least_s, limits.API_BACKOFF_S[0])
+    waits = {backoff_s(1, refused) for _ in range(50)}
+    longest_s = max(limits.API_BACKOFF_S[0], least_s * (1 + limits.API_BACKOFF_JITTER))
+    assert all(least_s <= wait_s <= longest_s for wait_s in waits)
+    assert len(waits) > 1, "those that were refused together come back one by one"
 
 
 async def test_it_is_followed_again_after_each_failure_and_each_end(autojump_clock: MockClock) -> None:
@@ -56,7 +59,37 @@ async def test_it_is_followed_again_after_each_failure_and_each_end(autojump_clo
     assert told == ["away 1", "away 2", "away after a calm"]
     first_s, second_s, _, _, _ = limits.API_BACKOFF_S[:5]
     pauses = [later - earlier for earlier, later in pairwise(began)]
-    assert shortest_s(first_s) <= pauses[0] <= first_s
+    assert shortest_s(first_s) <= pauses[0] <= limits.API_LOST_S
     assert shortest_s(second_s) <= pauses[1] <= second_s
-    assert pauses[2] - limits.API_CALM_S - 1.0 <= first_s, "after a calm the waits begin anew"
+    assert pauses[2] - limits.API_CALM_S - 1.0 <= limits.API_LOST_S, "after a calm the waits begin anew"
     assert pauses[3] == 0.0
+
+
+async def test_watches_that_break_at_one_moment_begin_again_seconds_apart(autojump_clock: MockClock) -> None:
+    """A server stops with the watches of all nodes, and another one is there at once."""
+    nodes, again = 500, list[float]()
+
+    async def node() -> None:
+        broken = False
+
+        async def follow() -> None:
+            nonlocal broken
+            if not broken:
+                broken = True
+                raise ApiAway("the connection broke")
+            again.append(trio.current_time() - began)
+            await trio.sleep_forever()
+
+        async def failed(_: ApiError) -> None:
+            await trio.lowlevel.checkpoint()
+
+        await for_ever("reader", follow, failed)
+
+    began = trio.current_time()
+    with trio.move_on_after(60.0):
+        async with trio.open_nursery() as nursery:
+            for _ in range(nodes):
+                nursery.start_soon(node)
+    assert len(again) == nodes
+    most = max(sum(second <= at_s < second + 1.0 for at_s in again) for second in range(60))
+    assert most <= nodes / limits.API_LOST_S * 1.5, "no second has many more of them than another"

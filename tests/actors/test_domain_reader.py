@@ -181,5 +181,5 @@ async def test_a_watch_that_fails_is_told_and_begun_again_with_a_hint(autojump_c
         await at.posted()
         assert [reason.partition(":")[0] for reason in at.unwatched] == ["could not watch the ComputeDomains"]
         at.at.server.away = False
-        await trio.sleep(limits.API_BACKOFF_S[0])
+        await trio.sleep(limits.API_LOST_S)
         assert await at.posted() == [DomainsTouched()]

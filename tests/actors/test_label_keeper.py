@@ -159,7 +159,7 @@ async def test_what_changed_while_the_watch_was_away_is_a_hint_too(autojump_cloc
         assert len(keeper.unwatched) == 1
         assert keeper.unwatched[0].startswith(f"could not watch the node {NODE}: ")
         keeper.at.server.away = False
-        await trio.sleep(limits.API_BACKOFF_S[0])
+        await trio.sleep(limits.API_LOST_S)
         assert await keeper.posted() == [NodeTouched()]
 
 
@@ -170,6 +170,6 @@ async def test_a_node_that_may_not_be_watched_is_told_each_time_and_orders_go_on
         await keeper.posted()
         keeper.at.server.order(ApiFault.FORBIDDEN, times=3, method="GET")
         keeper.at.server.break_connections()
-        await trio.sleep(sum(limits.API_BACKOFF_S[:4]))
+        await trio.sleep(limits.API_LOST_S + sum(limits.API_BACKOFF_S[:4]))
         assert sum("RBAC" in reason for reason in keeper.unwatched) == 3
         assert await keeper.answers(patches(1, LabelChange.ADD)) == [LabelPatched(1)]

@@ -75,6 +75,13 @@ def kinds(events: list[SliceEvent]) -> list[type[SliceEvent]]:
     return [type(event) for event in events]
 
 
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait of a watch is random."""
+    monkeypatch.setattr(limits, "API_HOUR_JITTER", 0.0)
+    monkeypatch.setattr(limits, "WATCH_AGAIN_JITTER", 0.0)
+
+
 # --- following --------------------------------------------------------------------------------------------
 
 
@@ -99,6 +106,7 @@ async def test_only_our_drivers_slices_of_our_node_are_followed(autojump_clock: 
         assert await found.next() == []
 
 
+@pytest.mark.usefixtures("steady")
 async def test_a_watch_is_renewed_from_where_it_ended(autojump_clock: MockClock) -> None:
     async with followed() as (at, found):
         await found.next()
@@ -109,6 +117,7 @@ async def test_a_watch_is_renewed_from_where_it_ended(autojump_clock: MockClock)
         assert kinds(await found.next()) == [SliceStored]
 
 
+@pytest.mark.usefixtures("steady")
 async def test_bookmarks_move_the_version_on(autojump_clock: MockClock) -> None:
     """Others write, and the server forgets: a watch that is renewed from its last bookmark is not too old."""
     async with followed() as (at, found):
@@ -139,6 +148,7 @@ async def test_an_event_moves_the_version_on(
         assert found.failed is None
 
 
+@pytest.mark.usefixtures("steady")
 async def test_a_version_that_is_too_old_is_a_new_list(autojump_clock: MockClock) -> None:
     """watch-too-old: an answer of 200, and an ERROR event with code 410."""
     async with followed() as (at, found):
@@ -188,6 +198,7 @@ async def test_a_watch_that_says_nothing_for_long_has_ended(autojump_clock: Mock
         assert isinstance(found.failed, ApiAway)
 
 
+@pytest.mark.usefixtures("steady")
 async def test_a_proxy_that_cuts_every_watch_short_is_asked_twice_a_minute(autojump_clock: MockClock) -> None:
     async with followed() as (at, found):
         await found.next()

@@ -23,6 +23,7 @@ from msgspec import Struct
 from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s, for_ever
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.pool import Pool, has_taints, probe_spec, wanted_pool
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
@@ -179,7 +180,8 @@ class _Publisher:
     async def _lost(self, error: ApiError) -> None:
         self._view.slices = None
         # A server that was away may have another setting now.
-        self._ask_taints_at = -inf
+        soon = trio.current_time() + shorter(limits.TAINTS_ASKED_LOST_S, 1.0)
+        self._ask_taints_at = min(self._ask_taints_at, soon)
         self._unfollowed = str(error)
         await self._tell()
 
@@ -289,7 +291,7 @@ class _Publisher:
         if has_taints(asked) and not has_taints(stored.spec):
             self._keeps = ServerKeepsTaints.NO
             # Not at once: of two replicas of the server one may drop what the other keeps.
-            self._ask_taints_at = trio.current_time() + limits.TAINTS_ASKED_S
+            self._ask_taints_at = trio.current_time() + about(limits.TAINTS_ASKED_S, limits.API_HOUR_JITTER)
         elif has_taints(asked):
             # A slice that had taints keeps them also where the gate is off now, and only a new one shows it.
             self._ask_taints_at = -inf
@@ -306,7 +308,7 @@ class _Publisher:
         else:
             self._unasked = ""
             self._keeps = ServerKeepsTaints.YES if has_taints(stored.spec) else ServerKeepsTaints.NO
-        self._ask_taints_at = trio.current_time() + limits.TAINTS_ASKED_S
+        self._ask_taints_at = trio.current_time() + about(limits.TAINTS_ASKED_S, limits.API_HOUR_JITTER)
 
     def _list_anew(self) -> None:
         """The watch has not shown what was written."""

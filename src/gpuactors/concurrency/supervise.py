@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 import trio
 from msgspec import Struct
+
+from gpuactors.concurrency.jitter import shorter
 
 
 class ActorReturnedError(Exception):
@@ -32,7 +33,7 @@ class RestartPolicy(Struct, frozen=True):
     def wait_s(self, failures: int) -> float:
         """The wait before the restart after `failures` failures in a row (1, 2, …)."""
         plain_s = min(self.backoff_max_s, self.backoff_initial_s * 2.0 ** min(failures - 1, 30))
-        return plain_s * (1 - self.jitter * random.random())
+        return shorter(plain_s, self.jitter)
 
 
 async def supervise(

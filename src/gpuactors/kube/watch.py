@@ -1,10 +1,10 @@
 """A watch of some objects of one kind, renewed as long as the server can go on from where it ended.
 
 Theory of operation. The server says with each event, and with a bookmark each minute, from which version on to watch
-next. A watch ends after WATCH_S, which is no event, and is renewed from there. If the server does not have that version
-any more, it answers 200 and an ERROR event with code 410: all is to be learnt anew. So it is after a watch that ended
-without a word: its version may be from before a restore of etcd, and of a version that is still to come the server says
-nothing at all. Must not know what the objects are.
+next. A watch ends after about WATCH_S, which is no event, and is renewed from there. If the server does not have that
+version any more, it answers 200 and an ERROR event with code 410: all is to be learnt anew. So it is after a watch that
+ended without a word: its version may be from before a restore of etcd, and of a version that is still to come the
+server says nothing at all. Must not know what the objects are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import trio
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.concurrency.jitter import about
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import JSON, ApiClient, Call
 from gpuactors.ports.kube import ApiRefused
@@ -78,32 +79,33 @@ class Watch:
                         yield change
                 if not place.said:
                     break
-                await trio.sleep(limits.WATCH_AGAIN_S[min(place.short, len(limits.WATCH_AGAIN_S) - 1)])
+                await trio.sleep(_again_s(place.short))
         except ApiRefused as exc:
             if exc.code != _GONE:
                 raise
-        await trio.sleep(limits.WATCH_AGAIN_S[1])
+        await trio.sleep(_again_s(1))
 
     async def _once(self, place: _Place) -> AsyncGenerator[Change]:
         """One watch from `place`, which it moves on. Raises `ApiRefused` with code 410 if that is too old."""
         place.said = False
         began = trio.current_time()
-        async with self._client.lines(self._call(place.version), limits.WATCH_SILENT_S) as lines:
+        asked_s = round(about(limits.WATCH_S, limits.API_HOUR_JITTER))
+        async with self._client.lines(self._call(place.version, asked_s), limits.WATCH_SILENT_S) as lines:
             async for line in lines:
                 place.said = True
                 change = self._change(line, place)
                 if change is not None:
                     yield change
-                if trio.current_time() > began + limits.WATCH_S + limits.WATCH_LATE_S:
+                if trio.current_time() > began + asked_s + limits.WATCH_LATE_S:
                     break
         lasted_s = trio.current_time() - began
         place.short = place.short + 1 if lasted_s < limits.WATCH_SHORT_S else 0
 
-    def _call(self, version: str) -> Call:
+    def _call(self, version: str, asked_s: int) -> Call:
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": f"{limits.WATCH_S:.0f}",
+            "timeoutSeconds": str(asked_s),
         }
         if version:
             query["resourceVersion"] = version
@@ -118,3 +120,9 @@ class Watch:
         found = errors.answered(self.what, self._client.server, event.object, objects.PartialObject)
         place.version = found.metadata.resource_version
         return None if event.type == "BOOKMARK" else Change(event.type, event.object)
+
+
+def _again_s(short: int) -> float:
+    """The wait before the next watch, after so many in a row that were cut short."""
+    waits = limits.WATCH_AGAIN_S
+    return about(waits[min(short, len(waits) - 1)], limits.WATCH_AGAIN_JITTER)

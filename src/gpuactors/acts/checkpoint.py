@@ -183,15 +183,7 @@ class CheckpointFile:
 
     def _decoded(self, stored: bytes) -> tuple[str, Checkpoint]:
         """Raises `ValueError` for a corrupt file, `CheckpointNewerError`."""
-        if len(stored) > limits.CLAIMS_FILE_MAX_BYTES:
-            raise ValueError(f"it has more than {limits.CLAIMS_FILE_MAX_BYTES:,} bytes")
-        match = _FORM.fullmatch(stored)
-        if match is None:
-            raise ValueError("it is not of the form of a checkpoint")
-        checksum, body = match[1].decode(), match[2]
-        if sha256(body).hexdigest() != checksum:
-            raise ValueError("its checksum is not that of its content")
-        content = _json(decode_json(body, object, _DEPTH_MAX))
+        content = _content_of(stored)
         version = version_of(content)
         if version > VERSION:
             raise CheckpointNewerError(
@@ -239,7 +231,30 @@ class CheckpointFile:
         return [name for name in names if name.startswith(prefix)]
 
 
+def newer_version(stored: bytes) -> int | None:
+    """The version of a checkpoint that this gpuactors cannot follow; None for one that it can, and for a corrupt
+    one."""
+    try:
+        version = version_of(_content_of(stored))
+    except ValueError:
+        return None
+    return version if version > VERSION else None
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _content_of(stored: bytes) -> Json:
+    """The inner object of the file. Raises `ValueError` for a corrupt file."""
+    if len(stored) > limits.CLAIMS_FILE_MAX_BYTES:
+        raise ValueError(f"it has more than {limits.CLAIMS_FILE_MAX_BYTES:,} bytes")
+    match = _FORM.fullmatch(stored)
+    if match is None:
+        raise ValueError("it is not of the form of a checkpoint")
+    checksum, body = match[1].decode(), match[2]
+    if sha256(body).hexdigest() != checksum:
+        raise ValueError("its checksum is not that of its content")
+    return _json(decode_json(body, object, _DEPTH_MAX))
 
 
 def _encoded(content: Json) -> bytes:

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.cli.doctor.checks import examine
 from gpuactors.cli.doctor.checks.daemon import is_unsettled
-from gpuactors.cli.doctor.facts import Devices, Facts, State, Unknown
+from gpuactors.cli.doctor.facts import Claims, Devices, Facts, NewerCheckpoint, Place, State, Unknown
 from gpuactors.cli.doctor.finding import Check, Level
 from gpuactors.cli.doctor.settings import OWN, of_daemon
 from gpuactors.config import resolve
@@ -533,6 +534,19 @@ def test_directories_of_claims_that_cannot_be_made() -> None:
         )
 
 
+def test_a_checkpoint_of_a_newer_gpuactors_and_the_way_back() -> None:
+    with for_claims(compute_domains="on") as (patient, _):
+        path = patient.node.kubelet_dir / "plugins" / DRIVER / "gpuactors-checkpoint.json"
+        path.parent.mkdir(parents=True)
+        for version, expected in ((1, ()), (2, ("is of version 2, this gpuactors knows 1",))):
+            body = f'{{"version":{version},"bootId":"b"}}'
+            checksum = sha256(body.encode()).hexdigest()
+            path.write_text(f'{{"checksum":"sha256:{checksum}","checkpoint":{body}}}\n')
+            found = wrong(patient.examined(pre=False))
+            remedy = f"run rm {path} on the node, kubectl -n gpuactors delete pod -l app.kubernetes.io/name=gpuactors"
+            only(found, *(seed(Check.CLAIMS_SERVED, FAIL, said, remedy) for said in expected), NO_DAEMON)
+
+
 def test_a_node_for_compute_domains_alone_keeps_its_gpus() -> None:
     with for_claims(dra="off", device_plugin="off", compute_domains="on") as (patient, _):
         patient.gpu(0x25, driver="nvidia")
@@ -566,6 +580,17 @@ def test_what_the_daemon_says_of_claims(healthy: Facts) -> None:
               f"Run gpuactors explain {GPU}")),
     ):  # fmt: skip
         expected.assert_found(wrong(with_view(dra, claims=claims)))
+
+
+def test_a_newer_checkpoint_is_said_once_with_the_node_in_the_commands(healthy: Facts) -> None:
+    place = Place("/p", True, "/p", True)
+    claims = Claims(place, place, (place,), (NewerCheckpoint("/p/gpuactors-checkpoint.json", 2),))
+    dra = replace(healthy, node="node-1", config=type(healthy.config)(dra="on"), claims=claims, api=None)
+    said = ClaimsView("gpu.nvidia.com", "/p/gpuactors-checkpoint.json is of version 2, this …", (), None)
+    only(
+        wrong(with_view(dra, claims=said)),
+        seed(Check.CLAIMS_SERVED, FAIL, "serves no claim", "kubectl drain node-1 --ignore-daemonsets"),
+    )
 
 
 def test_what_the_daemon_says_of_compute_domains(healthy: Facts) -> None:

@@ -76,6 +76,13 @@ class State(Struct, frozen=True):
     """Bytes that the journal already takes of it."""
 
 
+class NewerCheckpoint(Struct, frozen=True):
+    """The checkpoint of a newer gpuactors, which this one cannot follow."""
+
+    path: str
+    version: int
+
+
 class Claims(Struct, frozen=True):
     """The additional needs of claims, with DRA or compute domains on."""
 
@@ -84,6 +91,8 @@ class Claims(Struct, frozen=True):
     """Kubelet's `plugins_registry`."""
     plugins: tuple[Place, ...]
     """The directory of each driver below kubelet's `plugins`."""
+    newer: tuple[NewerCheckpoint, ...] = ()
+    """In these directories."""
 
 
 class ApiServer(Struct, frozen=True):

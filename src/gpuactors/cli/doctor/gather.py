@@ -24,6 +24,7 @@ from gpuactors.cli.doctor.facts import (
     Facts,
     Known,
     ModelNames,
+    NewerCheckpoint,
     NoDaemon,
     Place,
     State,
@@ -226,10 +227,15 @@ class _Reading:
         drivers += [config.domains_driver] * (config.compute_domains != "off")
 
         def read() -> Claims:
+            from gpuactors.daemon.claims import newer_checkpoint  # which other nodes do not need
+
+            directories = [os.path.join(plugins, driver) for driver in drivers]
+            newer = filter(None, map(newer_checkpoint, directories))
             return Claims(
                 cdi=_place(str(config.cdi_dir)),
                 registry=_place(os.path.join(self._kubelet_dir, REGISTRY)),
-                plugins=tuple(_place(os.path.join(plugins, driver)) for driver in drivers),
+                plugins=tuple(map(_place, directories)),
+                newer=tuple(NewerCheckpoint(path, version) for path, version in newer),
             )
 
         return await self._blocking("the directories of claims", read)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuactors.cli.doctor.facts import Claims, Facts, Place, Unknown
+from gpuactors.cli.doctor.facts import Claims, Facts, NewerCheckpoint, Place, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, sentence, warned
 from gpuactors.control.claims_view import ClaimsView
 from gpuactors.control.client import Running
 from gpuactors.control.domains_view import DomainsView
+from gpuactors.core.claims.checkpoint import VERSION
 from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.values.selector import full_address
@@ -16,8 +17,11 @@ from gpuactors.core.values.selector import full_address
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Nothing where both are off; before installation only what the host has."""
+    newer: tuple[NewerCheckpoint, ...] = ()
     if isinstance(facts.claims, Claims):
+        newer = facts.claims.newer
         yield from _directories(facts.claims)
+        yield from (_refused(one, facts.node) for one in newer)
     elif facts.claims is not None:
         yield failed(Check.CDI_DIRECTORY, facts.claims.reason, "Check these disks.")
     match facts.api:
@@ -36,9 +40,10 @@ def check(facts: Facts) -> Iterator[Finding]:
     if isinstance(facts.daemon, Running):
         view = facts.daemon.view
         if facts.config.dra == "on":
-            yield from _served(view.claims, "--dra")
+            yield from _served(view.claims, "--dra", newer)
         if facts.config.compute_domains != "off":
-            yield from _served(view.domains.claims if view.domains is not None else None, "--compute-domains")
+            of_domains = view.domains.claims if view.domains is not None else None
+            yield from _served(of_domains, "--compute-domains", newer)
             yield from _label(view.domains, facts.node)
     yield from _imex(facts)
 
@@ -102,7 +107,21 @@ def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:
         )
 
 
-def _served(claims: ClaimsView | None, flag: str) -> Iterator[Finding]:
+def _refused(newer: NewerCheckpoint, node: str) -> Finding:
+    """As docs/upgrade.md has it, with this node's names."""
+    drain = f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
+    pods = f"-l app.kubernetes.io/name=gpuactors --field-selector spec.nodeName={node}"
+    return failed(
+        Check.CLAIMS_SERVED,
+        f"{newer.path} is of version {newer.version}, this gpuactors knows {VERSION}: a newer one wrote it, and "
+        "this one serves no claim",
+        f"Upgrade again: the newer gpuactors continues with these claims. To stay with this version, release them "
+        f"while the newer one runs: {drain}. Then roll back, run rm {newer.path} on the node, "
+        f"kubectl -n gpuactors delete pod {pods}, and kubectl uncordon {node}.",
+    )
+
+
+def _served(claims: ClaimsView | None, flag: str, newer: tuple[NewerCheckpoint, ...]) -> Iterator[Finding]:
     if claims is None:
         yield warned(
             Check.CLAIMS_SERVED,
@@ -110,6 +129,8 @@ def _served(claims: ClaimsView | None, flag: str) -> Iterator[Finding]:
             f"Start it with {flag} on, or leave {flag} out here.",
         )
         return
+    if any(one.path in claims.problem for one in newer):
+        return  # said above, with what to do
     slices = claims.slices
     problems = [
         claims.problem,

@@ -174,7 +174,8 @@ def test_the_policies_of_another_release_are_about_its_account_and_no_other_one(
     for policy in found:
         own = by_pod("UPDATE", theirs, theirs, user="system:serviceaccount:elsewhere:gpu-b")
         assert denied(policy, own) is not None
-        assert denied(policy, by_pod("UPDATE", theirs, theirs)) is None
+        for other in (ACCOUNT, "system:serviceaccount:another:gpu-b"):
+            assert denied(policy, by_pod("UPDATE", theirs, theirs, user=other)) is None
 
 
 def test_the_policies_hold_in_a_namespace_that_kustomize_has_put_the_account_into() -> None:

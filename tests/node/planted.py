@@ -53,10 +53,10 @@ BUGS: Final = (
         f"{RIGHTS} each_right_of_every_role",
     ),
     Planted(
-        "a policy is for another namespace",
+        "a policy is about another account",
         "deploy/chart/gpuactors/templates/_helpers.tpl",
-        "system:serviceaccount:[^:]+:",
-        "system:serviceaccount:gpu-actors:",
+        'request.userInfo.username == "',
+        'request.userInfo.username == "-',
         f"{RIGHTS} each_policy_admits",
     ),
     Planted(

@@ -55,10 +55,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 system:serviceaccount:{{ .Release.Namespace }}:{{ include "gpuactors.account" . }}
 {{- end }}
 
-{{/* Whether a request to the API server is the pod's, for an admission policy: by the account's name in any namespace, so
-that the policy holds where kustomize or another tool changes the namespace and cannot follow it into this text. */}}
+{{/* Whether a request to the API server is the pod's, for an admission policy. */}}
 {{- define "gpuactors.ours" -}}
-request.userInfo.username.matches("^system:serviceaccount:[^:]+:{{ include "gpuactors.account" . | replace "." "[.]" }}$")
+request.userInfo.username == "{{ include "gpuactors.username" . }}"
 {{- end }}
 
 {{/* The subject of every binding. */}}

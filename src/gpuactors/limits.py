@@ -786,6 +786,9 @@ LABEL_CONFLICTS_MAX: Final = 3
 LABELS_KEPT: Final = 64
 """Values of the label that are remembered as ours, the last ones: one for each domain that had a claim here."""
 
+DOMAINS_FOUND_MAX: Final = 64
+"""ComputeDomains whose namespace and name are remembered: as many as LABELS_KEPT."""
+
 DOMAIN_READ_S: Final = 2.0
 """2 s. A compute domain is read again by itself while a claim waits for it: a watch may have been lost."""
 

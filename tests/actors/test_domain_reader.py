@@ -65,6 +65,10 @@ def of(*reads: DomainReadWanted, imex: int = 0) -> DomainsWanted:
     return DomainsWanted(domains=reads, imex=imex)
 
 
+def watching(*uids: DomainUid) -> DomainsWanted:
+    return DomainsWanted(watched=uids)
+
+
 # --- orders -----------------------------------------------------------------------------------------------
 
 
@@ -91,7 +95,7 @@ async def test_without_a_fabric_or_a_domain_no_clique_is_asked_for(autojump_cloc
         at.at.asked()
         assert await at.answers(of(DomainReadWanted(1, uid, ""))) == [DomainRead(1, uid, domain)]
         assert await at.answers(of(DomainReadWanted(2, NOBODYS, CLIQUE))) == [DomainRead(2, NOBODYS, None)]
-        assert at.at.asked() == ["GET computedomains"] * 2
+        assert at.at.asked() == ["GET computedomains"] * 3, "looked for and read, and looked for in vain"
 
 
 async def test_two_domains_are_read_beside_each_other(autojump_clock: MockClock) -> None:
@@ -146,8 +150,8 @@ async def test_many_changes_at_once_are_one_hint_and_the_last_one_is_not_missed(
     autojump_clock: MockClock,
 ) -> None:
     async with reader() as at:
-        for number in range(20):
-            at.domain("team-a", f"d-{number}")
+        uids = [at.domain("team-a", f"d-{number}") for number in range(20)]
+        at.wanted.set(watching(*uids))
         first = await at.posted()
         assert first == [DomainsTouched()]
         at.at.server.set_domain_nodes("team-a", "d-0", {NODE: "Ready"})
@@ -162,7 +166,8 @@ async def test_a_domain_that_changes_all_the_time_is_a_hint_twice_a_second(
     autojump_clock: MockClock,
 ) -> None:
     async with reader() as at:
-        at.domain("team-a")
+        at.wanted.set(watching(at.domain("team-a")))
+        await at.posted()
         began = trio.current_time()
         hints = 0
         while trio.current_time() < began + 10.0:
@@ -174,12 +179,38 @@ async def test_a_domain_that_changes_all_the_time_is_a_hint_twice_a_second(
 
 async def test_a_watch_that_fails_is_told_and_begun_again_with_a_hint(autojump_clock: MockClock) -> None:
     async with reader() as at:
-        at.domain("team-a")
+        at.wanted.set(watching(uid := at.domain("team-a")))
         await at.posted()
         at.at.server.go_away()
         at.at.server.set_domain_nodes("team-a", "training", {NODE: "Ready"})
         await at.posted()
-        assert [reason.partition(":")[0] for reason in at.unwatched] == ["could not watch the ComputeDomains"]
+        assert [reason.partition(":")[0] for reason in at.unwatched] == [
+            f"could not watch the ComputeDomain with UID {uid}"
+        ]
         at.at.server.away = False
         await trio.sleep(limits.API_LOST_S)
         assert await at.posted() == [DomainsTouched()]
+
+
+async def test_only_a_domain_that_something_waits_for_is_watched(autojump_clock: MockClock) -> None:
+    """An idle node asks for nothing, whatever the domains of other nodes do."""
+    async with reader() as at:
+        ours, theirs = at.domain("team-a"), at.domain("team-b")
+        await trio.sleep(3600.0)
+        assert (at.at.asked(), await at.posted()) == ([], [])
+        at.wanted.set(watching(ours))
+        assert await at.posted() == [DomainsTouched()]
+        assert at.at.asked() == ["GET computedomains", "WATCH computedomains"]
+        at.at.server.set_domain_nodes("team-b", "training", {NODE: "Ready"})
+        await trio.sleep(1.0)
+        assert await at.posted() == []
+        at.wanted.set(watching(ours, theirs))
+        assert await at.posted() == [DomainsTouched()]
+        at.wanted.set(watching(theirs))
+        await at.posted()
+        at.at.server.set_domain_nodes("team-a", "training", {NODE: "Ready"})
+        await trio.sleep(1.0)
+        assert await at.posted() == [], "nothing waits for it any more"
+        at.wanted.set(watching())
+        await at.posted()
+        assert at.at.api.connections == 0

@@ -86,16 +86,18 @@ async def _node_watched(at: Cluster) -> None:
 
 
 async def _domain_found(at: Cluster) -> None:
-    await at.domains.find_domain(DomainUid(UID))
+    made = at.server.add_domain("team-a", "training")
+    await at.domains.find_domain(DomainUid(made["metadata"]["uid"]))
 
 
 async def _clique_read(at: Cluster) -> None:
     await at.domains.read_clique(DomainUid(UID), "c.1", NAMESPACE)
 
 
-async def _domains_watched(at: Cluster) -> None:
+async def _domain_watched(at: Cluster) -> None:
+    made = at.server.add_domain("team-a", "training")
     with trio.move_on_after(10):
-        async with at.domains.watch_domains() as changed:
+        async with at.domains.watch_domain(DomainUid(made["metadata"]["uid"])) as changed:
             async for _ in changed:
                 pass
 
@@ -117,7 +119,7 @@ MADE_BY: Final[dict[Method, Callable[[Cluster], Awaitable[None]]]] = {
     (SliceApi, "delete"): _slice_deleted,
     (DomainApi, "find_domain"): _domain_found,
     (DomainApi, "read_clique"): _clique_read,
-    (DomainApi, "watch_domains"): _domains_watched,
+    (DomainApi, "watch_domain"): _domain_watched,
     (DeviceClassApi, "list_classes"): _classes_listed,
 }
 """The requests of each method of the API's ports that an actor calls."""

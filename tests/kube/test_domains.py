@@ -82,7 +82,7 @@ async def test_a_status_that_says_nothing_of_a_node_says_that_none_is_ready(
 async def test_a_status_of_another_shape_is_malformed(at: Cluster) -> None:
     found = at.server.add_domain("team-a", "training")
     at.server.store.put(DOMAINS, found | {"status": {"nodes": [{"name": 7}]}})
-    with pytest.raises(ApiMalformed, match="look for the ComputeDomain with UID"):
+    with pytest.raises(ApiMalformed, match="read the ComputeDomain with UID"):
         await at.domains.find_domain(uid_of(found))
 
 
@@ -112,44 +112,98 @@ async def test_what_the_driver_says_of_the_fabric_is_one_part_of_the_path(at: Cl
     assert target.endswith(f"/computedomaincliques/{NOBODYS}...%2F..%2F..%2Fsecrets%3Fwatch%3Dtrue")
 
 
+async def test_a_domain_is_looked_for_once_and_read_alone_from_then_on(at: Cluster) -> None:
+    """Hundreds of domains of hundreds of nodes are megabytes, and a claim that waits reads every two seconds."""
+    domains = at.domains
+    for number in range(20):
+        at.server.add_domain("team-a", f"other-{number}")
+    uid = uid_of(at.server.add_domain("team-b", "training"))
+    for ready in ("NotReady", "Ready", "Ready"):
+        at.server.set_domain_nodes("team-b", "training", {NODE: ready})
+        found = await domains.find_domain(uid)
+        assert found is not None
+        assert found.ready_nodes == ({NODE} if ready == "Ready" else set())
+    targets = [target.partition("/v1beta1/")[2] for _, target in at.server.requests]
+    alone = "namespaces/team-b/computedomains?fieldSelector=metadata.name%3Dtraining"
+    assert targets == ["computedomains", alone, alone, alone]
+
+
+async def test_a_domain_that_goes_is_none_though_its_place_is_known(at: Cluster) -> None:
+    domains, uid = at.domains, uid_of(at.server.add_domain("team-a", "training"))
+    assert await domains.find_domain(uid) is not None
+    at.server.delete_domain("team-a", "training")
+    assert await domains.find_domain(uid) is None
+    at.server.add_domain("team-a", "training")
+    assert await domains.find_domain(uid) is None, "another one has its name"
+
+
+async def test_no_more_places_are_remembered_than_are_of_use(at: Cluster) -> None:
+    domains = at.domains
+    uids = [
+        uid_of(at.server.add_domain("team-a", f"training-{number}"))
+        for number in range(limits.DOMAINS_FOUND_MAX + 1)
+    ]
+    for uid in uids:
+        await domains.find_domain(uid)
+    at.asked()
+    assert await domains.find_domain(uids[-1]) is not None
+    assert at.asked() == ["GET computedomains"]
+    assert await domains.find_domain(uids[0]) is not None, "the first one is looked for again"
+    assert at.asked() == ["GET computedomains"] * 2
+
+
 # --- the watch --------------------------------------------------------------------------------------------
 
 
-async def test_each_domain_and_each_change_of_one_is_told_by_its_uid(autojump_clock: MockClock) -> None:
+async def test_each_change_of_one_domain_is_told_and_none_of_another(autojump_clock: MockClock) -> None:
     async with cluster() as at, trio.open_nursery() as nursery:
-        one = uid_of(at.server.add_domain("team-a", "training"))
-        seen: list[DomainUid] = []
+        uid = uid_of(at.server.add_domain("team-a", "training"))
+        seen: list[None] = []
 
         async def watch() -> None:
-            async with at.domains.watch_domains() as changed:
-                async for uid in changed:
-                    seen.append(uid)  # noqa: PERF401 -- it is looked at meanwhile
+            async with at.domains.watch_domain(uid) as changed:
+                async for one in changed:
+                    seen.append(one)  # noqa: PERF401 -- it is looked at meanwhile
 
-        async def came() -> list[DomainUid]:
+        async def came() -> int:
             await wait_all_tasks_blocked(0.001)
-            found = seen[:]
+            found = len(seen)
             seen.clear()
             return found
 
         nursery.start_soon(watch)
-        assert await came() == [one]
-        other = uid_of(at.server.add_domain("team-b", "training"))
-        at.server.set_domain_nodes("team-a", "training", {NODE: "Ready"})
-        at.server.delete_domain("team-b", "training")
+        assert await came() == 1, "as it is now"
+        at.server.add_domain("team-b", "training")
+        at.server.add_domain("team-a", "another")
         at.server.label_node(NODE, "some", "thing")
-        assert await came() == [other, one, other]
+        assert await came() == 0
+        at.server.set_domain_nodes("team-a", "training", {NODE: "Ready"})
+        at.server.delete_domain("team-a", "training")
+        assert await came() == 2
+        at.server.add_domain("team-a", "training")
+        assert await came() == 0, "another domain by its name"
         at.asked()
         await trio.sleep(2 * limits.WATCH_S)
         assert {*at.asked()} == {"WATCH computedomains"}
-        assert await came() == []
+        assert await came() == 0
         nursery.cancel_scope.cancel()
+
+
+async def test_a_domain_that_is_not_there_is_not_watched(autojump_clock: MockClock) -> None:
+    async with cluster() as at:
+        with trio.move_on_after(limits.WATCH_S):
+            async with at.domains.watch_domain(NOBODYS) as changed:
+                await anext(changed)
+        assert at.asked() == ["GET computedomains"], "it is looked for once, and a read finds it if it comes"
 
 
 async def test_a_watch_that_may_not_be_is_told_with_the_remedy(autojump_clock: MockClock) -> None:
     async with cluster() as at:
+        domains, uid = at.domains, uid_of(at.server.add_domain("team-a", "training"))
+        await domains.find_domain(uid)
         at.server.order(ApiFault.FORBIDDEN)
-        with pytest.raises(ApiRefused, match=r"could not watch the ComputeDomains.*`compute-domains`"):
-            async with at.domains.watch_domains() as changed:
+        with pytest.raises(ApiRefused, match=r"could not watch the ComputeDomain with.*`compute-domains`"):
+            async with domains.watch_domain(uid) as changed:
                 await anext(changed)
 
 
@@ -162,5 +216,5 @@ async def test_over_a_socket_a_domain_and_its_clique_are_read() -> None:
             domains = KubeDomains(ApiClient(FileAccess(Server("http", "127.0.0.1", port))))
             assert await domains.find_domain(uid) == ComputeDomain(uid, "training", "team-a")
             assert await domains.read_clique(uid, CLIQUE, NAMESPACE) == Clique(frozenset({NODE}))
-            async with domains.watch_domains() as changed:
-                assert await anext(changed) == uid
+            async with domains.watch_domain(uid) as changed:
+                await anext(changed)

@@ -1,5 +1,5 @@
 """The domain reader: reads compute domains from the API server, and what the host says of IMEX, as they are wanted,
-and posts that somebody has touched a ComputeDomain.
+and posts that somebody has touched a ComputeDomain, as long as that is of interest: on an idle node nothing is watched.
 
 Must not decide anything: that there is no such domain is an answer, and so is a server or a host that does not answer.
 """
@@ -18,6 +18,7 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, ImexRead
+from gpuactors.core.values.domain import DomainUid
 from gpuactors.ports.kube import ApiError, DomainApi
 from gpuactors.ports.node import HostError, ImexReader
 
@@ -29,7 +30,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     unwatched: Callable[[str], None],
 ) -> None:
-    """Runs for ever. `unwatched` gets the reason each time ComputeDomains cannot be watched; it must not raise."""
+    """Runs for ever. `unwatched` gets the reason each time a ComputeDomain cannot be watched; it must not raise."""
 
     async def read(_: int, order: DomainReadWanted) -> Event:
         return await _read(order, api)
@@ -39,7 +40,7 @@ async def run(
 
     async with trio.open_nursery() as nursery:
         changes = Latest(0)
-        nursery.start_soon(_watch, api, changes, unwatched)
+        nursery.start_soon(_watch_all, wanted.subscribe(), api, changes, unwatched)
         nursery.start_soon(_post, changes.subscribe(), inbox)
         nursery.start_soon(
             each_once, wanted.subscribe(), lambda now: {r.number: r for r in now.domains}, read, inbox
@@ -68,12 +69,37 @@ async def _look(number: int, imex: ImexReader) -> Event:
     return ImexRead(number, facts)
 
 
-async def _watch(api: DomainApi, changes: Latest[int], unwatched: Callable[[str], None]) -> None:
+async def _watch_all(
+    wanted: LatestReader[DomainsWanted],
+    api: DomainApi,
+    changes: Latest[int],
+    unwatched: Callable[[str], None],
+) -> None:
+    """Watches each domain as long as that is wanted, for ever."""
+    watching: dict[DomainUid, trio.CancelScope] = {}
+
+    async def watch(uid: DomainUid, scope: trio.CancelScope) -> None:
+        with scope:
+            await _watch(uid, api, changes, unwatched)
+
+    async with trio.open_nursery() as nursery:
+        async for now in wanted:
+            for uid in watching.keys() - set(now.watched):
+                watching.pop(uid).cancel()
+            for uid in now.watched:
+                if uid not in watching:
+                    watching[uid] = trio.CancelScope()
+                    nursery.start_soon(watch, uid, watching[uid])
+
+
+async def _watch(
+    uid: DomainUid, api: DomainApi, changes: Latest[int], unwatched: Callable[[str], None]
+) -> None:
     """Counts the changes that the watch shows, for ever."""
 
     async def follow() -> None:
-        async with api.watch_domains() as uids:
-            async for _ in uids:
+        async with api.watch_domain(uid) as changed:
+            async for _ in changed:
                 changes.set(changes.value + 1)
 
     async def failed(error: ApiError) -> None:
@@ -83,7 +109,7 @@ async def _watch(api: DomainApi, changes: Latest[int], unwatched: Callable[[str]
 
 
 async def _post(changes: LatestReader[int], inbox: trio.MemorySendChannel[Event]) -> None:
-    """Of many changes at once, as of all domains at the beginning, one is posted: all are read after each."""
+    """Of many changes at once one is posted: all domains that something waits for are read after each."""
     async for count in changes:
         if count:
             await inbox.send(DomainsTouched())

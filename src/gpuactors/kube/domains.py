@@ -1,7 +1,9 @@
 """NVIDIA's ComputeDomains and ComputeDomainCliques, reduced to what one node needs. Implements `ports.kube.DomainApi`.
 
-A ComputeDomain is known by its UID alone, and the server finds objects by name: all are listed. Either kind says that a
-node is ready (`status.nodes[]` and `daemons[]`); which counts is not decided here.
+A ComputeDomain is known by its UID alone, and the server finds objects by name: the metadata of all are listed once,
+and the place of the one is remembered, which it has as long as it is there. From then on that one alone is read and
+watched: while a domain of n nodes becomes ready, its status changes n times, and n nodes read it after each change.
+Either kind says that a node is ready (`status.nodes[]` and `daemons[]`); which counts is not decided here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Final, final
 from urllib.parse import quote
 
 import msgspec
+import trio
 
+from gpuactors import limits
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, clique_name
 from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
@@ -44,6 +48,10 @@ class _Domains(msgspec.Struct):
     items: list[_Domain]
 
 
+class _Metadata(msgspec.Struct):
+    items: list[objects.PartialObject]
+
+
 class _Daemon(msgspec.Struct, rename="camel"):
     node_name: str
     status: str = ""
@@ -53,20 +61,67 @@ class _Clique(msgspec.Struct):
     daemons: list[_Daemon] | None = None
 
 
+class _Place(msgspec.Struct, frozen=True):
+    """Where the server has an object."""
+
+    path: str
+    """The list that it is in."""
+    selector: str
+    """Selects it in the list: a right to `get` it is not needed."""
+
+
+class _Lookup(msgspec.Struct):
+    """Where the domain of one UID is."""
+
+    place: _Place | None = None
+    under_way: trio.Event | None = None
+    """It is being looked for: whoever else asks waits for that."""
+
+
 @final
 class KubeDomains:
     """The compute domains of a cluster, and their cliques."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._watch = Watch(client, "watch the ComputeDomains", _DOMAINS, accept=METADATA_ONLY)
+        self._lookups: dict[DomainUid, _Lookup] = {}
+        """The last DOMAINS_FOUND_MAX that were looked for."""
 
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
         """Implement `DomainApi.find_domain`."""
-        call = Call(f"look for the ComputeDomain with UID {quoted_name(uid)}", "GET", _DOMAINS)
+        if (place := await self._place(uid)) is None:
+            return None
+        what = f"read the ComputeDomain with UID {quoted_name(uid)}"
+        call = Call(what, "GET", place.path, {"fieldSelector": place.selector})
         body = await self._client.ask(call)
         found = errors.answered(call.what, self._client.server, body, _Domains).items
         return next((_domain(one) for one in found if one.metadata.uid == uid), None)
+
+    async def _place(self, uid: DomainUid) -> _Place | None:
+        """Where it is; None if the server has no such domain. Raises `ApiError`."""
+        lookup = self._lookups.pop(uid, None) or _Lookup()
+        self._lookups[uid] = lookup
+        while len(self._lookups) > limits.DOMAINS_FOUND_MAX:
+            del self._lookups[next(iter(self._lookups))]
+        while lookup.under_way is not None:
+            await lookup.under_way.wait()
+        if lookup.place is None:
+            lookup.under_way = looked_for = trio.Event()
+            try:
+                lookup.place = await self._looked_for(uid)
+            finally:
+                lookup.under_way = None
+                looked_for.set()
+        return lookup.place
+
+    async def _looked_for(self, uid: DomainUid) -> _Place | None:
+        what = f"look for the ComputeDomain with UID {quoted_name(uid)}"
+        body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_ONLY))
+        for one in errors.answered(what, self._client.server, body, _Metadata).items:
+            if one.metadata.uid == uid:
+                path = f"{_API}/namespaces/{quote(one.metadata.namespace, safe='')}/computedomains"
+                return _Place(path, f"metadata.name={one.metadata.name}")
+        return None
 
     async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
         """Implement `DomainApi.read_clique`."""
@@ -85,19 +140,22 @@ class KubeDomains:
         return Clique(frozenset(daemon.node_name for daemon in daemons if daemon.status == _READY))
 
     @asynccontextmanager
-    async def watch_domains(self) -> AsyncIterator[AsyncIterator[DomainUid]]:
-        """Implement `DomainApi.watch_domains`."""
-        async with aclosing(self._changed()) as changed:
+    async def watch_domain(self, uid: DomainUid) -> AsyncIterator[AsyncIterator[None]]:
+        """Implement `DomainApi.watch_domain`."""
+        async with aclosing(self._changed(uid)) as changed:
             yield changed
 
-    async def _changed(self) -> AsyncGenerator[DomainUid]:
+    async def _changed(self, uid: DomainUid) -> AsyncGenerator[None]:
+        if (place := await self._place(uid)) is None:
+            await trio.sleep_forever()
+        what = f"watch the ComputeDomain with UID {quoted_name(uid)}"
+        watch = Watch(self._client, what, place.path, selector=place.selector, accept=METADATA_ONLY)
         while True:
-            async with aclosing(self._watch.changes()) as changes:
+            async with aclosing(watch.changes()) as changes:
                 async for change in changes:
-                    found = errors.answered(
-                        self._watch.what, self._client.server, change.object, objects.PartialObject
-                    )
-                    yield DomainUid(found.metadata.uid)
+                    found = errors.answered(what, self._client.server, change.object, objects.PartialObject)
+                    if found.metadata.uid == uid:  # else it was made anew by this name
+                        yield
 
 
 def _domain(found: _Domain) -> ComputeDomain:

@@ -157,9 +157,10 @@ class DomainApi(Protocol):
         as before the first daemon has written it. Raises `ApiError`."""
         ...
 
-    def watch_domains(self) -> AbstractAsyncContextManager[AsyncIterator[DomainUid]]:
-        """The UID of each ComputeDomain there is, then of each that was made, changed or deleted, for ever; all again
-        where the watch cannot go on. The iteration raises `ApiError`."""
+    def watch_domain(self, uid: DomainUid) -> AbstractAsyncContextManager[AsyncIterator[None]]:
+        """Something for the ComputeDomain with this UID as it is now, then for each change of it, for ever; again from
+        the beginning where the watch cannot go on. One that does not exist yields nothing. The iteration raises
+        `ApiError`."""
         ...
 
 

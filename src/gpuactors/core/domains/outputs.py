@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
 from gpuactors.core.domains.driver import DOMAINS
+from gpuactors.core.domains.reads import waited_for
 from gpuactors.core.domains.step import is_serving
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.domains import Domains
@@ -43,6 +44,8 @@ class DomainsWanted(Struct, frozen=True):
     """The number of the read of the node's label that is outstanding; 0: none."""
     label_patch: LabelPatchWanted | None = None
     domains: tuple[DomainReadWanted, ...] = ()
+    watched: tuple[DomainUid, ...] = ()
+    """The ComputeDomains whose changes are of interest: those that something here waits for."""
     imex: int = 0
     """The number of the outstanding read of what the host says of IMEX; 0: none."""
 
@@ -81,5 +84,6 @@ def domains_wanted(state: NodeState) -> DomainsWanted:
             for uid, view in domains.known.items()
             if view.refresh.outstanding is not None
         ),
+        waited_for(domains),
         imex.refresh.outstanding or 0,
     )

@@ -40,7 +40,7 @@ def imex_asked(domains: Domains) -> Domains:
 
 def touched(domains: Domains) -> Domains:
     """Somebody has touched a ComputeDomain or a clique: those that claims wait for are read again."""
-    for uid in _waited_for(domains):
+    for uid in waited_for(domains):
         domains = domain_asked(domains, uid)
     return domains
 
@@ -104,7 +104,7 @@ def on_state_changed(domains: Domains, at: float) -> Domains:
     uids = {entry.config.domain for entry in entries if entry.config is not None}
     if not domains.known.keys() <= uids:
         domains = replace(domains, known={u: v for u, v in domains.known.items() if u in uids})
-    waited = _waited_for(domains)
+    waited = waited_for(domains)
     for uid in waited:
         view = domains.known.get(uid, DomainView())
         is_old = view.number <= max(domains.label.added, domains.label.absent)
@@ -147,8 +147,8 @@ def deadline(domains: Domains) -> float:
     return min(min(views, default=math.inf), domains.imex.refresh.deadline)
 
 
-def _waited_for(domains: Domains) -> tuple[DomainUid, ...]:
-    """By a claim, or by the label, which is added only if the domain is there."""
+def waited_for(domains: Domains) -> tuple[DomainUid, ...]:
+    """The domains that a claim waits for, or the label, which is added only if the domain is there."""
     waiting = (e.config for e in domains.claims.entries.values() if e.state in _WAIT)
     found = [config.domain for config in waiting if config is not None]
     if (needed := label.wanted_of(domains)) is not None and not _is_gone(domains, needed):

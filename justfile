@@ -138,6 +138,10 @@ release:
     @python -m tests.deploy.tools
     @python -m tests.release.make
 
+# Write the address of the documents, `project.urls.Documentation` of pyproject.toml, into the alerts, the dashboard and the chart.
+addresses:
+    @python -m tests.release.addresses
+
 # Write the shipped pci.ids anew from the package of requirements/pci-ids.txt, and print which resources it renames.
 pci-ids:
     @python -m tests.release.pci_ids

@@ -18,12 +18,13 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import Health
 from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
 from tests.deploy.manifests import DEPLOY, of_kind, render
+from tests.release.addresses import documents, project
 from tests.support.markdown import anchors
 
 MONITORING: Final = DEPLOY / "monitoring"
 DOCS: Final = DEPLOY.parent / "docs"
-RUNBOOKS: Final = "https://gpuactors.example/docs/alerts.md"
-"""Where the rules say that docs/alerts.md is; the chart's `monitoring.docsUrl` names another address."""
+DOCUMENTS: Final = documents(project())
+"""Where the rules say that docs/ is; the chart's `monitoring.docsUrl` names another address."""
 
 OF_OTHERS: Final = {
     "up",
@@ -130,7 +131,7 @@ def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
     alerts = [rule for rule in rules() if "alert" in rule]
     for rule in alerts:
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert (page, anchor) == (RUNBOOKS, rule["alert"].lower())
+        assert (page, anchor) == (f"{DOCUMENTS}/alerts.md", rule["alert"].lower())
         assert anchor in headings, f"docs/alerts.md has no section {rule['alert']}"
     assert {heading for heading in headings if heading.startswith("gpuactors")} == {
         rule["alert"].lower() for rule in alerts
@@ -138,7 +139,7 @@ def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
 
 
 def test_the_links_of_the_dashboard_lead_to_documents() -> None:
-    leads = re.findall(r'"url": "https://gpuactors\.example/docs/([^"]*)"', json.dumps(dashboard()))
+    leads = re.findall(rf'"url": "{re.escape(DOCUMENTS)}/([^"]*)"', json.dumps(dashboard()))
     assert {"alerts.md", "causes.md", "metrics.md"} == {*leads}
     assert all((DOCS / name).is_file() for name in leads)
 

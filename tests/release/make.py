@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors.host.pci_ids import SHIPPED, date_of
+from tests.release.addresses import project, unset
 from tests.release.pci_ids import too_old
 from tests.release.provenance import provenance, tag_of
 from tests.release.version import CHECKOUT, commit_time, revision, source, tags, version
@@ -35,6 +36,12 @@ def release() -> list[str]:
         tag = tag_of(tags(), version(), (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ProvisionError(str(error)) from None
+    missing = unset(project())
+    if tag and missing:
+        raise ProvisionError(
+            f"the commit is tagged {tag}, and pyproject.toml lacks {', '.join(missing)}: set what "
+            "docs/release.md names before the first release, or remove the tag for a trial"
+        )
     with tempfile.TemporaryDirectory(prefix="gpuactors-release-") as name:
         # Names of two lengths: a path that gets into a file shows.
         built = [_build(Path(name) / clone) for clone in ("one", "the-other")]
@@ -46,7 +53,10 @@ def release() -> list[str]:
     statement = provenance(digests(DIST), revision=revision(), tag=tag, source=source())
     (DIST / f"gpuactors-{version()}.provenance.json").write_text(statement, encoding="utf-8")
     (DIST / SUMS).write_text(sums_of(DIST), encoding="ascii")
-    return [*said, f"tag {tag}" if tag else f"the commit has no tag v{version()}: a trial, and no release"]
+    if tag:
+        return [*said, f"tag {tag}"]
+    lacks = [f"a release needs {what}, which pyproject.toml lacks" for what in missing]
+    return [*said, *lacks, f"the commit has no tag v{version()}: a trial, and no release"]
 
 
 def _build(clone: Path) -> Path:

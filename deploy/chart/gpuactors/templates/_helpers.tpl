@@ -38,6 +38,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Where docs/ is read unless a value says it, as deploy/monitoring has it: `just addresses` writes it. */}}
+{{- define "gpuactors.documents" -}}
+https://gpuactors.example/docs
+{{- end }}
+
 {{- define "gpuactors.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

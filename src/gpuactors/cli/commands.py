@@ -16,30 +16,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
-import trio
 
-from gpuactors.cli import completion
+from gpuactors.cli import completion, start
+from gpuactors.cli.ending import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, fail, first
 from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
 from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.cli.progress import Progress
-from gpuactors.config import Config, ConfigError, Resolved, resolve, schema
+from gpuactors.config import Config, Resolved, schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
 from gpuactors.core.values.quote import quoted_id
-from gpuactors.observe import log, stdout
+from gpuactors.observe import stdout
 from gpuactors.ports.node import ControlError, HostError
-from gpuactors.process import malloc
-from gpuactors.process.logger import get_logger
 
-EX_DATAERR: Final = 65
-EX_UNAVAILABLE: Final = 69
-EX_SOFTWARE: Final = 70
-EX_CANTCREAT: Final = 73
-EX_CONFIG: Final = 78
 EX_PIPE: Final = 128 + signal.SIGPIPE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,27 +58,7 @@ def cli() -> None:
 @cli.command(cls=ConfiguredDaemon, epilog=epilog("run"))
 def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
-    resolved = _resolved(flags)
-    config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
-    from gpuactors.daemon import app  # what only the daemon needs is not loaded for the other commands
-    from gpuactors.daemon.startup_checks import AbsentError
-
-    log.configure(config.log_format, config.log_level, node=app.node_of(config))
-
-    malloc.give_back()
-    malloc.keep_the_start()
-    try:
-        trio.run(app.run_until_signal, config, sources)
-    except Exception as exc:
-        # Not except*: on Python 3.11.2 an exit from within it is grouped, and the exit code is another one.
-        cause = _first(exc)
-        if isinstance(cause, AbsentError):
-            get_logger().error("daemon.gave_up", reason=str(cause))
-            sys.exit(EX_UNAVAILABLE)
-        if isinstance(cause, HostError):
-            _fail(str(cause), EX_CONFIG)
-        get_logger().error("daemon.died", exc_info=exc)
-        _fail(f"internal error, please report it: {type(cause).__name__}: {cause}", EX_SOFTWARE)
+    start.run(_resolved(flags))
 
 
 @cli.command(cls=Configured, epilog=epilog("inspect"))
@@ -114,7 +86,7 @@ def inspect(output: str, watch: bool, **flags: object) -> None:
     try:
         found = view.inspect(config, Progress(sys.stderr))
     except HostError as exc:
-        _fail(str(exc), EX_UNAVAILABLE)
+        fail(str(exc), EX_UNAVAILABLE)
     match output:
         case Format.TABLE:
             click.echo(report.as_table(found, _columns()))
@@ -132,7 +104,7 @@ def _watch(config: Config, output: Format) -> None:
             config, output, out=sys.stdout, keys=sys.stdin, aside=lambda text: click.echo(text, err=True)
         )
     except ControlError as exc:
-        _fail(f"nothing to watch: {exc}", EX_UNAVAILABLE)
+        fail(f"nothing to watch: {exc}", EX_UNAVAILABLE)
 
 
 @cli.command(cls=Configured, epilog=epilog("explain"))
@@ -154,9 +126,9 @@ def explain(address: str, output: str, **flags: object) -> None:
     try:
         found = view.explain(config, address, Progress(sys.stderr))
     except view.UnknownAddressError as exc:
-        _fail(str(exc), 1)
+        fail(str(exc), 1)
     except HostError as exc:
-        _fail(str(exc), EX_UNAVAILABLE)
+        fail(str(exc), EX_UNAVAILABLE)
     if output == Format.TEXT:
         click.echo(report.explained_text(found, _columns()))
     else:
@@ -293,13 +265,13 @@ def replay(
             echo=click.echo,
         )
     except reading.JournalError as exc:
-        _fail(str(exc), EX_DATAERR)
+        fail(str(exc), EX_DATAERR)
     except run.TimeError as exc:
         raise click.BadParameter(str(exc), param_hint=exc.option) from None
     except run.DeviceError as exc:
         raise click.BadParameter(str(exc), param_hint="--device") from None
     except run.PageError as exc:
-        _fail(str(exc), EX_CANTCREAT)
+        fail(str(exc), EX_CANTCREAT)
     sys.exit(code)
 
 
@@ -363,13 +335,13 @@ def main() -> NoReturn:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except Exception as exc:
-        cause = _first(exc)
+        cause = first(exc)
         if not isinstance(cause, stdout.StdoutError):
             raise
         stdout.give_up()
         if cause.errno == errno.EPIPE:  # `gpuactors … | head`: the reader has closed the pipe
             sys.exit(EX_PIPE)
-        _fail(
+        fail(
             f"standard output cannot be written: {cause.strerror}; free the disk, or write elsewhere",
             EX_CANTCREAT,
         )
@@ -385,24 +357,9 @@ def _config(flags: dict[str, object]) -> Config:
 
 
 def _resolved(flags: dict[str, object]) -> Resolved:
-    try:
-        return resolve(_given(flags), os.environ)
-    except ConfigError as exc:
-        _fail(str(exc), EX_CONFIG)
+    return start.resolved(_given(flags))
 
 
 def _given(flags: dict[str, object]) -> dict[str, object]:
     """The flags that were on the command line."""
     return {key: value for key, value in flags.items() if value is not None and value != ()}
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    with suppress(OSError):  # the exit code remains where the sentence cannot be written
-        click.echo(f"gpuactors: {text}", err=True)
-    sys.exit(code)
-
-
-def _first(exc: BaseException) -> BaseException:
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    return exc

@@ -3,7 +3,7 @@
 Must not hold bounds (they are in `limits.py`).
 """
 
-from __future__ import annotations
+# Without deferred annotations: those of `Config` are evaluated once, not compiled again for each reader.
 
 import os
 import re

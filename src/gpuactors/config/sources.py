@@ -5,10 +5,8 @@ Must not know the meaning of a setting: that is in its declaration.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -183,7 +181,7 @@ def _shown_item(raw: object) -> str:
 # Service's name (kubelet pkg/kubelet/envvars/envvars.go: FromServices, makeLinkVariables). A Service called
 # gpuactors, or gpuactors-something, must not stop the daemon, so variables of exactly these shapes are passed
 # over.
-_SERVICE_VARIABLE = re.compile(
+_SERVICE_VARIABLE: Final = (
     r"GPUACTORS_(?:\w+_)?(?:"
     r"SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?"
     r")"
@@ -201,7 +199,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
             continue
         if name in known:
             found[known[name]] = environ[name]
-        elif not _SERVICE_VARIABLE.fullmatch(name):
+        elif not re.fullmatch(_SERVICE_VARIABLE, name):
             raise ConfigError(f"unknown variable {name} in the environment{_instead(name, known)}")
     return found
 
@@ -269,16 +267,18 @@ def _parsed(path: Path, origin: str, text: str) -> dict[str, object]:
     return values
 
 
-_PLACE: Final = re.compile(r"(?P<what>.*) \(at (?P<place>line \d+, column \d+|end of document)\)", re.DOTALL)
+_PLACE: Final = r"(?P<what>.*) \(at (?P<place>line \d+, column \d+|end of document)\)"
 """The form of the errors of `tomllib`."""
 
 
 def _toml(text: str) -> dict[str, object]:
     """Raises ValueError, with the line."""
+    import tomllib  # as strict_yaml above
+
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = _PLACE.fullmatch(str(error))
+        found = re.fullmatch(_PLACE, str(error), re.DOTALL)
         if found is None:
             raise
         place = found["place"].replace(
@@ -289,6 +289,8 @@ def _toml(text: str) -> dict[str, object]:
 
 def _instead(name: str, known: Iterable[str]) -> str:
     """Similar names; else all names. The prefix would make all variables look alike."""
+    import difflib  # for errors alone
+
     names = {full.removeprefix(ENVIRONMENT_PREFIX): full for full in known}
     close = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), names, n=2, cutoff=0.7)
     if close:

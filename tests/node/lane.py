@@ -54,6 +54,8 @@ SYSCTLS: Final = (
 """What kubelet sets on the whole machine. The kit's down.sh restores what `run/sysctls` says, and its up.sh writes that
 file unless there is one: in one lane it could come to read what kubelet of another has set."""
 
+_PROC_SYS: Final = Path("/proc/sys")
+
 SCRIPT_S: Final = 180.0
 """For one of the kit's scripts. The first start reads 800 MB."""
 
@@ -235,6 +237,12 @@ class Lane:
             if program.startswith(f"{self.directory}/"):
                 found.append(f"process {name} ({program})")
         return found
+
+
+def sysctl_values() -> str:
+    """What `SYSCTLS` are now, as `sysctl -p` reads it; those that this kernel has."""
+    paths = {name: _PROC_SYS / name.replace(".", "/") for name in SYSCTLS}
+    return "".join(f"{name} = {path.read_text().strip()}\n" for name, path in paths.items() if path.exists())
 
 
 def end(where: Sequence[Lane], environment: Mapping[str, str]) -> None:

@@ -25,17 +25,17 @@ from tests.node.lane import (
     LANE_VARIABLE,
     MOST_LANES,
     OWN_DIRECTORIES,
-    SYSCTLS,
     EndedError,
     Lane,
     Signals,
     end,
     lanes,
     play_script,
+    sysctl_values,
     wait,
 )  # fmt: skip
 from tests.release.image import have_image
-from tests.vm.commands import ProvisionError, need_root, run
+from tests.vm.commands import ProvisionError, need_root
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 DIRECTORY: Final = CHECKOUT / "var" / "node"
@@ -190,7 +190,7 @@ class _Run:
                     _check_nothing_is_left(where, mounts)
 
     def _start(self, where: Sequence[Lane], gates: str) -> None:
-        sysctls = run(("sysctl", "-e", *SYSCTLS))
+        sysctls = sysctl_values()
         for lane in where:
             lane.prepare()
             lane.keep_sysctls(sysctls)

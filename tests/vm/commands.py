@@ -38,7 +38,9 @@ def run(
             timeout=timeout_s, check=False,
         )  # fmt: skip
     except FileNotFoundError:
-        raise ProvisionError(f"{argv[0]} is not there: the virtual machine is set up for Debian 12") from None
+        raise ProvisionError(
+            f"{argv[0]} is not there: install it (on Debian 12 `./do` installs what a recipe needs)"
+        ) from None
     except subprocess.TimeoutExpired:
         raise ProvisionError(f"`{' '.join(argv)}` took more than {timeout_s:.0f} s") from None
     if done.returncode != 0:

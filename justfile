@@ -162,6 +162,10 @@ recording:
 causes:
     python -m gpuactors.core.values.cause > docs/causes.md
 
+# Write the lists of the modules that `gpuactors run` imports again.
+modules:
+    python -m tests.process.test_modules
+
 # Generate the protobuf code of protos/ again.
 gen: (_generate "src/gpuactors")
 

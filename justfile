@@ -114,6 +114,10 @@ garbage *ARGS:
 bench *ARGS:
     @python -m tests.bench.run --json "$@"
 
+# What the daemons of thousands of nodes ask of the API server (docs/scale.md): in virtual time against the simulated one, then, as root with a kit of binaries, a real one. Minutes; `just scale --nodes 5000` an hour.
+scale *ARGS:
+    @python -m tests.scale.run "$@"
+
 # Format, and fix what can be fixed automatically.
 fmt:
     ruff check --fix

@@ -209,8 +209,7 @@ async def test_a_start_asks_once_for_each_thing(autojump_clock: MockClock) -> No
         await found.settled()
         asked = found.at.asked()
         assert sorted(asked) == [
-            "DRY-RUN resourceslices", "GET nodes", "GET nodes", "GET resourceslices", "POST resourceslices",
-            "WATCH resourceslices",
+            "DRY-RUN resourceslices", "GET nodes", "GET resourceslices", "POST resourceslices", "WATCH resourceslices",
         ]  # fmt: skip
 
 

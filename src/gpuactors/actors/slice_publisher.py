@@ -223,6 +223,7 @@ class _Publisher:
             if waits_s == 0.0:
                 self._list_anew()
             return waits_s or inf
+        owner_is_new = self._owner is None
         if self._owner is None:
             self._owner = (await self._ports.node.read()).uid
         if trio.current_time() >= self._ask_taints_at:
@@ -232,7 +233,7 @@ class _Publisher:
             return max(0.0, self._ask_taints_at - trio.current_time())
         if (pause_s := self._pause_s()) > 0.0:
             return pause_s
-        if any(isinstance(write, Create) for write in todo):
+        if not owner_is_new and any(isinstance(write, Create) for write in todo):
             # All may be gone because our node is another object now; then the old one's slices are deleted again.
             self._owner = (await self._ports.node.read()).uid
             todo = self._to_write(self._owner)

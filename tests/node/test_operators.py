@@ -351,7 +351,7 @@ def test_clients_whose_body_has_no_end(node: Node) -> None:
 def bodies_without_end(daemon: Daemon, clients: int) -> Iterator[None]:
     """So many clients of the daemon's HTTP endpoints send a request whose body never ends, while the context is open.
     One whose connection is closed comes back at once. They are a process of their own."""
-    words = ("-m", "tests.bench.body_flood", "--send", f"{daemon.address}:9400", "--clients", str(clients))
+    words = ("-m", "tests.support.body_flood", f"{daemon.address}:9400", str(clients))
     with subprocess.Popen((sys.executable, *words), stdout=subprocess.PIPE, cwd=ROOT) as sending:
         try:
             assert sending.stdout is not None

@@ -110,9 +110,13 @@ node-mutations *ARGS:
 garbage *ARGS:
     python -m tests.process.garbage --calls 100000 --seconds 1800 "$@"
 
-# Figures as JSON: event to frame, Allocate, start, memory, idle wake-ups.
+# Start, calls, events, restarts, claims, memory, commands, idle, each beside its floors; `--against CHECKOUT`: beside another version. 12 minutes; `--only start,call:0.2` is a part (docs/performance.md).
 bench *ARGS:
-    @python -m tests.bench.run --json "$@"
+    @python -m tests.bench.run "$@"
+
+# Write the tables of docs/performance.md from the bench.json that `just bench --output DIR` has left.
+bench-table JSON:
+    python -m tests.bench.table "$@"
 
 # What the daemons of thousands of nodes ask of the API server (docs/scale.md): in virtual time against the simulated one, then, as root with a kit of binaries, a real one. Minutes; `just scale --nodes 5000` an hour.
 scale *ARGS:

@@ -1,139 +1,105 @@
-"""Claims: prepare and unprepare of a pre-bound GPU, the requests to the API server, and what DRA costs in memory.
+"""Claims: prepare and unprepare of a pre-bound GPU, and the requests to the API server.
 
-`python -m tests.bench.claims`: real daemon processes on fake nodes; a fake API server on loopback and kubelet's calls
-by grpcio, both in this process. A GPU on its host's driver needs a kernel that binds: the virtual machine has that.
+A fake API server on loopback for each daemon, and kubelet's calls by grpcio, both in this process. A GPU on its host's
+driver needs a kernel that binds: the virtual machine has that. There is no floor: nothing bare prepares a claim.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.bench import procfs
-from tests.bench.figures import Figure, distribution, reading, run
+from tests.bench.context import Bench, in_turn
 from tests.bench.node import DidNotWork, Node
+from tests.bench.parties import Party
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
+from tests.support.domains import with_imex
 
-GPUS: Final = (4, 32, 256)
-QUIET_S: Final = 2.0
 WAIT_S: Final = 30.0
+CALLS: Final = {"prepare": prepare, "unprepare": unprepare}
 
 
-def measure(directory: Path, rounds: int, idle_s: float) -> Iterator[Figure]:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A daemon that serves claims, its API server, and its DRA plugin's methods."""
+
+    node: Node
+    api: Api
+    plugin: Mapping[str, Any]
+
+
+def measure(bench: Bench) -> None:
     """Raises `DidNotWork`."""
-    for gpus in GPUS:
-        with _node(directory / str(gpus), gpus) as (node, api):
-            yield from _claims(node, api, gpus, rounds)
-            if gpus == GPUS[0]:
-                yield from _idle(api, idle_s)
-                yield _resident(node, "on")
-    with Node(_made(directory / "off"), gpus=GPUS[0]) as node:
-        node.start_daemon()
-        node.settle()
-        time.sleep(QUIET_S)
-        yield _resident(node, "off")
+    for gpus in bench.counts.gpus:
+        with ExitStack() as stack:
+            served = [stack.enter_context(claims_node(bench.fresh(), party, gpus)) for party in bench.daemons]
+            for one, number in in_turn(served, bench.counts.claims + 1):
+                _claim(bench, one, number, gpus)
 
 
-def _claims(node: Node, api: Api, gpus: int, rounds: int) -> Iterator[Figure]:
-    took: dict[str, list[float]] = {"prepare": [], "unprepare": []}
-    with plugin_of(node.directory / "kubelet") as plugin:
-        warm_up = api.claim("warm-up", node.gpus[0])
-        prepare(plugin, "warm-up", warm_up)
-        unprepare(plugin, "warm-up", warm_up)
-        asked = _requests(api)
-        for i in range(rounds):
-            name = f"claim-{i}"
-            uid = api.claim(name, node.gpus[i % gpus])
-            for call, method in (("prepare", prepare), ("unprepare", unprepare)):
-                began_ns = time.perf_counter_ns()
-                answer = method(plugin, name, uid)
-                took[call].append((time.perf_counter_ns() - began_ns) / 1e6)
-                if answer.error:
-                    raise DidNotWork(f"{call} of {name}: {answer.error}")
-    made = _requests(api) - asked
-    for call, samples in took.items():
-        yield distribution(
-            f"claims.{gpus}_gpus.{call}", f"{call} of a claim of one of {gpus} pre-bound GPUs", "ms", samples
-        )
-    yield reading(
-        f"claims.{gpus}_gpus.requests",
-        f"requests to the API server for each of {rounds} claims, from prepare to unprepare",
-        "",
-        sum(made.values()) / rounds,
-        {method: round(number / rounds, 2) for method, number in sorted(made.items())},
-    )
+def _claim(bench: Bench, one: Served, number: int, gpus: int) -> None:
+    name = f"claim-{number}"
+    uid = one.api.claim(name, one.node.gpus[number % gpus])
+    asked = requests_of(one.api)
+    for call, method in CALLS.items():
+        before_ns, began_ns = procfs.processor_ns(one.node.pid), time.perf_counter_ns()
+        answer = method(one.plugin, name, uid)
+        took_ms = (time.perf_counter_ns() - began_ns) / 1e6
+        spent_us = (procfs.processor_ns(one.node.pid) - before_ns) / 1e3
+        if answer.error:
+            raise DidNotWork(f"{call} of {name}: {answer.error}")
+        if number:
+            what = f"{call} of a claim of 1 of {gpus} pre-bound GPUs"
+            bench.sheet.add(f"claims.{call}.{gpus}_gpus", what, "ms", one.node.party.name, took_ms)
+            bench.sheet.add(
+                f"claims.{call}.{gpus}_gpus.processor", f"{what}, processor time until the answer", "µs",
+                one.node.party.name, spent_us,
+            )  # fmt: skip
+    if number:
+        made = requests_of(one.api) - asked
+        bench.sheet.add(
+            f"claims.requests.{gpus}_gpus", f"requests to the API server for such a claim, {gpus} GPUs", "",
+            one.node.party.name, made.total(), detail={method: made[method] for method in sorted(made)},
+        )  # fmt: skip
 
 
-def _idle(api: Api, idle_s: float) -> Iterator[Figure]:
-    time.sleep(QUIET_S)
-    before = _requests(api)
-    time.sleep(idle_s)
-    made = _requests(api) - before
-    yield reading(
-        "claims.idle.requests",
-        f"requests to the API server within {idle_s:g} s in which nothing happens",
-        "",
-        sum(made.values()),
-    )
-
-
-def _resident(node: Node, dra: str) -> Figure:
-    kib = procfs.memory(node.pid).rss_kib
-    return reading(
-        f"memory.dra_{dra}", f"VmRSS of a daemon with --dra={dra}, {GPUS[0]} GPUs", "MiB", kib / 1024
-    )
-
-
-def _requests(api: Api) -> Counter[str]:
-    return api.do(lambda: Counter(method for method, _ in api.server.requests))  # type: ignore[no-any-return]
+def requests_of(api: Api) -> Counter[str]:
+    """How many there were so far, by method."""
+    found: Counter[str] = api.do(lambda: Counter(method for method, _ in api.server.requests))
+    return found
 
 
 @contextmanager
-def _node(directory: Path, gpus: int) -> Iterator[tuple[Node, Api]]:
-    _made(directory)
+def claims_node(
+    directory: Path, party: Party, gpus: int, *, domains: bool = False, words: Sequence[str] = ()
+) -> Iterator[Served]:
+    """A node whose daemon offers its GPUs as claims and, with `domains`, IMEX channels. Kubelet knows the driver, which
+    the slices wait for, and the API server has the slices."""
     with Api() as api:
         write_kubeconfig(directory / "kubeconfig", api.port)
-        words = (
+        more = (
             "--dra=on",
             f"--node-name={NODE}",
             f"--driver-name={DRIVER}",
             f"--kubeconfig={directory / 'kubeconfig'}",
             f"--cdi-dir={directory / 'cdi'}",
+            *(("--compute-domains=on",) if domains else ()),
+            *words,
         )
-        with Node(directory, gpus=gpus, words=words) as node:
-            node.start_daemon()
-            node.settle()
-            deadline = time.monotonic() + WAIT_S
-            while api.devices() != sorted(map(device_of, node.gpus)):
-                if time.monotonic() > deadline:
-                    raise DidNotWork("the slices did not come")
-                time.sleep(0.05)
-            yield node, api
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True)
-    return directory
-
-
-def main() -> int:
-    """The exit code: 0, or 1 if something did not work."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.claims", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--rounds", type=int, default=200, help="claims for each number of GPUs (default: 200)"
-    )
-    parser.add_argument(
-        "--idle-s", type=float, default=60.0, help="seconds in which nothing happens (default: 60)"
-    )
-    options = parser.parse_args()
-    return run(lambda directory: measure(directory, options.rounds, options.idle_s))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        with Node(directory, party, gpus=gpus, words=more) as node:
+            if domains:
+                with_imex(node.tree.root)
+            node.started()
+            with plugin_of(node.place.kubelet) as plugin:
+                deadline = time.monotonic() + WAIT_S
+                while api.devices() != sorted(map(device_of, node.gpus)):
+                    if time.monotonic() > deadline:
+                        raise DidNotWork("the slices did not come")
+                    time.sleep(0.05)
+                yield Served(node, api, plugin)

@@ -1,157 +1,224 @@
-"""Figures: what was measured, as values, as text and as JSON; and a whole run that prints them.
+"""Figures: the samples of each row by party, as text, JSON and a table of Markdown.
 
-A figure is a distribution or a single reading. Must not judge: no figure is too large here, because a benchmark that
-fails on a busy machine is soon run nowhere.
+A row has one party or several that were measured in turn, so that their ratios are of one run. Must not judge: no
+figure is too large here, because a benchmark that fails on a busy machine is soon run nowhere.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
+import re
 import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.bench.node import DidNotWork
+NOT_ON_THE_PAGE: Final = re.compile(
+    r"start\.stop|\.peak|\.threads|unbind|16_callers\.processor|storm\.(taken|lists)|requests|private"
+)
+"""Rows that are in the JSON and in the text only."""
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the JSON document; raised when a reader of the last one would misread the next."""
-
-Detail = Mapping[str, float | int | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """`n` samples of one thing, or one reading (`n` = 1, all parts equal). `p99` is the nearest rank."""
+class Spread:
+    """What is known of `n` samples. Percentiles are the nearest rank: below 100 samples p99 is the largest."""
 
-    name: str
-    """`event_to_frame.8_functions`: stable, for machines; dots part the sections."""
-    what: str
-    """From where to where, in words."""
-    unit: str
     n: int
     median: float
+    p25: float
+    p75: float
     p99: float
     min: float
     max: float
-    detail: Detail = field(default_factory=dict)
-    """What explains the figure: parts of it, or its parties."""
 
-    def as_json(self) -> dict[str, object]:
-        """The JSON object. `p50` is the median under its other name."""
-        return {
-            "name": self.name,
-            "what": self.what,
-            "unit": self.unit,
-            "n": self.n,
-            "median": _rounded(self.median),
-            "p50": _rounded(self.median),
-            "p99": _rounded(self.p99),
-            "min": _rounded(self.min),
-            "max": _rounded(self.max),
-            **({"detail": dict(self.detail)} if self.detail else {}),
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Raises `ValueError` if there is no sample."""
+        if not samples:
+            raise ValueError("nothing was measured")
+        ordered = sorted(samples)
+
+        def rank(share: float) -> float:
+            return ordered[math.ceil(share * len(ordered)) - 1]
+
+        median = statistics.median(ordered)
+        return cls(len(ordered), median, rank(0.25), rank(0.75), rank(0.99), ordered[0], ordered[-1])
+
+    def as_json(self) -> dict[str, float]:
+        """The JSON object."""
+        return {"n": self.n} | {
+            name: round(getattr(self, name), 4) for name in ("median", "p25", "p75", "p99", "min", "max")
         }
 
 
-def distribution(
-    name: str, what: str, unit: str, samples: Sequence[float], detail: Detail | None = None
-) -> Figure:
-    """The figure of many samples. Raises `ValueError` if there is none."""
-    if not samples:
-        raise ValueError(f"{name}: nothing was measured")
-    ordered = sorted(samples)
-    p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
-    median = statistics.median(ordered)
-    return Figure(name, what, unit, len(ordered), median, p99, ordered[0], ordered[-1], detail or {})
+@dataclass(slots=True)
+class Row:
+    """One figure: its samples by party, and what explains them."""
+
+    name: str
+    """`start.first_list.8_functions`: stable, for machines; the first part is the part of the run."""
+    what: str
+    """From where to where, in words."""
+    unit: str
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    detail: dict[str, dict[str, float | str]] = field(default_factory=dict)
+
+    def spreads(self, subjects: Sequence[str]) -> dict[str, Spread]:
+        """By party: the daemons in their order, then the floors."""
+        order = [party for party in subjects if party in self.samples]
+        order += [party for party in self.samples if party not in subjects]
+        return {party: Spread.of(self.samples[party]) for party in order}
 
 
-def reading(name: str, what: str, unit: str, value: float, detail: Detail | None = None) -> Figure:
-    """The figure of a single reading."""
-    return Figure(name, what, unit, 1, value, value, value, value, detail or {})
+class Sheet:
+    """All rows of a run. `subjects` are the daemons; the first is the one of this checkout. Others are floors."""
+
+    def __init__(self, subjects: Sequence[str]) -> None:
+        self.subjects = tuple(subjects)
+        self.rows: dict[str, Row] = {}
+
+    def add(
+        self,
+        name: str,
+        what: str,
+        unit: str,
+        party: str,
+        *samples: float,
+        detail: Mapping[str, float | str] | None = None,
+    ) -> None:
+        """Adds samples of one party to a row, which the first call makes."""
+        row = self.rows.setdefault(name, Row(name, what, unit))
+        row.samples.setdefault(party, []).extend(samples)
+        if detail:
+            row.detail[party] = dict(detail)
+
+    def document(self, machine: Mapping[str, object]) -> dict[str, Any]:
+        """The whole JSON document."""
+        return {
+            "format": FORMAT,
+            "machine": dict(machine),
+            "subjects": list(self.subjects),
+            "rows": [
+                {
+                    "name": row.name,
+                    "what": row.what,
+                    "unit": row.unit,
+                    "values": {
+                        party: spread.as_json() for party, spread in row.spreads(self.subjects).items()
+                    },
+                    "ratios": ratios(row.spreads(self.subjects), self.subjects),
+                    **({"detail": row.detail} if row.detail else {}),
+                }
+                for row in self.rows.values()
+            ],
+        }
 
 
-def run(measure: Callable[[Path], Iterable[Figure]], *, as_json: bool = False, quick: bool = False) -> int:
-    """Measures in a temporary directory and prints the figures: as text, or as one JSON document on standard output
-    (the text then goes to standard error). The exit code: 0, or 1 if something did not work."""
-    where, began = machine(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpuactors-bench-") as directory:
-        try:
-            figures = list(measure(Path(directory)))
-        except DidNotWork as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 1
-    say(f"done in {time.monotonic() - began:.0f} s")
-    print(as_text(where, figures), file=sys.stderr if as_json else sys.stdout)
-    if as_json:
-        print(json.dumps(document(where, figures, quick=quick), indent=2, ensure_ascii=False))
-    return 0
-
-
-def say(text: str) -> None:
-    """Progress, for whoever waits."""
-    print(f"bench: {text} …", file=sys.stderr, flush=True)
+def ratios(spreads: Mapping[str, Spread], subjects: Sequence[str]) -> dict[str, float]:
+    """The median of each daemon by that of each floor, and that of the first daemon by those of the others."""
+    found: dict[str, float] = {}
+    here = [party for party in subjects if party in spreads]
+    for number, party in enumerate(here):
+        others = [o for o in spreads if o not in subjects] + (here[1:] if number == 0 else [])
+        for other in others:
+            if spreads[other].median:
+                found[f"{party} / {other}"] = round(spreads[party].median / spreads[other].median, 3)
+    return found
 
 
 def machine() -> dict[str, object]:
-    """Where it was measured. `load_1min` tells a reader whether somebody else was at work."""
+    """Where it is measured. The load tells a reader whether somebody else was at work."""
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "cpu": _cpu(),
-        "kernel": platform.release(),
+        "processor": _cpu(),
+        "Linux": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "grpcio": metadata.version("grpcio"),
-        "gpuactors": metadata.version("gpuactors"),
-        "load_1min": round(os.getloadavg()[0], 2),
+        "load before": round(os.getloadavg()[0], 2),
     }
 
 
-def document(where: Mapping[str, object], figures: Sequence[Figure], *, quick: bool) -> dict[str, object]:
-    """The whole JSON document."""
-    return {
-        "format": FORMAT,
-        "quick": quick,
-        "machine": dict(where),
-        "figures": [figure.as_json() for figure in figures],
-    }
+def as_text(document: Mapping[str, Any]) -> str:
+    """The figures for a reader, part by part."""
+    lines = [", ".join(f"{key} {value}" for key, value in document["machine"].items())]
+    part = ""
+    for row in document["rows"]:
+        of = row["name"].partition(".")[0]
+        if of != part:
+            part = of
+            lines += ["", f"== {part}"]
+        lines.append(f"{row['what']} ({row['unit']})  [{row['name']}]")
+        width = max(map(len, row["values"]))
+        for party, value in row["values"].items():
+            by = [
+                f"{r:.2f} x {k.partition(' / ')[2]}"
+                for k, r in row["ratios"].items()
+                if k.partition(" / ")[0] == party
+            ]
+            lines.append(f"    {party:<{width}}  {_numbers(value)}  {', '.join(by)}".rstrip())
+            detail = row.get("detail", {}).get(party, {})
+            lines += [f"    {'':<{width}}    {key}: {said}" for key, said in detail.items()]
+    return "\n".join(lines) + "\n"
 
 
-def as_text(where: Mapping[str, object], figures: Sequence[Figure]) -> str:
-    """The figures as a table, section by section."""
-    lines = [", ".join(f"{key} {value}" for key, value in where.items())]
-    sections = list(dict.fromkeys(figure.name.partition(".")[0] for figure in figures))
-    section = ""
-    width = max(len(figure.name.partition(".")[2]) for figure in figures)
-    for figure in sorted(figures, key=lambda figure: sections.index(figure.name.partition(".")[0])):
-        of, _, rest = figure.name.partition(".")
-        if of != section:
-            section = of
-            lines += ["", section.replace("_", " ")]
-        lines.append(f"  {rest.replace('_', ' '):<{width}}  {_numbers(figure)}")
-        lines.append(f"  {'':<{width}}    {figure.what}")
-        lines += [f"  {'':<{width}}    {key}: {value}" for key, value in figure.detail.items()]
-    return "\n".join(lines)
+def as_markdown(document: Mapping[str, Any]) -> str:
+    """The rows of the first daemon for docs/performance.md, a table for each part."""
+    subject, *others = document["subjects"]
+    columns = ["What", "n", *others, f"**{subject}**", "p99", "Floor", "Times the floor"]
+    lines: list[str] = []
+    part = ""
+    for row in document["rows"]:
+        values, of = row["values"], row["name"].partition(".")[0]
+        if subject not in values or NOT_ON_THE_PAGE.search(row["name"]):
+            continue
+        if of != part:
+            part = of
+            lines += [
+                "",
+                f"### {of.capitalize()}",
+                "",
+                f"| {' | '.join(columns)} |",
+                f"|{'---|' * len(columns)}",
+            ]
+        mine, floors = values[subject], [party for party in values if party not in document["subjects"]]
+        cells = [
+            row["what"] + (f", {row['unit']}" if row["unit"] else ""),
+            f"{mine['n']:,}",
+            *(_short(values[other]["median"]) if other in values else "" for other in others),
+            f"**{_short(mine['median'])}**",
+            _short(mine["p99"]) if mine["n"] > 1 else "",
+            "; ".join(f"{party} {_short(values[party]['median'])}" for party in floors),
+            "; ".join(
+                f"{row['ratios'][key]:.2g}" for f in floors if (key := f"{subject} / {f}") in row["ratios"]
+            ),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines).strip() + "\n"
 
 
-def _numbers(figure: Figure) -> str:
-    if figure.n == 1:
-        return f"{figure.median:.5g} {figure.unit}"
+def _numbers(value: Mapping[str, float]) -> str:
+    if value["n"] == 1:
+        return _short(value["median"])
     return (
-        f"median {figure.median:.3f}  p99 {figure.p99:.3f}  min {figure.min:.3f}  max {figure.max:.3f} {figure.unit}"
-        f"  (n = {figure.n})"
+        f"{_short(value['median']):>7}  p99 {_short(value['p99'])}  "
+        f"quartiles {_short(value['p25'])}..{_short(value['p75'])}  "
+        f"{_short(value['min'])}..{_short(value['max'])}  n {value['n']}"
     )
 
 
-def _rounded(value: float) -> float:
-    # A microsecond in milliseconds: nothing here is known any better.
-    return round(value, 3)
+def _short(value: float) -> str:
+    """Three digits that count; large numbers whole."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}"
 
 
 def _cpu() -> str:

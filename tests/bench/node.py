@@ -1,23 +1,26 @@
-"""A node to measure on: a fake tree, a kubelet stand-in in this process (grpcio), and the daemon as its own process.
+"""A node to measure on: a fake tree, a kubelet stand-in in this process (grpcio), and one party as its own process.
 
-The daemon runs as on a node (`python -m gpuactors run`, its log going to a file at the default level); only the tree
-and the uevent socket are the test rig's. Nothing of it is called directly.
+The daemon runs as in its pod (`parties.daemon`), its log going to a file; only the tree and the uevent socket are the
+test rig's. Nothing of it is called directly.
 """
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, final
 
+import trio
+
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent, UeventSender
+from tests.bench.parties import Party, Place
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Frame, Registration
 
@@ -25,7 +28,11 @@ WAIT_S: Final = 60.0
 """Nothing here takes a second; past this something does not work."""
 
 LOOK_AFTER_S: Final = 1.0
-"""How often a wait checks whether the daemon still lives."""
+"""How often a wait checks whether the process still lives."""
+
+MEMORY: Final = Path("/dev/shm")
+MEMORY_FREE_MIN: Final = 2 << 30
+"""Bytes: a function is some twenty small files, and there may be 8,192 at once."""
 
 DRIVER: Final = "vfio-pci"
 _GPU: Final = ("10de", "2330", "030200")
@@ -34,45 +41,67 @@ _NIC: Final = ("8086", "1889", "020000")
 
 
 class DidNotWork(Exception):
-    """The daemon died or did not do what is to be measured; the text says what and shows its log."""
+    """The process died or did not do what is to be measured; the text says what and shows its log."""
+
+
+def gpu_addresses(gpus: int) -> tuple[str, ...]:
+    """The addresses of the GPUs of `plugged`."""
+    return tuple(_gpu_address(i) for i in range(gpus))
+
+
+def plugged(gpus: int, others: int = 0) -> HostTree:
+    """A host with `gpus` GPUs on vfio-pci and `others` functions that no selector chooses, each in its own group.
+
+    In memory, as sysfs is, where there is room; `discard` removes it."""
+    is_roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_FREE_MIN
+    tree = HostTree(Path(tempfile.mkdtemp(prefix="bench-", dir=MEMORY if is_roomy else None)))
+    for i, address in enumerate(gpu_addresses(gpus)):
+        tree.plug(_spec(address, _GPU, group=i, driver=DRIVER))
+    for i in range(others):
+        tree.plug(_spec(_other_address(i), _NIC, group=gpus + i, driver="iavf"))
+    return tree
+
+
+def discard(tree: HostTree) -> None:
+    """Removes what `plugged` made."""
+    shutil.rmtree(tree.root)
 
 
 @final
 class Node:
-    """`gpus` GPUs on vfio-pci and `others` functions that no selector chooses, each in an IOMMU group of its own.
+    """Has the GPUs of a tree, which is made unless it is given.
 
-    Without `uevents` nothing can be sent to the daemon, and two may run: the socket has one owner. `python` is the
-    interpreter whose gpuactors runs.
+    Without `uevents` nothing can be sent to the party, and two may run: the socket has one owner. `words` follow those
+    of the party's own command.
     """
 
     def __init__(
         self,
         directory: Path,
+        party: Party,
         *,
         gpus: int,
-        others: int = 0,
+        tree: HostTree | None = None,
         uevents: bool = True,
         words: Sequence[str] = (),
-        python: str = sys.executable,
     ) -> None:
-        self.gpus = tuple(_gpu_address(i) for i in range(gpus))
-        self.functions = gpus + others
+        self.party = party
+        self.gpus = gpu_addresses(gpus)
         self.directory = directory
-        self.tree = HostTree(directory / "host")
-        for i, address in enumerate(self.gpus):
-            self.tree.plug(_spec(address, _GPU, group=i, driver=DRIVER))
-        for i in range(others):
-            self.tree.plug(_spec(_other_address(i), _NIC, group=gpus + i, driver="iavf"))
-        self.kubelet = KubeletStandIn(directory / "kubelet")
+        self._owned = tree is None
+        self.tree = plugged(gpus) if tree is None else tree
+        self.place = Place(
+            host=self.tree.root,
+            kubelet=directory / "kubelet",
+            state=directory / "state",
+            http=directory / "http.sock",
+            uevents=directory / "uevents.sock" if uevents else None,
+        )
+        self.kubelet = KubeletStandIn(self.place.kubelet)
         self.kubelet.start()
-        self._log = directory / "daemon.log"
-        self._uevents = directory / "uevents.sock"
-        self.http = directory / "http.sock"
-        """Where the daemon's HTTP endpoints are, unless `words` say otherwise."""
-        self._hears_uevents = uevents
+        self.log = directory / "log"
         self._words = tuple(words)
-        self._python = python
-        self._sender = UeventSender(self._uevents)
+        self._sender = UeventSender(directory / "uevents.sock")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._resource = ""
 
@@ -87,46 +116,53 @@ class Node:
             process.wait()
         self._sender.close()
         self.kubelet.stop()
+        if self._owned:
+            discard(self.tree)
 
-    # --- the daemon -----------------------------------------------------------------------------------------
+    # --- the process ----------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
-        """The daemon's process id."""
+        """The party's process id."""
         (process,) = self._processes
         return process.pid
 
     @property
     def resource(self) -> str:
-        """The resource of the node's GPUs, as the daemon named it."""
-        assert self._resource, "the daemon has not registered yet"
+        """The resource of the node's GPUs, as the party named it."""
+        assert self._resource, "nobody has registered yet"
         return self._resource
 
-    def start_daemon(self) -> int:
-        """Spawns one, a successor if one runs; returns time.monotonic_ns() from just before. Waits for nothing."""
-        assert not (self._processes and self._hears_uevents), "the socket for uevents has an owner already"
-        command = [
-            self._python,
-            "-m",
-            "gpuactors",
-            "run",
-            f"--host-root={self.tree.root}",
-            f"--kubelet-dir={self.directory / 'kubelet'}",
-            f"--state-dir={self.directory / 'state'}",
-            f"--uevents=unix:{self._uevents}" if self._hears_uevents else "--uevents=off",
-            # Another installation may be of a version without endpoints.
-            *([f"--http-address=unix:{self.http}"] if self._python == sys.executable else []),
-            *self._words,
-        ]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUACTORS_")}
-        with self._log.open("ab" if self._processes else "wb") as log:
+    @property
+    def plugin_socket(self) -> Path:
+        """Where the party serves the device plugin API."""
+        return self.place.kubelet / "device-plugins" / self.kubelet.registrations[-1].endpoint
+
+    def start(self, *before: str) -> int:
+        """Spawns the party's process, a successor if one runs; time.monotonic_ns() from just before. Waits for nothing.
+
+        `before`: words before those of the party's command, for the interpreter.
+        """
+        assert not (self._processes and self.place.uevents), "the socket for uevents has an owner already"
+        command = (self.party.python, *before, *self.party.command(self.place), *self._words)
+        with self.log.open("ab" if self._processes else "wb") as log:
             began_ns = time.monotonic_ns()
             self._processes.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self.party.environment(),
                 )
             )
         return began_ns
+
+    def started(self) -> tuple[Registration, Frame]:
+        """As `start` and `settle`, for whom the time does not matter."""
+        known = len(self.kubelet.registrations)
+        self.start()
+        return self.settle(known)
 
     def settle(self, registrations: int = 0) -> tuple[Registration, Frame]:
         """Waits for the registration after the first `registrations` and for its first frame with all GPUs healthy."""
@@ -144,16 +180,18 @@ class Node:
         self._resource = first[0].resource
         return first
 
-    def stop_daemon(self) -> float:
+    def stop(self) -> float:
         """SIGTERM to the one that runs longest; returns the seconds until the process had ended."""
         process = self._processes.pop(0)
+        ended = len(self.kubelet.stream_ends(self.resource))
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         status = process.wait(timeout=WAIT_S)
         took_s = time.monotonic() - began
         if status != 0:
-            raise DidNotWork(f"the daemon ended with {status} on SIGTERM\n{self._last_words()}")
-        self._wait(lambda: bool(self.kubelet.stream_ends(self.resource)), "the end of its stream")
+            raise DidNotWork(f"{self.party.name} ended with {status} on SIGTERM\n{self._last_words()}")
+        if not self._processes:
+            self._wait(lambda: len(self.kubelet.stream_ends(self.resource)) > ended, "the end of its stream")
         return took_s
 
     # --- what happens on the node ---------------------------------------------------------------------------
@@ -162,18 +200,24 @@ class Node:
         """Binds the tree's function to vfio-pci. The uevents are returned, not sent: the last is `bind pci`."""
         return self.tree.bind(address, DRIVER)
 
-    def plug_model(self, device: str, group: int) -> tuple[str, tuple[Uevent, ...]]:
-        """A GPU of another model appears, on vfio-pci at once; its address and the uevents, which are not sent."""
-        address = _gpu_address(group)
-        return address, self.tree.plug(_spec(address, (_GPU[0], device, _GPU[2]), group=group, driver=DRIVER))
-
     def send(self, uevents: Iterable[Uevent]) -> int:
         """Sends the datagrams; returns time.monotonic_ns() from just before the first."""
         began_ns = time.monotonic_ns()
         self._sender.send(uevents)
         if self._sender.dropped:
-            raise DidNotWork(f"the daemon did not take a uevent at {self._uevents}\n{self._last_words()}")
+            raise DidNotWork(f"{self.party.name} did not take a uevent\n{self._last_words()}")
         return began_ns
+
+    def send_patiently(self, uevents: Iterable[Uevent]) -> None:
+        """Sends the datagrams as fast as they are taken."""
+
+        async def send() -> None:
+            with trio.fail_after(WAIT_S):
+                await self._sender.send_all(uevents)
+
+        trio.run(send)
+        if self._sender.dropped:
+            raise DidNotWork(f"{self.party.name} did not take a uevent\n{self._last_words()}")
 
     def frame_with(self, address: str, *, after: int) -> Frame:
         """The first frame of the resource, from the one numbered `after` on, that lists `address` healthy."""
@@ -183,30 +227,9 @@ class Node:
         """The first frame of the resource, from the one numbered `after` on, that does not list `address`."""
         return self._frame(lambda frame: address not in frame.ids, after, f"a frame without {address}")
 
-    def frame_unhealthy(self, address: str, *, after: int) -> Frame:
-        """The first frame of the resource, from the one numbered `after` on, that lists `address` unhealthy."""
-        return self._frame(
-            lambda frame: address in frame.ids and address not in _healthy(frame),
-            after,
-            f"a frame with {address} unhealthy",
-        )
-
     def frames_so_far(self) -> int:
         """How many frames of the resource have come."""
         return len(self.kubelet.frames(self.resource))
-
-    def registered_with(self, address: str, *, after: int) -> tuple[Registration, Frame]:
-        """The first registration, from the one numbered `after` on, and its first frame, which lists `address`."""
-
-        def frame() -> Frame | None:
-            news = self.kubelet.registrations[after:]
-            frames = self.kubelet.frames(news[0].resource) if news else ()
-            return next((frame for frame in frames if address in _healthy(frame)), None)
-
-        self._wait(lambda: frame() is not None, f"the registration of the model at {address}")
-        found = frame()
-        assert found is not None
-        return self.kubelet.registrations[after], found
 
     def _frame(self, wanted: Callable[[Frame], bool], after: int, what: str) -> Frame:
         def found() -> Frame | None:
@@ -230,10 +253,10 @@ class Node:
                     raise DidNotWork(f"{error}\n{self._last_words()}") from error
 
     def _last_words(self) -> str:
-        ends = [f"daemon {process.pid} ended with {process.poll()}" for process in self._processes]
-        alive = ", ".join(end for end in ends if not end.endswith("None")) or "every daemon still runs"
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        return "\n".join([f"{alive}; the end of the log:", *lines])
+        ends = [f"process {process.pid} ended with {process.poll()}" for process in self._processes]
+        alive = ", ".join(end for end in ends if not end.endswith("None")) or "it still runs"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+        return "\n".join([f"{self.party.name}: {alive}; the end of the log:", *lines])
 
 
 def _healthy(frame: Frame) -> set[str]:

@@ -176,7 +176,7 @@ def as_markdown(document: Mapping[str, Any]) -> str:
     part = ""
     for row in document["rows"]:
         values, of = row["values"], row["name"].partition(".")[0]
-        if subject not in values or NOT_ON_THE_PAGE.search(row["name"]):
+        if NOT_ON_THE_PAGE.search(row["name"]):
             continue
         if of != part:
             part = of
@@ -187,13 +187,13 @@ def as_markdown(document: Mapping[str, Any]) -> str:
                 f"| {' | '.join(columns)} |",
                 f"|{'---|' * len(columns)}",
             ]
-        mine, floors = values[subject], [party for party in values if party not in document["subjects"]]
+        mine, floors = values.get(subject), [party for party in values if party not in document["subjects"]]
         cells = [
             row["what"] + (f", {row['unit']}" if row["unit"] else ""),
-            f"{mine['n']:,}",
+            f"{next(iter(values.values()))['n']:,}",
             *(_short(values[other]["median"]) if other in values else "" for other in others),
-            f"**{_short(mine['median'])}**",
-            _short(mine["p99"]) if mine["n"] > 1 else "",
+            f"**{_short(mine['median'])}**" if mine else "",
+            _short(mine["p99"]) if mine and mine["n"] > 1 else "",
             "; ".join(f"{party} {_short(values[party]['median'])}" for party in floors),
             "; ".join(
                 f"{row['ratios'][key]:.2g}" for f in floors if (key := f"{subject} / {f}") in row["ratios"]

@@ -31,6 +31,14 @@ GPU is served. A read takes microseconds; on a node that is starved of processor
 SCANS_HANGING_MAX: Final = 64
 """Scans whose threads hang, each at another function: more functions that do not answer are a host that does not."""
 
+INSPECTION_BATCH: Final = 64
+"""Functions that are inspected one after the other in one thread; the others follow in the next. Takes some 15 ms, for
+which an Allocate may have to wait; it is more than the devices of any call."""
+
+INSPECTION_STALL_S: Final = 0.1
+"""After so long at one function (at most twice as long) those after it are inspected without it. A function takes 0.2
+ms; on a node that is starved of processor time nothing is lost but that each is inspected by itself."""
+
 INSPECTION_CONCURRENCY: Final = 16
 """Inspections that run side by side, so that one hanging inspection delays no other device. 16 = GPUs of the largest
 node."""

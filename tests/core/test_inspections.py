@@ -12,6 +12,7 @@ from gpuactors import limits
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.host import (
     FunctionInspected,
+    FunctionsInspected,
     HostChanged,
     HostScanned,
     InspectionFailed,
@@ -120,6 +121,26 @@ def test_a_result_nobody_waits_for_changes_nothing() -> None:
         HostScanned(99, ()), ScanFailed(99, "x"), FunctionInspected(99, A, ()), InspectionFailed(99, A, "x")
     )
     assert core.state == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_inspections_that_come_back_together_mean_what_they_mean_one_after_the_other(
+    order: tuple[int, ...],
+) -> None:
+    """Two functions of a group of which one is removed meanwhile, and one that is incomplete."""
+    companion = pci_address("0000:01:00.1")
+    one_by_one, together = Core(gpu(A, 7), gpu("01:00.1", 7)), Core(gpu(A, 7), gpu("01:00.1", 7))
+    for core in (one_by_one, together):
+        core.feed(*(HostChanged(a, None, "change pci") for a in (companion, A, B)))
+    results = [
+        FunctionInspected(wanted(together, companion), companion, (gpu(A, 7), gpu("01:00.1", 7))),
+        FunctionInspected(wanted(together), A, (gpu("01:00.1", 7),)),
+        FunctionInspected(wanted(together, B), B, (gpu(B, has_node=False),)),
+    ]
+    one_by_one.feed(*(results[i] for i in order))
+    together.feed(FunctionsInspected(tuple(results[i] for i in order)))
+    assert together.state.host == one_by_one.state.host
+    assert together.device_list() == one_by_one.device_list()
 
 
 def test_a_stale_result_does_not_bring_back_what_a_later_inspection_found_gone() -> None:

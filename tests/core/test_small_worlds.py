@@ -71,7 +71,9 @@ def _old_inspections_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """An inspection overwrites what a later one has found."""
     with_found = inspections._with_found
     monkeypatch.setattr(
-        inspections, "_with_found", lambda host, found, _number, at: with_found(host, found, 10**9, at)
+        inspections,
+        "_with_found",
+        lambda host, found, at: with_found(host, [(10**9, of_one) for _, of_one in found], at),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, ResourceName
 from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.node import LedgerContents, UeventSource
+from gpuactors.ports.node import HostError, LedgerContents, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
@@ -35,6 +35,12 @@ class EmptyHost:
     ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
+
+    async def inspect_all(
+        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        await trio.lowlevel.checkpoint()
+        return dict.fromkeys(addresses, ())
 
     async def observe(self, targets: Sequence[PollTarget], *, whole: bool) -> tuple[GroupUse, ...]:
         await trio.lowlevel.checkpoint()

@@ -12,10 +12,12 @@ import trio
 from gpuactors import limits
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.selector import parse_selector
+from gpuactors.host import reader as reader_module
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
+from gpuactors.host.threads import start_thread
 from gpuactors.ports.node import HostError, HostReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
@@ -217,3 +219,52 @@ async def test_a_cancelled_inspection_is_left_alone(tree: HostTree) -> None:
         tree.end_hang(address(1), "device", b"0x2330\n")
         (function,) = await reader.inspect(address(1))
     assert function.device == "2330"
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that the reader starts from now on."""
+    started: list[str] = []
+
+    def start(call: Callable[[], object], end: Callable[[object], None], *, name: str) -> None:
+        started.append(name)
+        start_thread(call, end, name=name)
+
+    monkeypatch.setattr(reader_module, "start_thread", start)
+    return started
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
+async def test_several_functions_are_inspected_in_one_thread(
+    tree: HostTree, kind: Callable[[SysfsReader], HostReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, reader = _counted(monkeypatch), kind(sysfs(tree))
+    asked = [address(number) for number in range(8)]
+    with trio.fail_after(PATIENCE_S):
+        found = await reader.inspect_all(asked)
+    assert found == {a: sysfs(tree).inspect(a) for a in asked}
+    assert started == ["inspect"] * (kind is ThreadedReader)
+
+
+@pytest.mark.trio
+async def test_one_that_hangs_among_several_is_left_out_with_those_after_it(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = _counted(monkeypatch)
+    reader = ThreadedReader(sysfs(tree), inspection_deadline_s=SHORT_S, inspection_stall_s=SHORT_S)
+    tree.make_hang(address(1), "device")
+    asked = [address(number) for number in range(4)]
+    with trio.fail_after(PATIENCE_S):
+        assert (await reader.inspect_all(asked)).keys() == {address(0)}
+        assert (await reader.inspect_all(asked)).keys() == {address(0), address(2), address(3)}
+        assert await reader.inspect_all([address(1)]) == {}
+        with pytest.raises(HostError, match="did not end"):
+            await reader.inspect(address(1))
+        assert started == ["inspect"] * 2, "none for what hangs already"
+        assert len(await reader.inspect(address(2))) == 1
+    tree.end_hang(address(1), "device", b"0x2331\n")
+    with trio.fail_after(PATIENCE_S):
+        await until(lambda: not reader._threads)
+        found = (await reader.inspect_all(asked))[address(1)]
+    assert not isinstance(found, HostError)
+    assert [function.device for function in found] == ["2331"]

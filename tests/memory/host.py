@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import final
 
@@ -88,6 +88,8 @@ class FaultyReader:
         self._reader = reader
         self._faults = faults
         self._root = root
+        self._hanging: set[PciAddress] = set()
+        """Those that did not answer together with others."""
 
     async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.scan`."""
@@ -103,12 +105,27 @@ class FaultyReader:
         """Implement `ports.node.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
-        if self._faults.strikes(Fault.INSPECTION_FAILS):
-            raise HostError("the inspection fails as planned")
-        if self._faults.strikes(Fault.INSPECTION_HANGS):
+        if address in self._hanging:
+            self._hanging.remove(address)
             await trio.sleep(limits.INSPECTION_DEADLINE_S)
             raise HostError(f"the inspection of {address} did not end in time")
         return await self._take_time(await self._reader.inspect(address, given))
+
+    async def inspect_all(
+        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        """Implement `ports.node.HostReader.inspect_all`."""
+        self._faults.crash(Fault.INSPECTOR_CRASHES)
+        self._need_descriptor()
+        found: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
+        for address, result in (await self._reader.inspect_all(addresses, given)).items():
+            if self._faults.strikes(Fault.INSPECTION_FAILS):
+                found[address] = HostError("the inspection fails as planned")
+            elif self._faults.strikes(Fault.INSPECTION_HANGS):
+                self._hanging.add(address)
+            else:
+                found[address] = result if isinstance(result, HostError) else await self._take_time(result)
+        return found
 
     def _need_descriptor(self) -> None:
         if self._faults.lasts(Fault.NO_DESCRIPTORS):

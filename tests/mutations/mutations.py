@@ -102,20 +102,20 @@ MUTATIONS: Final = (
     Mutation(
         "an older inspection overwrites what a later one found",
         "core/host/inspections.py",
-        "        if before is not None and before.inspection > number:\n",
-        "        if False:\n",
+        "            if before is not None and before.inspection > number:\n                continue\n            now",
+        "            now",
     ),
     Mutation(
         "a hint that comes during an inspection is forgotten",
         "core/host/inspections.py",
-        "    return ask_inspections(inspections, (address,)) if refresh.again else inspections\n",
+        "    return ask_inspections(inspections, again) if again else inspections\n",
         "    return inspections\n",
     ),
     Mutation(
         "what came back incomplete is not inspected again",
         "core/host/inspections.py",
-        "        if failed or not complete:  # with growing waits, without end\n",
-        "        if failed and not complete and function is None:\n",
+        "            if failed or not complete:  # with growing waits, without end\n",
+        "            if failed and not complete and function is None:\n",
     ),
     Mutation(
         "no scan after uevents were lost",

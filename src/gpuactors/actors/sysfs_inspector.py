@@ -1,9 +1,14 @@
 """The sysfs inspector: carries out the outstanding inspections of the host, and posts the results.
 
-An inspection may hang in the kernel for ever, so inspections run side by side, each with a deadline of its own, and a
-full scan holds up no inspection of a single function."""
+Inspections that are outstanding at one time are carried out together, and those that are requested meanwhile follow
+together: each is begun after it was requested. An inspection may hang in the kernel for ever. So one that does not
+answer at once is carried out by itself, beside the others and with a deadline of its own, and a full scan holds up no
+inspection of a single function."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
 
 import trio
 
@@ -12,9 +17,15 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event
-from gpuactors.core.events.host import FunctionInspected, HostScanned, InspectionFailed, ScanFailed
+from gpuactors.core.events.host import (
+    FunctionInspected,
+    FunctionsInspected,
+    HostScanned,
+    InspectionFailed,
+    ScanFailed,
+)
 from gpuactors.core.reports.snapshot import InspectionsWanted
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.ports.node import HostError, HostReader, HostShortError
 
 
@@ -22,17 +33,13 @@ async def run(
     wanted: LatestReader[InspectionsWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
 ) -> None:
     """Runs for ever."""
-    limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
 
     async def scan(_: None, number: int) -> Event:
         return await _scan(number, wanted.value.given, host)
 
-    async def inspect(address: PciAddress, number: int) -> Event:
-        return await _inspect(address, number, wanted.value.given, host, limiter)
-
     async with trio.open_nursery() as nursery:
         nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.scan), scan, inbox)
-        nursery.start_soon(each_once, wanted.subscribe(), lambda now: now.functions, inspect, inbox)
+        nursery.start_soon(_inspect_all, wanted.subscribe(), host, inbox)
 
 
 async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> Event:
@@ -42,6 +49,69 @@ async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> 
     except HostError as exc:
         return ScanFailed(number, str(exc))
     return HostScanned(number, functions)
+
+
+async def _inspect_all(
+    wanted: LatestReader[InspectionsWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
+) -> None:
+    """Carry out numbered requests as `each_once` does, many at once."""
+    limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
+    done: dict[PciAddress, int] = {}
+    """The number of the last inspection that was carried out, of the functions that are wanted."""
+    slow: set[PciAddress] = set()
+    """Those that are inspected by themselves."""
+
+    async def by_itself(address: PciAddress, number: int) -> None:
+        event = await _inspect(address, number, wanted.value.given, host, limiter)
+        done[address] = number
+        slow.remove(address)
+        await inbox.send(event)
+
+    async with trio.open_nursery() as nursery:
+        async for _ in wanted:
+            while numbers := _due(wanted.value.functions, done, slow):
+                results = await _together(tuple(numbers), wanted.value.given, host)
+                for address in numbers.keys() - results.keys():
+                    slow.add(address)
+                    nursery.start_soon(by_itself, address, numbers[address])
+                done.update((address, numbers[address]) for address in results)
+                for event in _events(numbers, results):
+                    await inbox.send(event)
+            for address in done.keys() - wanted.value.functions.keys() - slow:
+                del done[address]
+
+
+def _due(
+    functions: Mapping[PciAddress, int], done: Mapping[PciAddress, int], slow: set[PciAddress]
+) -> dict[PciAddress, int]:
+    """The numbers of the inspections to carry out next, those that wait longest first."""
+    due = ((number, a) for a, number in functions.items() if number > done.get(a, 0) and a not in slow)
+    return {address: number for number, address in islice(sorted(due), limits.INSPECTION_BATCH)}
+
+
+async def _together(
+    addresses: tuple[PciAddress, ...], given: frozenset[PciAddress], host: HostReader
+) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    try:
+        with raises_only(HostError, "sysfs_inspector"):
+            return await host.inspect_all(addresses, given)
+    except HostError as exc:
+        return dict.fromkeys(addresses, exc)
+
+
+def _events(
+    numbers: Mapping[PciAddress, int], results: Mapping[PciAddress, tuple[PciFunction, ...] | HostError]
+) -> list[Event]:
+    events = list[Event]()
+    inspected = list[FunctionInspected]()
+    for address, result in results.items():
+        if isinstance(result, HostError):
+            events.append(_failed(numbers[address], address, result))
+        else:
+            inspected.append(FunctionInspected(numbers[address], address, result))
+    if inspected:
+        events.append(inspected[0] if len(inspected) == 1 else FunctionsInspected(tuple(inspected)))
+    return events
 
 
 async def _inspect(
@@ -56,5 +126,9 @@ async def _inspect(
             with raises_only(HostError, "sysfs_inspector"):
                 functions = await host.inspect(address, given)
     except HostError as exc:
-        return InspectionFailed(number, address, str(exc), isinstance(exc, HostShortError))
+        return _failed(number, address, exc)
     return FunctionInspected(number, address, functions)
+
+
+def _failed(number: int, address: PciAddress, error: HostError) -> InspectionFailed:
+    return InspectionFailed(number, address, str(error), isinstance(error, HostShortError))

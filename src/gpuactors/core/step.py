@@ -216,7 +216,10 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
                 Log(Level.ERROR, "scan.failed", {"reason": reason})
             ]
         case events.host.FunctionInspected():
-            return inspections.inspected(state, event, at), _unreadable(state, event.functions)
+            return inspections.inspected(state, (event,), at), _unreadable(state, event.functions)
+        case events.host.FunctionsInspected(several):
+            functions = {f.address: f for one in several for f in one.functions}
+            return inspections.inspected(state, several, at), _unreadable(state, tuple(functions.values()))
         case events.host.InspectionFailed(_, address, reason):
             is_known = event.shortage and state.host.short.get(address) == reason
             return inspections.inspection_failed(state, event, at), [

@@ -5,7 +5,7 @@ Must not decide anything: the sysfs reader selects functions, the core decides t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, final
 
 import trio
@@ -26,6 +26,9 @@ T = TypeVar("T")
 class ThreadedReader:
     """`ports.node.HostReader` on a real host, where a read of sysfs may hang.
 
+    Functions that are inspected at one time have one thread, as the hop to a thread and back takes longer than an
+    inspection. Where it hangs at one, it is given up, and those after that one are inspected by themselves.
+
     An inspection that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers.
     Two rules limit the effect: a slot is held by the task that waits for an inspection, not by the thread, so that
     given-up inspections use up no slots; and there is never more than one thread per address, so that repeated
@@ -42,9 +45,11 @@ class ThreadedReader:
         inspection_deadline_s: float = limits.INSPECTION_DEADLINE_S,
         scan_deadline_s: float = limits.SCAN_DEADLINE_S,
         scan_function_s: float = limits.SCAN_FUNCTION_S,
+        inspection_stall_s: float = limits.INSPECTION_STALL_S,
     ) -> None:
         self._sysfs = sysfs
         self._scan_function_s = scan_function_s
+        self._inspection_stall_s = inspection_stall_s
         self._scans: list[_Scan] = []
         """Those whose threads run: the present one, and those that hang."""
         self._inspection_deadline_s = inspection_deadline_s
@@ -76,6 +81,43 @@ class ThreadedReader:
             f"the inspection of {address} did not end within {self._inspection_deadline_s:g} s: a read of its sysfs "
             "directory hangs, as it does while an unbind waits until a virtual machine closes the device; stop that VM"
         )
+
+    async def inspect_all(
+        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        """Implement `ports.node.HostReader.inspect_all`."""
+        batch = _Batch([address for address in addresses if address not in self._threads])
+        if not batch.addresses:
+            return {}
+        self._threads.update(dict.fromkeys(batch.addresses, batch.over))
+
+        def end(_: outcome.Outcome[None]) -> None:
+            self._release(batch, batch.addresses)
+            batch.over.set()
+
+        try:
+            start_thread(lambda: batch.run(self._sysfs, given), end, name="inspect")
+        except HostError as short:
+            self._release(batch, batch.addresses)
+            return dict.fromkeys(batch.addresses, short)
+        try:
+            while not batch.over.is_set():
+                read = len(batch.found)
+                with trio.move_on_after(self._inspection_stall_s):
+                    await batch.over.wait()
+                if len(batch.found) == read:
+                    break
+        finally:
+            batch.given_up = True
+            if not batch.over.is_set():  # it may be at a function, and does not begin with another one
+                self._release(batch, [a for a in batch.addresses if a != batch.at])
+        return dict(batch.found)
+
+    def _release(self, batch: _Batch, addresses: Collection[PciAddress]) -> None:
+        """The thread does not inspect these any more."""
+        for address in addresses:
+            if self._threads.get(address) is batch.over:
+                del self._threads[address]
 
     async def _begin_scan(self, given: Collection[PciAddress]) -> _Scan:
         """Starts one that leaves out at which functions earlier ones hang. Raises `HostError`."""
@@ -121,6 +163,33 @@ class ThreadedReader:
             over.set()
 
         return await in_thread(read, name=f"inspect {key}", ended=ended)
+
+
+@final
+class _Batch:
+    """Inspections one after the other in one thread. Given up by the task that waits for it."""
+
+    def __init__(self, addresses: list[PciAddress]) -> None:
+        self.addresses = addresses
+        self.at: PciAddress | None = None
+        """The function that is being inspected, or whose turn is next."""
+        self.found: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
+        self.given_up = False
+        self.over = trio.Event()
+
+    def run(self, sysfs: SysfsReader, given: Collection[PciAddress]) -> None:
+        """Called in the thread. An unexpected error ends it: who then inspects that function by itself gets it, and the
+        others are not concerned."""
+        for address in self.addresses:
+            self.at = address  # first: who gives up reads it afterwards
+            if self.given_up:
+                return
+            try:
+                self.found[address] = sysfs.inspect(address, given)
+            except HostError as exc:
+                self.found[address] = exc
+            except Exception:
+                return
 
 
 class _GivenUpError(Exception):
@@ -173,3 +242,12 @@ class InlineReader:
         """Implement `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.inspect(address, given)
+
+    async def inspect_all(
+        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        """Implement `ports.node.HostReader.inspect_all`."""
+        await trio.lowlevel.checkpoint()
+        batch = _Batch(list(addresses))
+        batch.run(self._sysfs, given)
+        return batch.found

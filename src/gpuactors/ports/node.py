@@ -85,6 +85,13 @@ class HostReader(Protocol):
         """
         ...
 
+    async def inspect_all(
+        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        """The result of `inspect` for each, or its error, in little more than the time of one. A function that did
+        not answer at once, and any after it, is left out, and is to be inspected by itself."""
+        ...
+
 
 class ImexReader(Protocol):
     """Reads what the host says of IMEX."""

@@ -53,6 +53,8 @@ def event_words(event: events.Event) -> str:
             return f"scan {inspection} failed: {reason}"
         case events.host.FunctionInspected(inspection, address, functions):
             return f"inspection {inspection} at {address}: {_found(address, functions)}"
+        case events.host.FunctionsInspected(inspected):
+            return "; ".join(map(event_words, inspected))
         case events.host.InspectionFailed(inspection, address, reason):
             return f"inspection {inspection} at {address} failed: {reason}"
         case events.host.GroupsObserved(poll, uses) | events.host.SomeGroupsObserved(poll, uses):

@@ -56,6 +56,12 @@ class FunctionInspected(Struct, frozen=True):
     functions: tuple[PciFunction, ...]
 
 
+class FunctionsInspected(Struct, frozen=True):
+    """Several inspections came back together, in this order: those of a call's devices, for instance."""
+
+    inspected: tuple[FunctionInspected, ...]
+
+
 class InspectionFailed(Struct, frozen=True):
     """Inspection number `inspection` of `address` did not come back in time or failed as a whole."""
 
@@ -90,6 +96,7 @@ HostEvent = (
     | HostScanned
     | ScanFailed
     | FunctionInspected
+    | FunctionsInspected
     | InspectionFailed
 )
 UsageEvent = GroupsObserved | SomeGroupsObserved

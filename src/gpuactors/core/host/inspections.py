@@ -17,7 +17,8 @@ Must not decide what a function means for kubelet.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -32,7 +33,9 @@ from gpuactors.core.events.host import (
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
 from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen
-from gpuactors.core.values.remade import same_if_equal
+
+_NEVER: Final = Refresh()
+"""Neither outstanding nor due."""
 
 
 def first_inspections() -> Inspections:
@@ -56,7 +59,7 @@ def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -
     """Requests an inspection of each address; where one is outstanding, another one after it."""
     single, last = dict(inspections.single), inspections.last
     for address in addresses:
-        last, single[address] = asked(last, single.get(address, Refresh()))
+        last, single[address] = asked(last, single.get(address, _NEVER))
     return replace(inspections, last=last, single=single)
 
 
@@ -81,12 +84,12 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     if event.inspection != state.host.inspections.scan:
         return state
     named = {function.address: function for function in event.functions}
-    host = _with_found(state.host, {**dict.fromkeys(state.host.seen), **named}, event.inspection, at)
+    host = _with_found(state.host, [(event.inspection, {**dict.fromkeys(state.host.seen), **named})], at)
     inspections = _scan_back(
         replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
     )
     host = replace(host, inspections=inspections, scanned=True)
-    return _settle(replace(state, host=host), named, event.inspection, at)
+    return _settle(replace(state, host=host), [(event.inspection, named)], at)
 
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
@@ -100,14 +103,23 @@ def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
     return replace(state, host=replace(state.host, inspections=inspections))
 
 
-def inspected(state: NodeState, event: FunctionInspected, at: float) -> NodeState:
-    """One inspection came back: the function at its address and the other members of its group."""
-    if event.inspection != state.host.inspections.functions.get(event.address):
+def inspected(state: NodeState, events: Iterable[FunctionInspected], at: float) -> NodeState:
+    """Inspections came back: for each the function at its address and the other members of its group."""
+    single = state.host.inspections.single
+    found = [
+        (
+            event.inspection,
+            {event.address: None, **{function.address: function for function in event.functions}},
+        )
+        for event in {event.address: event for event in events}.values()
+        if (asked := single.get(event.address)) is not None and asked.outstanding == event.inspection
+    ]
+    if not found:
         return state
-    found = {event.address: None, **{function.address: function for function in event.functions}}
-    host = _with_found(state.host, found, event.inspection, at)
-    host = replace(host, inspections=_inspection_back(host.inspections, event.address))
-    return _settle(replace(state, host=host), found, event.inspection, at)
+    host = _with_found(state.host, found, at)
+    back = [next(iter(of_one)) for _, of_one in found]
+    host = replace(host, inspections=_inspections_back(host.inspections, back))
+    return _settle(replace(state, host=host), found, at)
 
 
 def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
@@ -115,7 +127,8 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
 
     A shortage is no fault: the function was not seen again, and `Host.short` has the reason.
     """
-    if event.inspection != state.host.inspections.functions.get(event.address):
+    asked = state.host.inspections.single.get(event.address)
+    if asked is None or asked.outstanding != event.inspection:
         return state
     host, known = state.host, state.host.functions.get(event.address)
     if known is not None and host.seen[event.address].inspection <= event.inspection:
@@ -123,9 +136,9 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
             host = replace(host, short={**host.short, event.address: event.reason})
         else:
             found = {event.address: replace(known, fault=event.reason)}
-            host = _with_found(host, found, event.inspection, at)
-    host = replace(host, inspections=_inspection_back(host.inspections, event.address))
-    state = _settle(replace(state, host=host), {event.address}, event.inspection, at, failed=True)
+            host = _with_found(host, [(event.inspection, found)], at)
+    host = replace(host, inspections=_inspections_back(host.inspections, (event.address,)))
+    state = _settle(replace(state, host=host), [(event.inspection, {event.address})], at, failed=True)
     return _again_soon(state, event, at) if event.shortage else state
 
 
@@ -136,17 +149,23 @@ def _scan_back(inspections: Inspections, due_at: float) -> Inspections:
     return ask_scan(inspections) if again else inspections
 
 
-def _inspection_back(inspections: Inspections, address: PciAddress) -> Inspections:
-    """The outstanding inspection of `address` is back; another one is requested if it is wanted again."""
-    refresh = inspections.single[address]
-    inspections = _with(inspections, address, refresh.answered(refresh.due_at))
-    return ask_inspections(inspections, (address,)) if refresh.again else inspections
+def _inspections_back(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
+    """The outstanding inspections of these are back; another one is requested of each that is wanted again."""
+    single, again = dict(inspections.single), []
+    for address in addresses:
+        refresh = single.pop(address)
+        if refresh.again:
+            again.append(address)
+        if (after := refresh.answered(refresh.due_at)) != _NEVER:
+            single[address] = after
+    inspections = replace(inspections, single=single)
+    return ask_inspections(inspections, again) if again else inspections
 
 
 def _with(inspections: Inspections, address: PciAddress, refresh: Refresh) -> Inspections:
     """`inspections` with that refresh of the address; one that is neither outstanding nor due is left out."""
     single = {a: r for a, r in inspections.single.items() if a != address}
-    return replace(inspections, single=single if refresh == Refresh() else {**single, address: refresh})
+    return replace(inspections, single=single if refresh == _NEVER else {**single, address: refresh})
 
 
 def due(state: NodeState, at: float) -> NodeState:
@@ -165,24 +184,30 @@ def deadline(inspections: Inspections) -> float:
     return min([inspections.whole.deadline, *(refresh.due_at for refresh in inspections.single.values())])
 
 
-def _with_found(host: Host, found: Mapping[PciAddress, PciFunction | None], number: int, at: float) -> Host:
-    """`host` after inspection `number` of these addresses, which came back at `at`; None: no function is there."""
-    seen, short, other = dict(host.seen), dict(host.short), dict[PciAddress, PciFunction | None]()
-    for address, function in found.items():
-        before, known = seen.get(address), host.functions.get(address)
-        if before is not None and before.inspection > number:
-            continue
-        now = _with_identity(function, known) if function is not None else None
-        is_known = before is not None and now == known
-        seen[address] = Seen(number, at, before.changed_at if before is not None and is_known else at)
-        short.pop(address, None)
-        if now != known:
-            other[address] = now
+def _with_found(
+    host: Host, found: Iterable[tuple[int, Mapping[PciAddress, PciFunction | None]]], at: float
+) -> Host:
+    """`host` after the inspections of these numbers, which came back at `at`, one after the other; None: no function is
+    at that address."""
+    seen, short, other = dict(host.seen), host.short, dict[PciAddress, PciFunction | None]()
+    for number, of_one in found:
+        for address, function in of_one.items():
+            before = seen.get(address)
+            known = other[address] if address in other else host.functions.get(address)
+            if before is not None and before.inspection > number:
+                continue
+            now = _with_identity(function, known) if function is not None else None
+            is_known = before is not None and now == known
+            seen[address] = Seen(number, at, before.changed_at if before is not None and is_known else at)
+            if address in short:
+                short = {a: why for a, why in short.items() if a != address}
+            if now != known:
+                other[address] = now
     functions = host.functions
     if other:
         there = {a: f for a, f in {**functions, **other}.items() if f is not None}
         functions = there if there.keys() <= functions.keys() else dict(sorted(there.items()))
-    return replace(host, functions=functions, seen=seen, short=same_if_equal(host.short, short))
+    return replace(host, functions=functions, seen=seen, short=short)
 
 
 def _with_identity(function: PciFunction, known: PciFunction | None) -> PciFunction:
@@ -212,35 +237,41 @@ def _is_of_model(function: PciFunction, known: PciFunction) -> bool:
 
 
 def _settle(
-    state: NodeState, inspected: Iterable[PciAddress], inspection: int, at: float, *, failed: bool = False
+    state: NodeState,
+    inspected: Iterable[tuple[int, Collection[PciAddress]]],
+    at: float,
+    *,
+    failed: bool = False,
 ) -> NodeState:
     """Forgets the addresses whose functions are gone for good, and plans another inspection of those that came back
-    incomplete from this one, or failed."""
-    inspections, retries = state.host.inspections, dict(state.host.inspections.retries)
-    outstanding = [*inspections.functions.values(), *([inspections.scan] if inspections.scan else [])]
-    oldest = min(outstanding, default=math.inf)
-    functions = state.host.functions
-    seen = {a: s for a, s in state.host.seen.items() if a in functions or s.inspection > oldest}
-    for address in inspected:
-        before = retries.get(address)
-        if before is not None and before.inspection > inspection:
-            continue  # that inspection was requested later and failed: a change may have come after this one
-        retries.pop(address, None)
-        function = functions.get(address)
-        complete = function is None or _is_complete(function)
-        due_at = math.inf
-        if failed or not complete:  # with growing waits, without end
-            attempt = before.attempt + 1 if before is not None else 0
-            waits_s = limits.UNSETTLED_INSPECTIONS_S
-            due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
-            retries[address] = Retry(attempt, inspection)
-        inspections = _due(inspections, address, due_at)
+    incomplete from the inspections of these numbers, or failed."""
+    inspections, functions, seen = state.host.inspections, state.host.functions, state.host.seen
+    if len(seen) != len(functions):  # every function was seen once
+        outstanding = [*inspections.functions.values(), *([inspections.scan] if inspections.scan else [])]
+        oldest = min(outstanding, default=math.inf)
+        seen = {a: s for a, s in seen.items() if a in functions or s.inspection > oldest}
+    retries = dict(inspections.retries)
+    for number, addresses in inspected:
+        for address in addresses:
+            before = retries.get(address)
+            if before is not None and before.inspection > number:
+                continue  # that inspection was requested later and failed: a change may have come after this one
+            retries.pop(address, None)
+            function = functions.get(address)
+            complete = function is None or _is_complete(function)
+            due_at = math.inf
+            if failed or not complete:  # with growing waits, without end
+                attempt = before.attempt + 1 if before is not None else 0
+                waits_s = limits.UNSETTLED_INSPECTIONS_S
+                due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
+                retries[address] = Retry(attempt, number)
+            inspections = _due(inspections, address, due_at)
     inspections = replace(inspections, retries=retries)
     return replace(state, host=replace(state.host, seen=seen, inspections=inspections))
 
 
 def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspections:
-    refresh = inspections.single.get(address, Refresh())
+    refresh = inspections.single.get(address, _NEVER)
     return inspections if refresh.due_at == at else _with(inspections, address, replace(refresh, due_at=at))
 
 

@@ -15,6 +15,9 @@ INBOX_EVENTS: Final = 256
 """Events that may wait for the registry. Worst case: one uevent burst of a 16-GPU node (16 × 3 events) plus one
 call in flight per GPU plus a scan result; a full inbox makes the producers wait, never the registry."""
 
+REGISTRY_EVENTS: Final = 16
+"""Events that the registry takes in one turn of the loop, at a millisecond each on the largest node."""
+
 # --- reading the host -------------------------------------------------------------------------------------
 
 INSPECTION_DEADLINE_S: Final = 5.0

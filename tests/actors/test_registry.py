@@ -12,6 +12,7 @@ from gpuactors.actors import registry
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.host import HostScanned, UeventsOpened
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.reports.snapshot import project
@@ -34,7 +35,7 @@ class Recorded:
         self.steps: list[Step] = []
         self.plugins: Latest[Mapping[ResourceName, registry.PluginReaders]] = Latest({})
 
-    async def run(self) -> None:
+    async def run(self, state: Latest[NodeState] | None = None) -> None:
         outputs = project(self.initial)
         cells = registry.Cells(
             inspections=Latest(outputs.inspections),
@@ -44,7 +45,7 @@ class Recorded:
             domains=registry.DomainCells.of(outputs.domains),
             take_over=Latest(outputs.take_over),
             plugins=self.plugins,
-            state=Latest(self.initial),
+            state=state or Latest(self.initial),
             role=Latest(self.initial.daemon.role),
         )
         replies: Replies[Answer] = Replies()
@@ -104,3 +105,24 @@ async def test_the_step_that_raises_is_recorded(monkeypatch: pytest.MonkeyPatch)
         None,
         (),
     )
+
+
+async def test_events_that_wait_together_wake_a_reader_once() -> None:
+    """Each is a step, and in the journal; the outputs are those of the last."""
+    recorded = Recorded()
+    recorded.initial = Core(gpu("23:00.0")).state
+    cell = Latest(recorded.initial)
+    woken, reader = list[NodeState](), cell.subscribe()
+
+    async def read() -> None:
+        while True:
+            woken.append(await reader.receive())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        await recorded.run(cell)
+        nursery.cancel_scope.cancel()
+    assert [taken.event for taken in recorded.steps if taken.event != Ticked()] == list(EVENTS)
+    assert len(woken) == 2
+    assert woken[-1] == cell.value != recorded.initial

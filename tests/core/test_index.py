@@ -385,7 +385,7 @@ def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
         host=replace(core.state.host, functions={GPU: core.state.host.functions[GPU]}),
     )
     assert list(moved.index.devices) == [GPU]
-    assert moved.index == replace(moved, _index=NO_INDEX, _index_of=()).index
+    assert moved.index == replace(moved, _index=NO_INDEX, _index_of=(None,) * 5).index
 
 
 def test_a_claim_of_another_driver_that_has_ended_is_no_owner_any_more() -> None:

@@ -26,7 +26,7 @@ came, nor on their hashes."""
 def check_derived(state: NodeState) -> None:
     """Raises AssertionError if anything that the state carries differs from what is derived of it from nothing, or is
     not sorted."""
-    fresh = replace(state, _index=NO_INDEX, _index_of=(), _assessments=NO_ASSESSMENTS)
+    fresh = replace(state, _index=NO_INDEX, _index_of=(None,) * 5, _assessments=NO_ASSESSMENTS)
     differ = [
         f.name
         for carried, now in zip(_parts(state.index), _parts(fresh.index), strict=True)

@@ -13,6 +13,7 @@ from typing import TypeAlias, final
 import trio
 
 from gpuactors import limits
+from gpuactors.concurrency.post import post
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.events import Event, claims, deviceplugin
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
@@ -91,7 +92,7 @@ class InboxCaller:
         try:
             with self._replies.ask() as pending:
                 token = Token(pending.token)
-                await self._inbox.send(event(token))
+                await post(self._inbox, event(token))
                 try:
                     answer = await pending.answer()
                 except trio.Cancelled:

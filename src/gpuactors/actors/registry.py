@@ -7,11 +7,13 @@ cycle of waiting channels can form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from itertools import chain
 
 import trio
 from msgspec import Struct
 
+from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.claims.outputs import ClaimsWanted
@@ -115,21 +117,34 @@ async def run(
         event: Event = Ticked()
         with trio.move_on_at(next_deadline(state)):
             event = await inbox.receive()
-        before, at = state, trio.current_time()
-        try:
-            state, effects = step(before, event, at)
-            outputs = project(state)
-        except Exception as exc:
+        # Those that wait with it are taken in the same turn: each reader is woken once, and gets the last outputs.
+        for taken in chain((event,), _waiting(inbox)):
+            before, at = state, trio.current_time()
+            try:
+                state, effects = step(before, taken, at)
+                outputs = project(state)
+            except Exception as exc:
+                if record is not None:
+                    record(Step(before, taken, at, failure=repr(exc)))
+                raise
             if record is not None:
-                record(Step(before, event, at, failure=repr(exc)))
-            raise
-        if record is not None:
-            record(Step(before, event, at, effects, outputs))
+                record(Step(before, taken, at, effects, outputs))
+            for effect in effects:
+                _interpret(effect, replies, log_line)
+            if outputs.plugins.keys() != published.plugins:
+                break  # a plugin that goes and one that comes under its name are two
         cells.state.set(state)
         cells.role.set(state.daemon.role)
         published.show(outputs)
-        for effect in effects:
-            _interpret(effect, replies, log_line)
+
+
+def _waiting(inbox: trio.MemoryReceiveChannel[Event]) -> Iterator[Event]:
+    """The events that wait, as far as one turn takes them: others are to have theirs, and what is due as well."""
+    for _ in range(limits.REGISTRY_EVENTS - 1):
+        try:
+            yield inbox.receive_nowait()
+        except (trio.WouldBlock, trio.EndOfChannel):
+            return
 
 
 def _interpret(effect: Effect, replies: Replies[Answer], log_line: Callable[[Log], None]) -> None:
@@ -146,6 +161,11 @@ class _Published:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self._plugins: dict[ResourceName, _PluginCells] = {}
+
+    @property
+    def plugins(self) -> Set[ResourceName]:
+        """Those that have cells."""
+        return self._plugins.keys()
 
     def show(self, outputs: Outputs) -> None:
         """Puts each output into its cell; an equal value wakes no reader."""

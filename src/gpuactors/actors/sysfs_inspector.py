@@ -16,6 +16,7 @@ from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
+from gpuactors.concurrency.post import post
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import (
     FunctionInspected,
@@ -65,7 +66,7 @@ async def _inspect_all(
         event = await _inspect(address, number, wanted.value.given, host, limiter)
         done[address] = number
         slow.remove(address)
-        await inbox.send(event)
+        await post(inbox, event)
 
     async with trio.open_nursery() as nursery:
         async for _ in wanted:
@@ -76,7 +77,7 @@ async def _inspect_all(
                     nursery.start_soon(by_itself, address, numbers[address])
                 done.update((address, numbers[address]) for address in results)
                 for event in _events(numbers, results):
-                    await inbox.send(event)
+                    await post(inbox, event)
             for address in done.keys() - wanted.value.functions.keys() - slow:
                 del done[address]
 

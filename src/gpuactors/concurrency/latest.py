@@ -97,7 +97,9 @@ class LatestReader(Generic[T]):
 
         Raises `trio.EndOfChannel` if there will be none.
         """
-        await trio.lowlevel.checkpoint()
+        if self._seen != self._latest._version:
+            # No turn for other tasks: the next value needs one of the writer's.
+            await trio.lowlevel.checkpoint_if_cancelled()
         while self._seen == self._latest._version:
             if self._latest._closed:
                 raise trio.EndOfChannel

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar
 
+from betterproto2 import encode_varint
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.events.deviceplugin import PreferenceRequest
-from gpuactors.core.values.effects import Answer, Granted, Preferred, Ready, Refused
+from gpuactors.core.values.effects import Answer, Grant, Granted, Preferred, Ready, Refused
 from gpuactors.core.values.model import DeviceId
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
@@ -69,21 +71,45 @@ def _refuse_too_many(requests: Sequence[Sequence[DeviceId]]) -> None:
         )
 
 
-def allocate_response(answer: Answer) -> pb.AllocateResponse:
-    """Allocate's answer. Raises `GRPCError` for a refusal."""
+class AllocateMessage(pb.AllocateResponse):
+    """An encoded answer."""
+
+    encoded: bytes
+
+    def __bytes__(self) -> bytes:
+        return self.encoded
+
+
+def allocate_response(answer: Answer) -> AllocateMessage:
+    """Allocate's answer. Raises `GRPCError` for a refusal.
+
+    It is put together from encoded parts: betterproto2 takes a millisecond for the nodes of eight devices.
+    """
     if not isinstance(answer, Granted):
         raise refusal(answer)
-    return pb.AllocateResponse(
-        container_responses=[
-            pb.ContainerAllocateResponse(
-                envs=dict(grant.envs),
-                devices=[
-                    pb.DeviceSpec(container_path=node, host_path=node, permissions="mrw")
-                    for node in grant.nodes
-                ],
-            )
-            for grant in answer.containers
-        ]
+    message = AllocateMessage()
+    message.encoded = b"".join([_part(1, _container(grant)) for grant in answer.containers])
+    return message
+
+
+def _container(grant: Grant) -> bytes:
+    envs = [_part(1, _part(1, name.encode()) + _part(2, value.encode())) for name, value in grant.envs]
+    return b"".join([*envs, *map(_encoded_node, grant.nodes)])
+
+
+@lru_cache(maxsize=limits.CALL_DEVICES_MAX)
+def _encoded_node(node: str) -> bytes:
+    """A device node, as its part of a container's answer in bytes: repeated fields in a row are one list
+    (protobuf.dev, Encoding, "Last One Wins")."""
+    spec = pb.DeviceSpec(container_path=node, host_path=node, permissions="mrw")
+    return bytes(pb.ContainerAllocateResponse(devices=[spec]))
+
+
+def _part(number: int, payload: bytes) -> bytes:
+    """A field that is a message or a text: its number and wire type, its length, its bytes."""
+    size = len(payload)
+    return (
+        bytes((number << 3 | 2, size) if size < 0x80 else (number << 3 | 2, *encode_varint(size))) + payload
     )
 
 

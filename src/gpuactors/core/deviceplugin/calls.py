@@ -238,7 +238,9 @@ def _noted(
     forgotten."""
     refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
     found = LastCall(kind, at, *refused)
-    last = {a: calls for a, calls in state.calls.last.items() if a in state.host.seen}
+    last = dict(state.calls.last)
+    for address in last.keys() - state.host.seen.keys():
+        del last[address]
     for address in addresses:
         last[address] = (*(c for c in last.get(address, ()) if c.kind is not kind), found)
     return replace(state, calls=replace(state.calls, last=last))

@@ -382,7 +382,8 @@ def _recorded(
         else:
             continue
         history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
-    unknown = [address for address in history if address not in state.host.seen]
+    seen = state.host.seen
+    unknown = [] if history.keys() <= seen.keys() else [address for address in history if address not in seen]
     for address in unknown[: -limits.HISTORY_UNKNOWN_MAX]:  # the longest unchanged
         del history[address]
     return history

@@ -15,10 +15,10 @@ from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.entries import Entries, EntryRow
+from gpuactors.core.state.entries import Entries, Entry, EntryRow
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
-from gpuactors.core.values.remade import remade
+from gpuactors.core.values.remade import other_keys, same_if_equal
 from gpuactors.core.values.status import DeviceStatus
 
 
@@ -27,24 +27,32 @@ def entries(state: NodeState) -> Entries:
     before, devices, ids = state.entries, state.index.devices, alias_ids(state)
     # Whether a device is offered is in question only while it may be being unbound.
     offered = {address: is_offered(state, devices[address]) for address in state.index.unbinding}
-    of_each = zip(
-        devices.values(),
-        map(state.assessments.__getitem__, devices),
-        map(ids.get, devices),
-        map(offered.get, devices),
-        strict=True,
-    )
-    rows = dict(zip(devices, of_each, strict=True))
-    of_devices = remade(before.of_devices, before.rows, rows, _entry, ne)
-    if of_devices is before.of_devices and ids == before.ids:
-        return replace(before, rows=rows)
+    assessed = state.assessments
+    other = {
+        *other_keys(before.devices, devices),
+        *other_keys(before.assessed, assessed),
+        *other_keys(before.ids, ids, ne),
+        *(before.ids.keys() - ids.keys()),
+        *other_keys(before.offered, offered),
+        *(before.offered.keys() - offered.keys()),
+    }
+    made: dict[PciAddress, Entry | None] = {}
+    for address in other & devices.keys():
+        row = devices[address], assessed[address], ids.get(address), offered.get(address)
+        made[address] = same_if_equal(before.of_devices.get(address), _entry(address, row))
+    if before.devices.keys() != devices.keys():
+        of_devices = {a: made[a] if a in made else before.of_devices[a] for a in devices}
+    elif ids != before.ids or any(before.of_devices[a] is not entry for a, entry in made.items()):
+        of_devices = {**before.of_devices, **made}
+    else:
+        return replace(before, devices=devices, assessed=assessed, offered=offered)
     of: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
     for resource, entry in filter(None, of_devices.values()):
         of.setdefault(resource, {})[entry.id] = entry
-    return Entries(rows, ids, of_devices, of)
+    return Entries(devices, assessed, ids, offered, of_devices, of)
 
 
-def _entry(address: PciAddress, row: EntryRow) -> tuple[ResourceName, AdvertisedDevice] | None:
+def _entry(address: PciAddress, row: EntryRow) -> Entry | None:
     device, assessment, device_id, offered = row
     held = assessment.holding
     if not (device.function.vfio_bound or offered or (held is not None and held.is_allocated)):

@@ -126,6 +126,10 @@ class Index(Struct, frozen=True):
         return self.meant.inspected_always
 
     @property
+    def unsettled(self) -> tuple[Named, ...]:
+        return self.meant.unsettled
+
+    @property
     def resources(self) -> frozenset[ResourceName]:
         return self.of.resources
 

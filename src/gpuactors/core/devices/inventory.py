@@ -66,6 +66,8 @@ class Meanings(Struct, frozen=True):
     """The names that are no PCI address."""
     inspected_always: frozenset[PciAddress] = _EMPTY
     """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
+    unsettled: tuple[Named, ...] = ()
+    """The names whose device has no known model."""
 
 
 NOTHING_MEANT: Final = Meanings()
@@ -151,6 +153,7 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
         names=same_if_equal(before.names, names),
         aliases=same_if_equal(before.aliases, aliases),
         inspected_always=same_if_equal(before.inspected_always, always),
+        unsettled=tuple([n for n, m in resolved.items() if m.ids is None]),
     )
 
 

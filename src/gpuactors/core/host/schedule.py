@@ -11,6 +11,7 @@ Must not read an answer: `ledger/ledger.py` and `usage.py` do that.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -182,6 +183,14 @@ def _ledger_due_at(state: NodeState) -> float:
     ledger = state.kubelet.ledger
     if ledger.outstanding is not None:
         return math.inf
-    grants: Iterable[float] = state.kubelet.pending_allocations.values() if ledger.problem is None else ()
-    listed = (until if ledger.read_at >= listed_at(until) else listed_at(until) for until in grants)
-    return min([ledger.due_at, *listed])
+    if ledger.problem is not None or not state.kubelet.pending_allocations:
+        return ledger.due_at
+    # Asked after every event, and of hundreds of grants after a burst of calls: only the first of each kind matters.
+    grants = sorted(state.kubelet.pending_allocations.values())
+    read = bisect_right(grants, ledger.read_at, key=listed_at)
+    ends = grants[:1] if read else []
+    # One read is for all grants of a burst of calls.
+    listed = [
+        max(listed_at(until), ledger.asked_at + limits.LEDGER_FRESH_S) for until in grants[read : read + 1]
+    ]
+    return min(ledger.due_at, *ends, *listed)

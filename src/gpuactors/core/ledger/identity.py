@@ -50,14 +50,18 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         and state.host.seen is before.host.seen
     ):
         return state
-    return _with_models(_named(state), state.index.models)
+    named = _named(state)
+    if named is state and not state.index.unsettled:
+        return state
+    return _with_models(named, state.index.models)
 
 
 def _named(state: NodeState) -> NodeState:
     """`state` with the devices of new names, and without the names that are in no ledger entry or grant any more."""
     index, pending, before = state.index, state.kubelet.pending_allocations, state.kubelet.resolved
-    gone = [n for n in index.unlisted if n not in pending]
-    unknown = [*index.unresolved, *(n for n in pending if n not in before)]
+    gone = [] if index.unlisted <= pending.keys() else [n for n in index.unlisted if n not in pending]
+    new = () if pending.keys() <= before.keys() else (n for n in pending if n not in before)
+    unknown = [*index.unresolved, *new]
     if not (gone or unknown):
         return state
     known = dict(before)

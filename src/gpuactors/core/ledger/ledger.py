@@ -121,9 +121,12 @@ def allocated_ids(
     found: dict[ResourceName, Set[DeviceId]] = {
         r: ids for r, ids in state.index.given.items() if r in resources
     }
+    pending: dict[ResourceName, list[DeviceId]] = {}
     for resource, device_id in state.kubelet.pending_allocations:
         if resource in resources:
-            found[resource] = found.get(resource, frozenset()) | {device_id}
+            pending.setdefault(resource, []).append(device_id)
+    for resource, granted in pending.items():
+        found[resource] = found.get(resource, frozenset()) | set(granted)
     return found
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from operator import is_not
 from typing import Final
 
 from msgspec import Struct, field
@@ -143,7 +142,7 @@ class NodeState(Struct, frozen=True, eq=False):
 
     _index: Index = NO_INDEX
     """Of the state with the parts `_index_of`."""
-    _index_of: tuple[object, ...] = ()
+    _index_of: tuple[object, object, object, object, object] = (None,) * 5
     _assessments: Assessments = NO_ASSESSMENTS
     """Of an earlier state, or of this one: they name their inputs themselves."""
 
@@ -157,8 +156,15 @@ class NodeState(Struct, frozen=True, eq=False):
     @property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
-        parts = (self.host, self.kubelet, self.published, self.daemon, self.gpus)
-        if len(self._index_of) != len(parts) or any(map(is_not, parts, self._index_of)):
+        host, kubelet, published, daemon, gpus = self._index_of
+        if not (
+            self.host is host
+            and self.kubelet is kubelet
+            and self.published is published
+            and self.daemon is daemon
+            and self.gpus is gpus
+        ):
+            parts = (self.host, self.kubelet, self.published, self.daemon, self.gpus)
             ledger, gpus, published = self.kubelet.ledger, self.gpus, self.published
             found = index(
                 self._index,

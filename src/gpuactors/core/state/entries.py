@@ -20,14 +20,20 @@ EntryRow = tuple[Device, Assessment, DeviceId | None, bool | None]
 address, and whether it is offered although it is on no driver; None if that is no question."""
 
 
+Entry = tuple[ResourceName, AdvertisedDevice]
+
+
 class Entries(Struct, frozen=True):
     """The entries, preceded by the values that they are derived from."""
 
-    rows: Mapping[PciAddress, EntryRow]
+    devices: Mapping[PciAddress, Device]
+    assessed: Mapping[PciAddress, Assessment]
     ids: Mapping[PciAddress, DeviceId]
     """See `identity.alias_ids`."""
+    offered: Mapping[PciAddress, bool]
+    """Of the devices that may be being unbound, whether they are offered."""
 
-    of_devices: Mapping[PciAddress, tuple[ResourceName, AdvertisedDevice] | None]
+    of_devices: Mapping[PciAddress, Entry | None]
     """The entry of each device, and the resource that it is of; None: it is not advertised."""
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by; no resource without any."""
@@ -35,5 +41,7 @@ class Entries(Struct, frozen=True):
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
-NO_ENTRIES: Final = Entries(rows=_NOTHING, ids=_NOTHING, of_devices=_NOTHING, of=_NOTHING)
+NO_ENTRIES: Final = Entries(
+    devices=_NOTHING, assessed=_NOTHING, ids=_NOTHING, offered=_NOTHING, of_devices=_NOTHING, of=_NOTHING
+)
 """Of a state in which nothing is known."""

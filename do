@@ -117,6 +117,12 @@ test)
         say "there is no promtool: the tests of the metrics will fail" ;;
 esac
 
+# How `./do node` ends is tested as root, with pytest on the folder of the real node; as above.
+case "${1:-}" in
+test)
+    [ "$(id -u)" != 0 ] || ldconfig -p 2>/dev/null | grep -q 'libfuse3\.so\.3' || (system_package libfuse3-3 "libfuse3.so.3") || true ;;
+esac
+
 # The real node: libfuse3 serves the host's sysfs; the kit's scripts use the other programs.
 case "${1:-}" in
 node | node-mutations)

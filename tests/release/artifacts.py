@@ -42,8 +42,7 @@ def build_packages(directory: Path, checkout: Path = CHECKOUT) -> tuple[Path, Pa
 def build_wheel_of(sdist: Path, directory: Path) -> Path:
     """The wheel that a packager makes of the sdist. Raises ProvisionError."""
     with tempfile.TemporaryDirectory() as name:
-        with tarfile.open(sdist) as archive:
-            archive.extractall(name, filter="data")
+        unpack(sdist, Path(name))
         (unpacked,) = Path(name).iterdir()
         build = (
             sys.executable,
@@ -58,6 +57,13 @@ def build_wheel_of(sdist: Path, directory: Path) -> Path:
         run(build, cwd=unpacked, environment={"SOURCE_DATE_EPOCH": str(commit_time())})
     (wheel,) = directory.glob("*.whl")
     return wheel
+
+
+def unpack(archive: Path, to: Path) -> None:
+    """A tar archive of ours. (Debian 12's Python 3.11.2 does not know the argument `filter`.)"""
+    with tarfile.open(archive) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        tar.extractall(to)
 
 
 def build_chart(directory: Path) -> Path:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.release import base
-from tests.release.artifacts import Described, write_image_archive
+from tests.release.artifacts import Described, unpack, write_image_archive
 from tests.release.emulation import own_architecture, registration
 from tests.release.image import image_in, made_of
 from tests.release.make import differences, sums_of
@@ -69,7 +68,7 @@ def test_an_archive_has_each_architecture_and_its_sbom_attached(tmp_path: Path) 
         a_layout(tmp_path / architecture, layer=architecture.encode())
         images.append(Described(image_in(tmp_path / architecture), architecture, f"of {architecture}"))
     digest = write_image_archive(images, tmp_path / "image.tar")
-    shutil.unpack_archive(tmp_path / "image.tar", tmp_path / "layout", "tar", filter="data")
+    unpack(tmp_path / "image.tar", tmp_path / "layout")
 
     def blob(found: dict[str, Any]) -> bytes:
         content: bytes = (tmp_path / "layout" / "blobs" / found["digest"].replace(":", "/")).read_bytes()

@@ -29,7 +29,9 @@ JSON: Final = "application/json"
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""The server leaves spec and status out: a Node's status is tens of kilobytes."""
+"""The server leaves spec and status out: a Node's status is tens of kilobytes. Of one object, and of a watch."""
+METADATA_OF_LIST: Final = METADATA_ONLY.replace("Metadata;", "MetadataList;")
+"""The same of a list: by the other name a server refuses it (406)."""
 
 _AGENT: Final = f"gpuactors/{metadata.version('gpuactors')}"
 

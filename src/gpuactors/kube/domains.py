@@ -20,7 +20,7 @@ from gpuactors import limits
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, clique_name
 from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
-from gpuactors.kube.client import METADATA_ONLY, ApiClient, Call
+from gpuactors.kube.client import METADATA_OF_LIST, METADATA_ONLY, ApiClient, Call
 from gpuactors.kube.watch import Watch
 from gpuactors.ports.kube import ApiRefused
 
@@ -116,7 +116,7 @@ class KubeDomains:
 
     async def _looked_for(self, uid: DomainUid) -> _Place | None:
         what = f"look for the ComputeDomain with UID {quoted_name(uid)}"
-        body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_ONLY))
+        body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_OF_LIST))
         for one in errors.answered(what, self._client.server, body, _Metadata).items:
             if one.metadata.uid == uid:
                 path = f"{_API}/namespaces/{quote(one.metadata.namespace, safe='')}/computedomains"

@@ -125,6 +125,8 @@ class _Target(Struct, frozen=True):
     name: str
     query: Mapping[str, str]
     metadata_only: bool
+    of_list: bool
+    """It asks for the metadata of a list."""
     part: str = ""
     """`status`, or nothing for the whole object."""
 
@@ -381,6 +383,8 @@ class FakeApiServer:
         items = self.store.objects(target.kind, target.namespace or None, wanted)
         metadata = {"resourceVersion": str(self.store.version)}
         if target.metadata_only:
+            if not target.of_list:
+                raise status.is_a_list()
             items = [_shown(item, target) for item in items]
             kind, api_version = "PartialObjectMetadata", "meta.k8s.io/v1"
         else:
@@ -539,7 +543,8 @@ def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:
     url = urlsplit(request.target)
     query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
     parts = [unquote(part) for part in url.path.split("/")[1:]]
-    metadata_only = _METADATA_ONLY in request.headers.get("accept", "")
+    accept = request.headers.get("accept", "")
+    metadata_only, of_list = _METADATA_ONLY in accept, f"{_METADATA_ONLY}List;" in accept
     for kind in kinds:
         prefix = ["apis", kind.group, kind.version] if kind.group else ["api", kind.version]
         if parts[: len(prefix)] != prefix:
@@ -550,7 +555,9 @@ def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:
         if kind.has_status_path and rest[2:] == ["status"]:
             rest, part = rest[:2], "status"
         if rest[:1] == [kind.plural] and len(rest) <= 2:
-            return _Target(kind, namespace, rest[1] if len(rest) == 2 else "", query, metadata_only, part)
+            return _Target(
+                kind, namespace, rest[1] if len(rest) == 2 else "", query, metadata_only, of_list, part
+            )
     raise status.not_served() if url.path.startswith(_BUILT_IN) else status.no_page()
 
 

@@ -169,6 +169,12 @@ def not_acceptable() -> Failure:
     return Failure(406, "NotAcceptable", message, {})
 
 
+def is_a_list() -> Failure:
+    """The client asks for a list as the metadata of one object."""
+    message = "you requested PartialObjectMetadata, but the requested object is a list (*unstructured.UnstructuredList)"
+    return Failure(406, "NotAcceptable", message, {})
+
+
 def unsupported_body() -> Failure:
     """An object is in a format that the server does not read."""
     return Failure(

@@ -40,6 +40,6 @@ def test_text_and_page_name_every_party() -> None:
     assert page.endswith(f"{END}after\n")
     assert "gone" not in page
     assert "| a call, ms | 2 | 5.00 | **3.00** | 3.00 | floor 2.00 | 1.5 |" in as_markdown(document)
-    assert "| a statement, ms | 1 |  |  |  | import trio 100 |  |" in page
+    assert "| a statement, ms | 1 |  |  |  | `import trio` 100 |  |" in page
     with pytest.raises(ValueError, match="figures"):
         written("a page without markers", document)

@@ -194,13 +194,17 @@ def as_markdown(document: Mapping[str, Any]) -> str:
             *(_short(values[other]["median"]) if other in values else "" for other in others),
             f"**{_short(mine['median'])}**" if mine else "",
             _short(mine["p99"]) if mine and mine["n"] > 1 else "",
-            "; ".join(f"{party} {_short(values[party]['median'])}" for party in floors),
+            "; ".join(f"{_on_the_page(party)} {_short(values[party]['median'])}" for party in floors),
             "; ".join(
                 f"{row['ratios'][key]:.2g}" for f in floors if (key := f"{subject} / {f}") in row["ratios"]
             ),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).strip() + "\n"
+
+
+def _on_the_page(party: str) -> str:
+    return f"`{party}`" if party.startswith(("import ", "python ")) else party
 
 
 def _numbers(value: Mapping[str, float]) -> str:

@@ -179,9 +179,10 @@ class _Publisher:
 
     async def _lost(self, error: ApiError) -> None:
         self._view.slices = None
-        # A server that was away may have another setting now.
-        soon = trio.current_time() + shorter(limits.TAINTS_ASKED_LOST_S, 1.0)
-        self._ask_taints_at = min(self._ask_taints_at, soon)
+        # A server that was away may have another setting now. The time begins with the last failure: else all nodes would
+        # ask as soon as a server is back that was away for longer.
+        if self._keeps is not ServerKeepsTaints.UNKNOWN:
+            self._ask_taints_at = trio.current_time() + shorter(limits.TAINTS_ASKED_LOST_S, 1.0)
         self._unfollowed = str(error)
         await self._tell()
 

@@ -179,8 +179,8 @@ class _Publisher:
 
     async def _lost(self, error: ApiError) -> None:
         self._view.slices = None
-        # A server that was away may have another setting now. The time begins with the last failure: else all nodes would
-        # ask as soon as a server is back that was away for longer.
+        # A server that was away may have another setting now. Counted from the last failure, as after a long
+        # outage all nodes would else ask at once.
         if self._keeps is not ServerKeepsTaints.UNKNOWN:
             self._ask_taints_at = trio.current_time() + shorter(limits.TAINTS_ASKED_LOST_S, 1.0)
         self._unfollowed = str(error)

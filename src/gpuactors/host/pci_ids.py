@@ -15,7 +15,6 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Final, final
 
@@ -27,7 +26,7 @@ from gpuactors.host.root import PCI_IDS, HostRoot
 from gpuactors.ports.node import HostError
 from gpuactors.process.plain_files import read_plain
 
-SHIPPED: Final = Path(str(resources.files("gpuactors.host") / "data" / "pci.ids"))
+SHIPPED: Final = Path(__file__).with_name("data") / "pci.ids"
 """The snapshot that comes with the program; its licence is beside it."""
 
 NVIDIA: Final = "10de"

@@ -40,6 +40,8 @@ SHUTTING_DOWN: Final = "server shutting down"
 _CODEC: Final = ProtoCodec()
 _DISPATCH: Final = _DispatchServerEvents()
 _CONTENT_TYPES: Final = frozenset({"application/grpc", "application/grpc+proto"})
+_INITIAL: Final = [(":status", "200"), ("content-type", "application/grpc+proto")]
+_OK: Final = [("grpc-status", "0")]
 _TIMEOUT_MAX_CHARS: Final = 9  # gRPC over HTTP/2: at most 8 digits and a unit
 _PEER_GONE: Final = (Http2ProtocolError, StreamTerminatedError)
 
@@ -70,9 +72,15 @@ class ServerStream(server.Stream[Any, Any]):
             raise GrpcProtocolError("a unary call has one answer")
         frame = frame_message(self._codec, message, self._send_type)
         if not self._send_initial_metadata_done:
-            await self.send_initial_metadata()
+            await self._stream.send_headers(_INITIAL)
+            self._send_initial_metadata_done = True
         await self._stream.send_data(frame)
         self._send_message_done = True
+
+    async def send_ok(self) -> None:
+        """The trailers after the last message. As grpclib's, without the metadata that no handler here has."""
+        await self._stream.send_headers(_OK, end_stream=True)
+        self._send_trailing_metadata_done = True
 
 
 class Call:
@@ -171,7 +179,11 @@ class Call:
     async def _serve(self, reply: ServerStream, method: Handler, timeout_s: float) -> None:
         try:
             status, text = await self._outcome(reply, method, timeout_s)
-            if self._stream.closable:
+            if not self._stream.closable:
+                return
+            if status is Status.OK and reply._send_initial_metadata_done:
+                await reply.send_ok()
+            else:
                 await reply.send_trailing_metadata(status=status, status_message=text)
         except BaseException as error:
             cancelled = not isinstance(error, Exception)  # by itself, or in a group with others

@@ -17,6 +17,7 @@ import urllib.request
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -220,7 +221,7 @@ async def many_watches(api: Api, watches: int) -> None:
 
     async def node(number: int) -> None:
         nonlocal seen, refused, watching
-        while True:
+        for failures in count(1):
             try:
                 async with KubeSlices(our, DRIVER, node_name(number)).follow() as events:
                     await anext(events)
@@ -231,7 +232,7 @@ async def many_watches(api: Api, watches: int) -> None:
                         seen += 1
             except ApiError as exc:
                 refused += 1
-                await trio.sleep(backoff_s(1, exc))
+                await trio.sleep(backoff_s(failures, exc))
 
     before = metrics(api)
     async with trio.open_nursery() as nursery:

@@ -245,7 +245,7 @@ class SysfsBinder:
             raise ActError(
                 ActFault.GONE,
                 f"{device} is not there, or has no IOMMU group: check it with lspci -s {device}, and that the IOMMU is "
-                "on (intel_iommu=on or amd_iommu=on)",
+                "on (firmware; with an Intel CPU also intel_iommu=on)",
             )
         return group
 

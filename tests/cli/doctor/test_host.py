@@ -137,7 +137,7 @@ def nameless(patient: Patient) -> None:
 
 SEEDS = (
     Seed("no IOMMU", without_iommu, Check.IOMMU_ON, FAIL, "no IOMMU group; the kernel command line has intel_iommu=off",
-         "intel_iommu=on or amd_iommu=on"),
+         "with an Intel CPU on the kernel command line (intel_iommu=on)"),
     Seed("and its GPU", without_iommu, Check.GPUS_USABLE, FAIL, "in no IOMMU group", "Switch the IOMMU on",
          "NoIommuGroup", (GPU,)),
     Seed("VMD", behind_vmd, Check.GPUS_USABLE, FAIL, "behind an Intel VMD controller", "Switch VMD off", "BehindVmd",

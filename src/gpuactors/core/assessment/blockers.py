@@ -22,7 +22,7 @@ OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VIRTUAL_FUNCTIONS})
 """The causes of `not_whole`: it is not given away, and who has it keeps it."""
 
 SWITCH_ON: Final = (
-    "switch the IOMMU on in the firmware and on the kernel command line (intel_iommu=on or amd_iommu=on)"
+    "switch the IOMMU on in the firmware, and with an Intel CPU on the kernel command line (intel_iommu=on)"
 )
 """The remedy where there is no IOMMU."""
 

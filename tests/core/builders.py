@@ -29,6 +29,7 @@ from gpuactors.core.values.model import (
     LedgerFile,
     PciFunction,
     Pod,
+    PodClaim,
     ResourceName,
     RunningKubelet,
     Settings,
@@ -138,6 +139,7 @@ class Core:
         self.others: dict[tuple[str, str], str] = {}
         self.ledger_problem: str | None = None
         self.claims: dict[str, str] = {}
+        self.waiting: tuple[PodClaim, ...] = ()
         self.strangers: tuple[ClaimedDevice, ...] = ()
         """Claims of other drivers that kubelet lists."""
         self.unselected: dict[str, PciFunction] = {}
@@ -201,7 +203,7 @@ class Core:
         claims += self.strangers
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
         file = LedgerFile(cached=self.cached, damaged=self.damaged) if self.file_readable else None
-        return ledger_read(read, entries, claims, healthy, file)
+        return replace(ledger_read(read, entries, claims, healthy, file), waiting=self.waiting)
 
     def poll_event(self, poll: int) -> Event:
         """What a poll of the groups sees now."""

@@ -30,6 +30,7 @@ from gpuactors.core.values.model import (
     LedgerEntry,
     LedgerFile,
     Pod,
+    PodClaim,
     ResourceName,
     RunningKubelet,
 )
@@ -128,11 +129,15 @@ def test_devices_of_claims_are_listed_with_their_claim() -> None:
         for name in ("gpu-0000-23-00-0", "gpu-0000-3b-00-0")
     ]
     dynamic = pb.DynamicResource(claim_name="two", claim_namespace="ml", claim_resources=resources)
+    waits = pb.DynamicResource(claim_name="three", claim_namespace="ml")
     contents = listed_contents(
         pb.ListPodResourcesResponse(
-            pod_resources=[pod("vm", container(dynamic=(dynamic,)), container(dynamic=(dynamic,)))]
+            pod_resources=[
+                pod("vm", container(dynamic=(dynamic, waits)), container(dynamic=(dynamic, waits)))
+            ]
         )
     )
+    assert contents.waiting == (PodClaim("ml/three", named("vm")),)
     assert contents.listed == ()
     assert contents.claims == tuple(
         ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"))

@@ -44,4 +44,5 @@ async def read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerR
         found.names_end,
         found.healthy,
         found.file,
+        found.waiting,
     )

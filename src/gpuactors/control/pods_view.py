@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod
+from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod, PodClaim
 from gpuactors.core.values.remade import grouped
 
 
 class PodView(Struct, frozen=True):
-    """One pod of which kubelet's ledger names a GPU, or did until lately."""
+    """One pod of which kubelet's ledger names a GPU, or did until lately, or that uses a claim without one: a claim
+    that waits, or that is for a compute domain."""
 
     name: str
     """`default/vm-1`; empty where only the UID is known, as no kubelet runs."""
@@ -24,7 +25,7 @@ class PodView(Struct, frozen=True):
     devices: tuple[str, ...]
     """The PCI addresses that kubelet has given it."""
     claims: tuple[str, ...]
-    """The claims by which it has some of them."""
+    """The claims by which it has some of them, and those without a GPU."""
     left: tuple[str, ...]
     """Those that it had: it has left kubelet's ledger, and they may still be held."""
 
@@ -36,20 +37,38 @@ def pods_view(state: NodeState) -> tuple[PodView, ...]:
     """Sorted by name."""
     given = sorted(_given(state), key=lambda found: found[1:3])
     had = sorted((str(orphan.pod), address) for address, orphan in state.kubelet.orphans.items())
+    uses = sorted((str(one.pod), one.claim) for one in _without_gpu(state))
     pods = {name: pod for pod, name, _, _ in given}
     pods |= {str(orphan.pod): orphan.pod for orphan in state.kubelet.orphans.values()}
+    pods |= {str(one.pod): one.pod for one in _without_gpu(state)}
     by_name = grouped([name for _, name, _, _ in given], given)
     left = grouped([name for name, _ in had], [address for _, address in had])
+    used = grouped([name for name, _ in uses], [claim for _, claim in uses])
     return tuple(
         PodView(
             name=name if pod.name else "",
             uid=pod.uid,
             devices=tuple(dict.fromkeys(address for _, _, address, _ in by_name.get(name, ()))),
-            claims=tuple(dict.fromkeys(claim for _, _, _, claim in by_name.get(name, ()) if claim)),
+            claims=tuple(
+                dict.fromkeys(
+                    (*(claim for _, _, _, claim in by_name.get(name, ()) if claim), *used.get(name, ()))
+                )
+            ),
             left=left.get(name, ()),
         )
         for name, pod in sorted(pods.items())
     )
+
+
+def _without_gpu(state: NodeState) -> list[PodClaim]:
+    """The claims whose pod no GPU shows: of our drivers, and those of which kubelet does not know the driver yet."""
+    ledger = state.kubelet.ledger
+    if not ledger.without_gpu:
+        return []
+    settings = (state.gpus.claims.settings, state.domains.claims.settings)
+    drivers = {one.driver for one in settings if one is not None}
+    others = {claim for driver, claim in ledger.claimed if driver not in drivers}
+    return [one for one in ledger.without_gpu if one.claim not in others] if drivers else []
 
 
 def _given(state: NodeState) -> Iterator[tuple[Pod, str, PciAddress, str]]:

@@ -35,6 +35,7 @@ from gpuactors.core.values.model import (
     LedgerFile,
     LedgerSource,
     Pod,
+    PodClaim,
     ResourceName,
     RunningKubelet,
 )
@@ -264,16 +265,19 @@ def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
     """The answer of List, each device of a pod once: kubelet names it once per container and NUMA node."""
     entries: dict[LedgerEntry, None] = {}
     claims: dict[ClaimedDevice, None] = {}
+    waiting: set[PodClaim] = set()
     names = [listed.name for listed in response.pod_resources]
     for listed in response.pod_resources:
         pod = Pod(namespace=listed.namespace, name=listed.name, uid="")
         for container in listed.containers:
             entries.update((entry, None) for entry in _devices(container, pod))
             claims.update((claim, None) for claim in _claims(container, pod))
+            waiting.update(_waiting(container, pod))
     # Kubelet lists pods in another order each time: an unchanged list must compare equal.
     return LedgerContents(
         listed=_ordered(entries),
         claims=tuple(sorted(claims, key=_claim_order)),
+        waiting=tuple(sorted(waiting, key=lambda found: (found.claim, str(found.pod)))),
         names_end=_common_end(names) if names else None,
     )
 
@@ -305,6 +309,12 @@ def _claims(container: pb.ContainerResources, pod: Pod) -> Iterable[ClaimedDevic
         claim = f"{dynamic.claim_namespace}/{dynamic.claim_name}"
         for found in dynamic.claim_resources:
             yield ClaimedDevice(found.driver_name, found.pool_name, found.device_name, claim, pod)
+
+
+def _waiting(container: pb.ContainerResources, pod: Pod) -> Iterable[PodClaim]:
+    for dynamic in container.dynamic_resources:
+        if not dynamic.claim_resources:
+            yield PodClaim(f"{dynamic.claim_namespace}/{dynamic.claim_name}", pod)
 
 
 class _Entry(msgspec.Struct, rename="pascal"):

@@ -43,6 +43,7 @@ from gpuactors.core.values.model import (
     LedgerFile,
     PciAddress,
     PciFunction,
+    PodClaim,
     ResourceName,
     RunningKubelet,
 )
@@ -137,6 +138,8 @@ class LedgerContents(Struct, frozen=True):
     names_end: str | None = None
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     file: LedgerFile | None = None
+    waiting: tuple[PodClaim, ...] = ()
+    """Claims of which List has no device yet, sorted."""
 
 
 class UeventsOverflowError(PortError):

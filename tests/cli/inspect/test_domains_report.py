@@ -15,10 +15,12 @@ from gpuactors.cli.inspect.report import (
     claim_explanation_json,
     domain_explanation,
     domain_explanation_json,
+    pod_explanation,
 )
 from gpuactors.cli.inspect.view import (
     ExplainedClaim,
     ExplainedDomain,
+    ExplainedPod,
     UnknownAddressError,
     find_named,
 )
@@ -294,6 +296,17 @@ def test_a_claim_with_devices_of_both_drivers_is_explained_for_each() -> None:
     assert (told["devices"], told["compute_domain_claim"]["devices"]) == (["0000:01:00.0"], ["channel-0"])
 
 
+def test_the_pod_of_a_channel_is_explained() -> None:
+    core = core_with()
+    core.prepare(ONE)
+    core.pass_time(60)
+    named = find_named(by_daemon(core), "pod/default/pod")
+    assert isinstance(named, ExplainedPod)
+    text = pod_explanation(named).splitlines()
+    assert text[1] == "has no GPU by kubelet's ledger, and 2 claims"
+    assert text[3] == "Claim        default/one: Prepared for 1 min"
+
+
 def test_a_name_that_is_not_known_and_what_is() -> None:
     core = core_with()
     core.prepare(ONE)
@@ -302,9 +315,7 @@ def test_a_name_that_is_not_known_and_what_is() -> None:
         match="knows dra-driver-nvidia-gpu/daemon, default/one, the ComputeDomain default/red",
     ):
         find_named(by_daemon(core), "default/none")
-    with pytest.raises(
-        UnknownAddressError, match=f"knows no claim and no pod with a GPU that is called {BLUE}"
-    ):
+    with pytest.raises(UnknownAddressError, match=f"knows no claim and no pod that is called {BLUE}"):
         find_named(by_daemon(core), BLUE)
 
 

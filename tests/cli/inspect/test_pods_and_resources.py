@@ -18,7 +18,7 @@ from gpuactors.cli.inspect.view import (
     find_named,
 )
 from gpuactors.control.view import view_of
-from gpuactors.core.values.model import ClaimedDevice, DeviceId, Holder, Pod, ResourceName
+from gpuactors.core.values.model import ClaimedDevice, DeviceId, Holder, Pod, PodClaim, ResourceName
 from gpuactors.core.values.owner import Allocation, owner_of
 from tests.core.builders import Core, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -114,6 +114,28 @@ def test_a_claim_and_a_pod_of_one_name_can_each_be_explained() -> None:
     assert isinstance(pod, ExplainedPod)
     assert pod.pod.devices == (B,)
     assert isinstance(find_named(found, H100), ExplainedResource)
+
+
+def test_a_pod_whose_claim_waits_is_explained() -> None:
+    core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
+    core.ledger[A] = "vm-1"
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.waiting = tuple(PodClaim(f"default/{claim}", Pod("default", "vm-2", "")) for claim in ("nic", "one"))
+    core.strangers = (
+        ClaimedDevice("nic.example", "node", "eth0", "default/other", Pod("default", "vm-3", "")),
+    )
+    core.pass_time(60)
+    core.prepare(name("one"))
+    core.pass_time(10)
+    found = by_daemon(core)
+    text, known = text_and_json(found, "default/vm-2")
+    assert text[:2] == ["Pod default/vm-2", "has no GPU by kubelet's ledger, and 2 claims"]
+    assert text[3].startswith("Claim        default/nic: not known here; ")
+    assert text[4] == "             default/one: Waiting for 10 s"
+    assert A in text[5]
+    assert (known["devices"], known["left"], known["claims"]) == ([], [], ["default/nic", "default/one"])
+    with pytest.raises(UnknownAddressError, match="called default/vm-3"):
+        find_named(found, "default/vm-3")
 
 
 @pytest.mark.parametrize(

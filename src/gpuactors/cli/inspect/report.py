@@ -381,16 +381,18 @@ def domain_explanation_json(explained: ExplainedDomain) -> str:
 
 
 def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
-    """The GPUs that kubelet has given it, and by which claims; those that it has left behind."""
+    """The GPUs that kubelet has given it, and by which claims; those that it has left behind; claims without a GPU."""
     pod, found = explained.pod, explained.inspected
     had = f"has {_gpus(len(pod.devices))} by kubelet's ledger" if pod.devices else ""
+    if not (pod.devices or pod.left):
+        had = "has no GPU by kubelet's ledger, and " + (
+            "a claim" if len(pod.claims) == 1 else f"{len(pod.claims)} claims"
+        )
     left = f"it has left kubelet's ledger and may still hold {_gpus(len(pod.left))}" if pod.left else ""
     facts: list[tuple[str, str | None]] = [("UID", pod.uid or None)]
     facts += [("GPU", line) for address in pod.devices for line in _gpu(address, found.view)]
     facts += [("Held on", line) for address in pod.left for line in _gpu(address, found.view)]
-    for name in pod.claims:
-        claim = claims_report.claim_named(found.view.claims, name)
-        facts.append(("Claim", f"{claim}: {claim.state} for {lasted(claim.age_s)}" if claim else name))
+    facts += [("Claim", line) for name in pod.claims for line in _claim(name, found.view)]
     facts += [*_of_ledger(found), *_seen(found)]
     title = [f"Pod {pod}", "; ".join(filter(None, (had, left)))]
     return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
@@ -459,6 +461,19 @@ def _gpu(address: str, view: NodeView) -> list[str]:
         ", ".join(filter(None, (address, *what))),
         f"  {claims_report.listing(device)}: {claims_report.reason(device, view)}",
     ]
+
+
+def _claim(name: str, view: NodeView) -> list[str]:
+    """Lines of a claim, once for each driver that knows it: its state, then why it is not further."""
+    of_domains = view.domains.claims if view.domains is not None else None
+    lines = []
+    for claim in (claims_report.claim_named(claims, name) for claims in (view.claims, of_domains)):
+        if claim is not None:
+            lines += [
+                f"{claim}: {claim.state} for {lasted(claim.age_s)}",
+                *([f"  {claim.problem}"] * bool(claim.problem)),
+            ]
+    return lines or [f"{name}: not known here; kubelet has not asked for it now, or it is another driver's"]
 
 
 def _of_ledger(found: Inspected) -> list[tuple[str, str | None]]:

@@ -276,7 +276,7 @@ def find_named(
     serves = view.claims is not None or view.domains is not None
     of_claims = "no claim" if serves else "no claim (--dra off, --compute-domains off)"
     raise UnknownAddressError(
-        f"the running daemon knows {of_claims} and no pod with a GPU that is called {name}; it knows "
+        f"the running daemon knows {of_claims} and no pod that is called {name}; it knows "
         f"{', '.join(_known(view)) or 'none'}"
     )
 

@@ -12,6 +12,7 @@ from gpuactors.core.values.model import (
     DeviceId,
     LedgerEntry,
     LedgerFile,
+    PodClaim,
     ResourceName,
     RunningKubelet,
 )
@@ -35,6 +36,8 @@ class LedgerRead(Struct, frozen=True):
     without a healthy device is not in here. None if kubelet did not list them."""
     file: LedgerFile | None = None
     """None if it could not be read. A read without a kubelet and without its file is `LedgerUnreadable`."""
+    waiting: tuple[PodClaim, ...] = ()
+    """Claims of which List has no device yet."""
 
 
 class LedgerUnreadable(Struct, frozen=True):

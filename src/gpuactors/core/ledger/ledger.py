@@ -31,6 +31,7 @@ from gpuactors.core.values.model import (
     Orphan,
     PciAddress,
     Pod,
+    PodClaim,
     ResourceName,
     Role,
 )
@@ -57,6 +58,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     # The known objects, if they are equal: so derived values need only a comparison by identity.
     counted = kubelet_startup.counted(before.young, before.entries, event, at)
     entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
+    unplaced = [claim for claim in event.claims if claimed_address(claim.device) is None]
     is_settling = counted.source.is_settling
     ledger = replace(
         before,
@@ -64,8 +66,9 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         entries=entries,
         claims=same_if_equal(before.claims, claims),
         claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
-        unplaced=frozenset(
-            replace(claim, pod=None) for claim in event.claims if claimed_address(claim.device) is None
+        unplaced=frozenset(replace(claim, pod=None) for claim in unplaced),
+        without_gpu=frozenset(
+            (*event.waiting, *(PodClaim(c.claim, c.pod) for c in unplaced if c.pod is not None))
         ),
         problem=None,
         tried=True,

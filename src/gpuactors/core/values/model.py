@@ -346,6 +346,14 @@ class ClaimedDevice(Struct, frozen=True):
         return self.driver, self.claim
 
 
+class PodClaim(Struct, frozen=True):
+    """A DRA claim that a pod uses, as PodResources lists it."""
+
+    claim: str
+    """Namespace and name of the claim."""
+    pod: Pod
+
+
 AdminAccess = tuple[tuple[str, str], PciAddress]
 """A claim that has a device with admin access only, as `ClaimedDevice.name`, and the device: it owns nothing."""
 
@@ -438,6 +446,8 @@ class Ledger(Refreshed, frozen=True):
     unplaced: frozenset[ClaimedDevice] = frozenset()
     """Of these claims the devices whose names are no PCI addresses, without their pods: channels, and GPUs by the names
     that NVIDIA's driver gives them."""
+    without_gpu: frozenset[PodClaim] = frozenset()
+    """Of these claims, and of those of which kubelet lists no device yet, the pods."""
 
 
 class Holder(Struct, frozen=True):

@@ -244,7 +244,8 @@ class _Labels:
         for effect in step.effects:
             if isinstance(effect, Reply):
                 self._asked.pop((daemon, effect.token), None)
-        order = step.outputs.domains.label_patch if step.outputs is not None else None
+        wanted = step.outputs.domains if step.outputs is not None else None
+        order = wanted.label_patch if wanted is not None else None
         if order is not None and order.number != self._patches.get(daemon):
             self._patches[daemon] = order.number
             self._ordered(daemon, order)

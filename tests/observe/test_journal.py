@@ -17,8 +17,11 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core import events
+from gpuactors.core.events import claims as claim_events
+from gpuactors.core.events import domains as domain_events
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.gpus import NO_GPUS
 from gpuactors.core.values import effects
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
@@ -62,6 +65,7 @@ from gpuactors.observe.journal_format import (
     encoded_effects,
 )
 from gpuactors.ports.node import Step
+from gpuactors.replay.journal_lines import EVENTS as EVENT_KINDS
 from gpuactors.replay.journal_lines import EventReader, FormatError, read_line, read_state
 from tests.core.builders import H100, gpu
 from tests.observe.recording import WALL, Held, QuietNode, files, story, write
@@ -141,40 +145,40 @@ EVENTS: tuple[events.Event, ...] = (
         Token(3), H100, (events.deviceplugin.PreferenceRequest((ID,), (), 1),)
     ),
     events.deviceplugin.CallAbandoned(Token(3)),
-    events.claims.PrepareAsked(Token(4), CLAIM.name, ClaimsOf.GPUS),
-    events.claims.UnprepareAsked(Token(5), CLAIM.name, ClaimsOf.GPUS),
-    events.claims.ClaimRead(1, CLAIM, ClaimsOf.GPUS),
-    events.claims.ClaimRead(2, "gone", ClaimsOf.GPUS, missing=True),
-    events.claims.ClaimRead(3, "refused", ClaimsOf.GPUS),
-    events.claims.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged", of=ClaimsOf.GPUS),
-    events.claims.CheckpointRefused("written by version 9", ClaimsOf.GPUS),
-    events.claims.CheckpointWritten(4, ClaimsOf.GPUS),
-    events.claims.CheckpointWritten(5, ClaimsOf.GPUS, "disk full"),
-    events.claims.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
-    events.claims.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
-    events.claims.FitnessChecked(7, (FitnessFinding(GPU), FitnessFinding(GPU, ActFault.IN_USE, "open"))),
-    events.claims.FilesTouched(ClaimsOf.GPUS),
-    events.claims.SlicesPublished(
+    claim_events.PrepareAsked(Token(4), CLAIM.name, ClaimsOf.GPUS),
+    claim_events.UnprepareAsked(Token(5), CLAIM.name, ClaimsOf.GPUS),
+    claim_events.ClaimRead(1, CLAIM, ClaimsOf.GPUS),
+    claim_events.ClaimRead(2, "gone", ClaimsOf.GPUS, missing=True),
+    claim_events.ClaimRead(3, "refused", ClaimsOf.GPUS),
+    claim_events.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged", of=ClaimsOf.GPUS),
+    claim_events.CheckpointRefused("written by version 9", ClaimsOf.GPUS),
+    claim_events.CheckpointWritten(4, ClaimsOf.GPUS),
+    claim_events.CheckpointWritten(5, ClaimsOf.GPUS, "disk full"),
+    claim_events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
+    claim_events.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
+    claim_events.FitnessChecked(7, (FitnessFinding(GPU), FitnessFinding(GPU, ActFault.IN_USE, "open"))),
+    claim_events.FilesTouched(ClaimsOf.GPUS),
+    claim_events.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"}),
         ClaimsOf.GPUS,
     ),
-    events.claims.PrepareAsked(Token(6), CLAIM.name, ClaimsOf.DOMAINS),
-    events.domains.LabelRead(8, NodeLabel("1-2")),
-    events.domains.LabelRead(9, "refused"),
-    events.domains.LabelPatched(10),
-    events.domains.LabelPatched(11, "422", conflict=True),
-    events.domains.LabelPatched(12, "timed out"),
-    events.domains.NodeTouched(),
-    events.domains.DomainRead(
+    claim_events.PrepareAsked(Token(6), CLAIM.name, ClaimsOf.DOMAINS),
+    domain_events.LabelRead(8, NodeLabel("1-2")),
+    domain_events.LabelRead(9, "refused"),
+    domain_events.LabelPatched(10),
+    domain_events.LabelPatched(11, "422", conflict=True),
+    domain_events.LabelPatched(12, "timed out"),
+    domain_events.NodeTouched(),
+    domain_events.DomainRead(
         13,
         DomainUid("1-2"),
         ComputeDomain(DomainUid("1-2"), "red", "default", frozenset({"node-1"})),
         Clique(frozenset({"node-1"})),
     ),
-    events.domains.DomainRead(14, DomainUid("1-2"), "refused"),
-    events.domains.DomainsTouched(),
-    events.domains.ImexRead(15, ImexFacts("", 501, 238, 7, "cluster.1", "INITIALIZING")),
-    events.domains.ImexRead(16, "/proc hangs"),
+    domain_events.DomainRead(14, DomainUid("1-2"), "refused"),
+    domain_events.DomainsTouched(),
+    domain_events.ImexRead(15, ImexFacts("", 501, 238, 7, "cluster.1", "INITIALIZING")),
+    domain_events.ImexRead(16, "/proc hangs"),
     events.daemon.Ticked(),
     events.daemon.PredecessorGone("none"),
     events.daemon.HandOverRequested(),
@@ -186,7 +190,7 @@ EVENTS: tuple[events.Event, ...] = (
 
 
 def test_every_event_comes_out_as_it_went_in() -> None:
-    assert {type(event) for event in EVENTS} == set(get_args(events.Event))
+    assert {type(event) for event in EVENTS} == set(EVENT_KINDS.values())
     state = story().state
     writer, reader = LineWriter(), EventReader()
     for at, event in enumerate(
@@ -263,6 +267,19 @@ def test_every_state_comes_out_as_it_went_in() -> None:
         assert isinstance(line, StateLine)
         assert (line.at, line.missed) == (step.at, 3)
         assert read_state(line) == step.before
+
+
+def test_a_state_of_before_has_empty_parts_where_claims_are_off() -> None:
+    """Now they are left out: both mean that claims are off."""
+    step = story().steps[-1]
+    line = json.loads(LineWriter().state_line(step.before, step.at, 0))
+    assert not {"gpus", "domains"} & line["state"].keys()
+    line["state"] |= {"gpus": msgspec.to_builtins(NO_GPUS), "domains": {"settings": None}}
+    line["state"]["gpus"]["check_at"] = {"$float": "inf"}
+    line["state"]["gpus"]["claims"]["relays_until"] = {"$float": "-inf"}
+    older = read_line(json.dumps(line).encode())
+    assert isinstance(older, StateLine)
+    assert read_state(older) == step.before
 
 
 def test_a_poll_that_says_what_the_last_one_said_is_its_number() -> None:

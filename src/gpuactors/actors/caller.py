@@ -20,7 +20,7 @@ from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepare
 from gpuactors.core.values.effects import Answer, Elsewhere, Refused
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
-OnAnswer: TypeAlias = Callable[[str, float, Answer | None], None]
+OnAnswer: TypeAlias = "Callable[[str, float, Answer | None], None]"
 """See `ports.http.Meter.called`."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
@@ -16,9 +17,7 @@ from msgspec import Struct
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.deviceplugin.registration import PluginOrder
-from gpuactors.core.domains.outputs import DomainsWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.reports.snapshot import (
@@ -31,11 +30,15 @@ from gpuactors.core.reports.snapshot import (
 )
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
-from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.model import DeviceList, ResourceName, Role
-from gpuactors.core.values.slices import AnyOffer
 from gpuactors.ports.node import Step
+
+if TYPE_CHECKING:
+    from gpuactors.core.claims.outputs import ClaimsWanted
+    from gpuactors.core.domains.outputs import DomainsWanted
+    from gpuactors.core.values.claim import DeviceHealth
+    from gpuactors.core.values.slices import AnyOffer
 
 
 class PluginReaders(Struct, frozen=True):
@@ -89,8 +92,10 @@ class Cells(Struct, frozen=True):
     inspections: Latest[InspectionsWanted]
     poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
-    claims: ClaimCells
-    domains: DomainCells
+    claims: ClaimCells | None
+    """None while DRA is off."""
+    domains: DomainCells | None
+    """None while compute domains are off."""
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
@@ -173,8 +178,10 @@ class _Published:
         cells.inspections.set(outputs.inspections)
         cells.poll.set(outputs.poll)
         cells.ledger.set(outputs.ledger)
-        cells.claims.show(outputs.claims)
-        cells.domains.show(outputs.domains)
+        if cells.claims is not None and outputs.claims is not None:
+            cells.claims.show(outputs.claims)
+        if cells.domains is not None and outputs.domains is not None:
+            cells.domains.show(outputs.domains)
         cells.take_over.set(outputs.take_over)
         if cells.plugins.is_closed:
             return

@@ -1,17 +1,34 @@
 """The sets of claims that a node may have, each with the answers of its DRA driver.
 
-A file of its own: the only one that knows both kinds of claims; neither kind imports the other.
+A file of its own: the only one that knows both kinds of claims; neither kind imports the other. A driver is imported
+when it is first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator
 
 from gpuactors.core.claims.driver import ClaimDriver
-from gpuactors.core.domains.driver import DOMAINS
-from gpuactors.core.gpus.driver import GPUS
+from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
 
-DRIVERS: Final[Mapping[ClaimsOf, ClaimDriver]] = {ClaimsOf.GPUS: GPUS, ClaimsOf.DOMAINS: DOMAINS}
-"""In the order in which they go on after each event."""
+
+def driver_of(of: ClaimsOf) -> ClaimDriver:
+    """The driver of these claims, also on a node where it is off."""
+    match of:
+        case ClaimsOf.GPUS:
+            from gpuactors.core.gpus.driver import GPUS
+
+            return GPUS
+        case ClaimsOf.DOMAINS:
+            from gpuactors.core.domains.driver import DOMAINS
+
+            return DOMAINS
+
+
+def drivers_of(state: NodeState) -> Iterator[ClaimDriver]:
+    """Those that are on, in the order in which they go on after each event."""
+    if state.gpus_part is not None:
+        yield driver_of(ClaimsOf.GPUS)
+    if state.domains_part is not None:
+        yield driver_of(ClaimsOf.DOMAINS)

@@ -1,10 +1,11 @@
 """Every transition of the node's state.
 
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
-only caller. It works in three parts: the event is applied to the part of the state that it is about (`inspections`,
-`registration`, `calls`); calls that can be answered now are answered; then the device lists are made again, and
-resources appear or retire with them. Derived values that a part reads (`NodeState.index`, `NodeState.assessments`) are
-those of the very state that it was given. `snapshot.project` derives the outputs for readers outside from the state.
+only caller. It works in four parts: the event is applied to the part of the state that it is about (`inspections`,
+`registration`, `calls`); claims go on, where they are served (`dra.py`); calls that can be answered now are answered;
+then the device lists are made again, and resources appear or retire with them. Derived values that a part reads
+(`NodeState.index`, `NodeState.assessments`) are those of the very state that it was given. `snapshot.project` derives
+the outputs for readers outside from the state.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Log` is a value).
 """
@@ -14,24 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import assert_never
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core import events
-from gpuactors.core.claims import machine as claims
-from gpuactors.core.claims import progress
-from gpuactors.core.claims.answers import declined
-from gpuactors.core.claims.transitions import quarantine, refusal
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
 from gpuactors.core.devices.presence import NO_GPU_HERE
-from gpuactors.core.domains import reads
-from gpuactors.core.domains import step as domains
-from gpuactors.core.drivers import DRIVERS
-from gpuactors.core.gpus import fitness
-from gpuactors.core.gpus.offer import offered
 from gpuactors.core.host import bindings, inspections, schedule, usage
 from gpuactors.core.ledger import ledger
 from gpuactors.core.ledger.identity import resolved
@@ -45,14 +37,13 @@ from gpuactors.core.state import (
     with_inspections,
     with_plugins,
 )
-from gpuactors.core.state.claims import Claims, ClaimSettings
-from gpuactors.core.state.domains import NO_DOMAINS, Domains
-from gpuactors.core.state.gpus import NO_GPUS, Gpus, GpuSettings
-from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim_states import NoTransitionError
-from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.values.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
+
+if TYPE_CHECKING:
+    from gpuactors.core.state.claims import ClaimSettings
+    from gpuactors.core.state.gpus import GpuSettings
+    from gpuactors.core.values.domain import DomainSettings
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -67,7 +58,7 @@ def initial_state(
     """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
     and a read of kubelet's ledger are wanted, and one of the checkpoint if claims are served."""
     wanted = inspections.first_inspections()
-    return NodeState(
+    state = NodeState(
         host=Host(
             inspections=replace(wanted, last=wanted.last + 1),
             functions={},
@@ -92,17 +83,12 @@ def initial_state(
             role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
             stopping=False,
         ),
-        gpus=Gpus(gpu_settings or GpuSettings(), Claims(claim_settings))
-        if claim_settings is not None
-        else NO_GPUS,
-        domains=_first_domains(domain_settings) if domain_settings is not None else NO_DOMAINS,
     )
+    if claim_settings is None and domain_settings is None:
+        return state
+    from gpuactors.core import dra
 
-
-def _first_domains(settings: DomainSettings) -> Domains:
-    """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
-    claims = ClaimSettings(settings.driver, settings.node, side_by_side=settings.side_by_side)
-    return reads.imex_asked(Domains(settings, Claims(claims)))
+    return dra.with_claims_served(state, claim_settings, gpu_settings, domain_settings)
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
@@ -112,7 +98,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     """
     after, effects = _applied(state, event, at)
     after = resolved(state, after)
-    after, claimed = _claims_advanced(state, after, at)
+    after, claimed = _claims_advanced(state, after, event, at)
     after = schedule.poll_brought_forward(state, after, at)
     waiting = after.calls.waiting
     after, answered = calls.completed(after, at)
@@ -121,7 +107,7 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     after, published = publish(state, after, at)
     answered = calls.after_lists(answered, waiting, state, after)
     after = listing.kept(state, after, at)
-    after = offered(after)
+    after = _offered(after)
     return after, [*effects, *claimed, *answered, *published]
 
 
@@ -139,27 +125,45 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         return _plugin(state, event, at)
     if isinstance(event, events.deviceplugin.CallEvent):
         return _call(state, event, at)
-    if isinstance(event, events.claims.ClaimEvent):
-        return _claim(state, event, at)
-    if isinstance(event, events.claims.FitnessChecked):
-        gpus, effects = fitness.checked(state.gpus, event, at)
-        return replace(state, gpus=gpus), effects
-    if isinstance(event, events.domains.DomainEvent):
-        return domains.applied(state, event, at)
     if isinstance(event, events.daemon.DaemonEvent):
         return _daemon(state, event, at)
     if isinstance(event, events.daemon.Ticked):
         return _ticked(state, at)
-    assert_never(event)
+    from gpuactors.core import dra  # the rest is about claims; see "claims" below
+
+    return dra.applied(state, event, at)
 
 
-def _claims_advanced(before: NodeState, state: NodeState, at: float) -> Stepped:
-    effects: list[Effect] = []
-    for driver in DRIVERS.values():
-        state, lines = progress.advanced(driver, before, state, at)
-        effects += lines
-    state, lines = domains.on_state_changed(before, state, at)
-    return state, [*effects, *lines]
+# --- claims -----------------------------------------------------------------------------------------------
+# All that is about claims and compute domains is reached by `dra.py` and `gpus/offer.py`. They are imported where they
+# are called, so a node that serves no claims imports none of it.
+
+
+def _claims_advanced(before: NodeState, state: NodeState, event: events.Event, at: float) -> Stepped:
+    if not state.serves_claims:
+        return state, []
+    from gpuactors.core import dra
+
+    return dra.advanced(before, state, event, at)
+
+
+def _offered(state: NodeState) -> NodeState:
+    if state.gpus_part is None:
+        return state
+    from gpuactors.core.gpus.offer import offered
+
+    return offered(state)
+
+
+def _claims_deadline(state: NodeState) -> float:
+    if not state.serves_claims:
+        return math.inf
+    from gpuactors.core import dra
+
+    return dra.deadline(state)
+
+
+# --- the rest of the node ---------------------------------------------------------------------------------
 
 
 def next_deadline(state: NodeState) -> float:
@@ -167,8 +171,7 @@ def next_deadline(state: NodeState) -> float:
     return min(
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
-        *(progress.deadline(driver, state) for driver in DRIVERS.values()),
-        domains.deadline(state),
+        _claims_deadline(state),
         min(
             (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
         ),
@@ -245,8 +248,6 @@ def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> S
             before = state.kubelet.ledger
             if event.read == before.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
-                for driver in DRIVERS.values():
-                    after = claims.ledger_read(driver, after, at)
             same = after.kubelet.ledger.entries is before.entries and before.problem is None
             level = Level.DEBUG if same and before.read else Level.INFO
             fields: dict[str, Field] = {
@@ -283,10 +284,6 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
             served = {**state.published.served, **served}
-            for (
-                driver
-            ) in DRIVERS.values():  # the predecessor wrote the checkpoint until now: it is read again
-                state = driver.with_claims(state, replace(driver.claims(state), loaded=False))
             return replace(
                 state,
                 daemon=replace(state.daemon, role=Role.SERVING),
@@ -295,9 +292,6 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.daemon.HandOverRequested():
             state, refused = calls.handed_over(state)
-            for driver in DRIVERS.values():
-                state, unprepared = claims.handed_over(driver, state, at)
-                refused += unprepared
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Log(Level.INFO, "daemon.handed_over", {}),
                 *refused,
@@ -316,7 +310,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
 
 def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:
     """Said when it becomes so, of a node whose GPUs are to be offered."""
-    wanted = after.daemon.settings.device_plugin or after.gpus.claims.settings is not None
+    wanted = after.daemon.settings.device_plugin or after.gpus_part is not None
     if not wanted or not after.host.scanned or after.index.devices:
         return []
     if before.host.scanned and not before.index.devices:
@@ -420,63 +414,18 @@ def _call(state: NodeState, event: events.deviceplugin.CallEvent, at: float) -> 
             after = replace(state, calls=replace(state.calls, no_removal_until=until))
             return after, [calls.preferred(state, event)]
         case events.deviceplugin.CallAbandoned(token):
-            state = calls.abandoned(state, token)
-            for driver in DRIVERS.values():
-                state = claims.abandoned(driver, state, token)
-            return state, []
-
-
-def _claim(state: NodeState, event: events.claims.ClaimEvent, at: float) -> Stepped:
-    """A transition that the table of claims lacks is a bug in gpuactors. In production this claim is quarantined, and
-    the others are served."""
-    try:
-        return _of_claim(state, event, at)
-    except NoTransitionError as error:
-        state, lines = quarantine(DRIVERS[event.of], state, error)
-        if isinstance(event, events.claims.PrepareAsked | events.claims.UnprepareAsked):
-            answer = refusal(Cause.SET_ASIDE, str(error))
-            lines += declined(event.token, event.claim.uid, str(event.claim), answer)
-        return state, lines
-
-
-def _of_claim(state: NodeState, event: events.claims.ClaimEvent, at: float) -> Stepped:
-    driver = DRIVERS[event.of]
-    match event:
-        case events.claims.PrepareAsked():
-            return claims.prepare_asked(driver, ledger.called(state, at), event, at)
-        case events.claims.UnprepareAsked():
-            return claims.unprepare_asked(driver, state, event, at)
-        case events.claims.ClaimRead():
-            return claims.read(driver, state, event, at)
-        case events.claims.CheckpointRead():
-            return claims.checkpoint_read(driver, state, event)
-        case events.claims.CheckpointRefused():
-            return claims.checkpoint_refused(driver, state, event)
-        case events.claims.CheckpointWritten():
-            return claims.checkpoint_written(driver, state, event)
-        case events.claims.ActDone():
-            return claims.act_done(driver, state, event, at)
-        case events.claims.ActFailed():
-            return claims.act_failed(driver, state, event, at)
-        case events.claims.FilesTouched():
-            return claims.files_touched(driver, state)
-        case events.claims.SlicesPublished(publication):
-            return claims.published(driver, state, publication)
+            return calls.abandoned(state, token), []
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, broken = domains.due(schedule.due(inspections.due(state, at), at), at), list[Effect]()
-    for driver in DRIVERS.values():
-        state, lines = progress.due(driver, state, at)
-        broken += lines
-    state, answered = calls.expired(state, at)
+    state, answered = calls.expired(schedule.due(inspections.due(state, at), at), at)
     plugins = _each(state.published.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.calls.no_removal_until.items() if until > at}
     return replace(
         state,
         published=replace(state.published, plugins=plugins),
         calls=replace(state.calls, no_removal_until=held),
-    ), [*broken, *answered]
+    ), answered
 
 
 def _each(

@@ -336,8 +336,8 @@ async def run_daemon(
         inspections=Latest(outputs.inspections),
         poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
-        claims=registry.ClaimCells.of(outputs.claims),
-        domains=registry.DomainCells.of(outputs.domains),
+        claims=registry.ClaimCells.of(outputs.claims) if outputs.claims is not None else None,
+        domains=registry.DomainCells.of(outputs.domains) if outputs.domains is not None else None,
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),
@@ -444,12 +444,12 @@ def _plugins_of_claims(
     ended: OnAnswer | None,
 ) -> Iterator[DraActors | DomainActors]:
     """The actors of each DRA driver that is on; imported where they are, as in `_dra_of`."""
-    if outside.dra is not None:
+    if outside.dra is not None and cells.claims is not None:
         from gpuactors.daemon import claims
 
         caller = InboxCaller(inbox, replies, ClaimsOf.GPUS, ended)
         yield claims.DraActors(outside.dra, cells.claims, caller, inbox, ClaimsOf.GPUS)
-    if outside.domains is not None:
+    if outside.domains is not None and cells.domains is not None:
         from gpuactors.daemon import domains
 
         caller = InboxCaller(inbox, replies, ClaimsOf.DOMAINS, ended)

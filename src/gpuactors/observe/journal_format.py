@@ -70,6 +70,7 @@ class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missed: int
     """Steps before this that are not in the journal: the disk was full, or too slow."""
     state: Any
+    """By part; one that is off is left out."""
 
 
 # A field whose value is the default object itself is left out.
@@ -185,7 +186,8 @@ class LineWriter:
         waiting = self.rest()
         self._last.clear()
         self._effects.clear()
-        whole = {name: msgspec.to_builtins(getattr(state, name)) for name in PARTS}
+        parts = {name.removesuffix("_part"): getattr(state, name) for name in PARTS}
+        whole = {name: msgspec.to_builtins(part) for name, part in parts.items() if part is not None}
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct
 
 from gpuactors.core.deviceplugin import registration
-from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
-from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, Health, PciAddress, Pod, Role
 from gpuactors.core.values.owner import Allocation
+
+if TYPE_CHECKING:
+    from gpuactors.core.state.claims import Claims
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of the labels, in the order in which they are declared, and the value."""
@@ -148,11 +148,14 @@ def _ledger_read(state: NodeState, now: Moment) -> float:
 
 
 def _served(state: NodeState) -> Mapping[str, Claims]:
-    found = (driver.claims(state) for driver in DRIVERS.values())
-    return {claims.settings.driver: claims for claims in found if claims.settings is not None}
+    return {claims.settings.driver: claims for claims in state.all_claims if claims.settings is not None}
 
 
 def _claims(state: NodeState, _: Moment) -> Iterator[Sample]:
+    if not state.serves_claims:
+        return
+    from gpuactors.core.values.claim_states import ClaimState
+
     for driver, claims in _served(state).items():
         found = Counter(entry.state for entry in claims.entries.values())
         yield from (((driver, str(s)), found.get(s, 0)) for s in ClaimState if s is not ClaimState.ABSENT)

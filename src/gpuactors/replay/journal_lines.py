@@ -6,13 +6,16 @@ A file of its own: the daemon writes lines and reads none, and the decoders know
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, final, get_args, get_type_hints
+from types import ModuleType
+from typing import Any, Final, final, get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuactors.core.events import Event
-from gpuactors.core.state import PARTS, NodeState
+from gpuactors.core.events import Event, claims, daemon, deviceplugin, domains, host, kubelet
+from gpuactors.core.state import Calls, Daemon, Host, Kubelet, NodeState, Published
+from gpuactors.core.state.domains import Domains
+from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.observe.journal_format import (
     FORMAT,
@@ -34,13 +37,29 @@ class FormatError(ValueError):
     """A line that is none of a journal's, or of another version; the text names which."""
 
 
-_EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
+def _kinds() -> tuple[type[Any], ...]:
+    sources: dict[str, ModuleType] = {
+        source.__name__.rpartition(".")[2]: source
+        for source in (claims, daemon, deviceplugin, domains, host, kubelet)
+    }
+    return get_args(eval(f"({Event})", dict(sources)))  # it is text: a daemon imports the sources that it has
+
+
+EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in _kinds()}
+"""Every kind of event, by its name."""
+
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    name: kind.__struct_fields__ for name, kind in _EVENTS.items()
+    name: kind.__struct_fields__ for name, kind in EVENTS.items()
 }
 
-_STATE: Final = {part: get_type_hints(NodeState)[part] for part in PARTS}
-"""The written part of a state, and its type: derived values are computed again."""
+_STATE: Final[Mapping[str, type[Any]]] = {
+    "host": Host,
+    "kubelet": Kubelet,
+    "calls": Calls,
+    "published": Published,
+    "daemon": Daemon,
+}
+"""The part of a state that is always written, and its type: derived values are computed again."""
 
 _as_header = msgspec.json.Decoder(Header)
 _as_state = msgspec.json.Decoder(StateLine)
@@ -88,7 +107,14 @@ def read_state(line: StateLine) -> NodeState:
     """The state of a line. Raises `FormatError` if it is not a state as this version knows it."""
     try:
         given = _unwrapped(line.state)
-        return NodeState(**{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()})
+        gpus = msgspec.convert(given.pop("gpus", None), Gpus | None)
+        of_domains = msgspec.convert(given.pop("domains", None), Domains | None)
+        return NodeState(
+            **{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()},
+            # An older daemon wrote them also where they are off.
+            gpus_part=gpus if gpus is not None and gpus.claims.settings is not None else None,
+            domains_part=of_domains if of_domains is not None and of_domains.settings is not None else None,
+        )
     except (*UNREADABLE, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise FormatError(f"its state is not one of this version's: {quoted(str(exc))}") from None
 
@@ -104,7 +130,7 @@ class EventReader:
 
     def event(self, line: StepLine) -> Event:
         """The event of a step. Raises `FormatError` if this version has none like it."""
-        kind = _EVENTS.get(line.event)
+        kind = EVENTS.get(line.event)
         if kind is None:
             raise FormatError(f"this version knows no event {quoted_id(line.event)}")
         try:

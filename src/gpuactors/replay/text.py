@@ -12,6 +12,7 @@ import msgspec
 
 from gpuactors.core import events
 from gpuactors.core.domains.report import domain_reports, label_report
+from gpuactors.core.events import domains as domain_events
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import DeviceList, Health
 from gpuactors.observe.journal_format import encoded_effects
@@ -27,11 +28,11 @@ _ROUTINE = (
     events.kubelet.LedgerRead,
     events.kubelet.LedgerUnreadable,
     events.host.HostScanned,
-    events.domains.LabelRead,
-    events.domains.NodeTouched,
-    events.domains.DomainRead,
-    events.domains.DomainsTouched,
-    events.domains.ImexRead,
+    domain_events.LabelRead,
+    domain_events.NodeTouched,
+    domain_events.DomainRead,
+    domain_events.DomainsTouched,
+    domain_events.ImexRead,
 )
 """Routine events. Without any consequence they are counted, not shown."""
 
@@ -185,9 +186,9 @@ def _kind(played: Played) -> str:
             return "poll"
         case events.host.HostScanned():
             return "scan"
-        case events.domains.LabelRead() | events.domains.DomainRead() | events.domains.ImexRead():
+        case domain_events.LabelRead() | domain_events.DomainRead() | domain_events.ImexRead():
             return "domain read"
-        case events.domains.NodeTouched() | events.domains.DomainsTouched():
+        case domain_events.NodeTouched() | domain_events.DomainsTouched():
             return "Node change"
         case _:
             return "ledger read"

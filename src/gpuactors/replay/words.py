@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from gpuactors.core import events
+from gpuactors.core.events import claims as claim_events
+from gpuactors.core.events import domains as domain_events
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values import effects
 from gpuactors.core.values.claim import Claim, Prepared, Unprepared
@@ -90,63 +92,63 @@ def event_words(event: events.Event) -> str:
             return f"call {token}: GetPreferredAllocation {resource}: {wanted}"
         case events.deviceplugin.CallAbandoned(token):
             return f"call {token} was abandoned by its caller"
-        case events.claims.PrepareAsked(token, claim):
+        case claim_events.PrepareAsked(token, claim):
             return f"call {token}: NodePrepareResources of claim {claim}, UID {claim.uid}"
-        case events.claims.UnprepareAsked(token, claim):
+        case claim_events.UnprepareAsked(token, claim):
             return f"call {token}: NodeUnprepareResources of claim {claim}, UID {claim.uid}"
-        case events.claims.ClaimRead(number, Claim() as found):
+        case claim_events.ClaimRead(number, Claim() as found):
             allocated = ", ".join(r.device for r in found.results or ()) or "nothing"
             return f"read {number}: claim {found.name} is allocated {allocated}"
-        case events.claims.ClaimRead(number, reason, missing=missing):
+        case claim_events.ClaimRead(number, reason, missing=missing):
             return f"read {number}{'' if missing else ' failed'}: {reason}"
-        case events.claims.CheckpointRead(entries):
+        case claim_events.CheckpointRead(entries):
             return f"checkpoint read: {count(len(entries), 'claim')}"
-        case events.claims.CheckpointRefused(reason):
+        case claim_events.CheckpointRefused(reason):
             return f"checkpoint refused: {reason}"
-        case events.claims.CheckpointWritten(number, failure=None):
+        case claim_events.CheckpointWritten(number, failure=None):
             return f"checkpoint {number} is on disk"
-        case events.claims.CheckpointWritten(number, failure=failure):
+        case claim_events.CheckpointWritten(number, failure=failure):
             return f"checkpoint {number} could not be written: {failure}"
-        case events.claims.ActDone(number, bound):
+        case claim_events.ActDone(number, bound):
             drivers = ", ".join(f"{b.address} on {b.driver or 'no driver'}" for b in bound)
             return f"act {number} done" + (f": {drivers}" if drivers else "")
-        case events.claims.ActFailed(number, reason):
+        case claim_events.ActFailed(number, reason):
             return f"act {number} failed: {reason}"
-        case events.claims.FitnessChecked(number, findings):
+        case claim_events.FitnessChecked(number, findings):
             reasons = (
                 ", ".join(f"{f.device}: {f.reason}" for f in findings if f.reason)
                 or "a claim could bind each"
             )
             return f"fitness check {number} of {count(len(findings), 'GPU')}: {reasons}"
-        case events.claims.FilesTouched():
+        case claim_events.FilesTouched():
             return "the CDI files of claims were touched"
-        case events.claims.SlicesPublished(publication):
+        case claim_events.SlicesPublished(publication):
             done = "as offered" if publication.settled else publication.problem or "being written"
             return f"slices of {publication.driver}: {publication.slices}, {done}"
-        case events.domains.LabelRead(number, NodeLabel(value)):
+        case domain_events.LabelRead(number, NodeLabel(value)):
             return f"read {number}: the node's label of compute domains is {value or 'absent'}"
-        case events.domains.LabelRead(number, reason):
+        case domain_events.LabelRead(number, reason):
             return f"read {number} of the node's label failed: {reason}"
-        case events.domains.LabelPatched(number, None):
+        case domain_events.LabelPatched(number, None):
             return f"patch {number} of the node's label is made"
-        case events.domains.LabelPatched(number, failure, conflict):
+        case domain_events.LabelPatched(number, failure, conflict):
             return (
                 f"patch {number} of the node's label {'met another one' if conflict else 'failed'}: {failure}"
             )
-        case events.domains.NodeTouched():
+        case domain_events.NodeTouched():
             return "our Node has changed"
-        case events.domains.DomainRead(number, uid, ComputeDomain() | None as domain, clique):
+        case domain_events.DomainRead(number, uid, ComputeDomain() | None as domain, clique):
             there = f"is {domain}" if domain is not None else "is not there"
             ready = {*(domain.ready_nodes if domain else ()), *(clique.ready_nodes if clique else ())}
             return f"read {number}: ComputeDomain {uid} {there}, ready on {', '.join(sorted(ready)) or 'no node'}"
-        case events.domains.DomainRead(number, uid, reason):
+        case domain_events.DomainRead(number, uid, reason):
             return f"read {number} of ComputeDomain {uid} failed: {reason}"
-        case events.domains.DomainsTouched():
+        case domain_events.DomainsTouched():
             return "a ComputeDomain or a clique has changed"
-        case events.domains.ImexRead(number, ImexFacts() as facts):
+        case domain_events.ImexRead(number, ImexFacts() as facts):
             said = facts.absent or facts.host_problem or f"clique {facts.clique_id or 'none'}"
             return f"read {number}: IMEX on the host: {said}"
-        case events.domains.ImexRead(number, reason):
+        case domain_events.ImexRead(number, reason):
             return f"read {number} of IMEX on the host failed: {reason}"
         case events.daemon.Ticked():
             return "tick"

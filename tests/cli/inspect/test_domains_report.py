@@ -283,7 +283,7 @@ def test_a_claim_with_devices_of_both_drivers_is_explained_for_each() -> None:
     gpus = ClaimCore(gpu("0000:01:00.0", group=1))
     gpus.api[str(ONE)] = allocated(ONE, "0000:01:00.0")
     gpus.prepare(ONE)
-    core.state = replace(gpus.state, domains=core.state.domains)
+    core.state = replace(gpus.state, domains_part=core.state.domains)
     parts = "\n".join(explained(core, "default/one")).split("\n\nClaim ")
     assert ["Device  0000:01:00.0" in part for part in parts] == [True, False]
     assert [f"Device         channel-0\nComputeDomain  default/red, UID {RED}" in part for part in parts] == [

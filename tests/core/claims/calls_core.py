@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpuactors.core.drivers import DRIVERS
+from gpuactors.core.drivers import driver_of
 from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
@@ -59,7 +59,7 @@ class CallsCore(Core):
         return answer
 
     def entry(self, claim: ClaimName) -> Entry | None:
-        return DRIVERS[self.of].claims(self.state).entries.get(claim.uid)
+        return driver_of(self.of).claims(self.state).entries.get(claim.uid)
 
     def claim_state(self, claim: ClaimName) -> ClaimState:
         entry = self.entry(claim)

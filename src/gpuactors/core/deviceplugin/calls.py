@@ -326,7 +326,7 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
 def _missing(state: NodeState, call: Call) -> bool:
     """A device of the call has not been inspected, its group not polled, or the ledger not read since the call came."""
     unseen = _unseen(state, call) or _unpolled(state, call)
-    return bool(unseen) or _is_unread(state, call) or not state.gpus.claims.is_known
+    return bool(unseen) or _is_unread(state, call) or not state.claims_known
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
@@ -583,7 +583,7 @@ def _late(state: NodeState, call: Call) -> Refused:
             f"the users of {unpolled} could not be determined in time; can its `enable` be read in sysfs?"
         )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.USE_LATE, message))
-    if not state.gpus.claims.is_known:
+    if not state.claims_known:
         message = (
             "the checkpoint of the claims, which may have a device of the call, could not be read in time"
         )

@@ -131,7 +131,7 @@ def is_ready(state: NodeState) -> bool:
     Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
     external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint.
     """
-    if not state.gpus.claims.is_known:
+    if not state.claims_known:
         return False
     if not (
         state.host.scanned
@@ -305,7 +305,7 @@ def _changes(
         effects.append(Log(Level.INFO, "device.gone", dict(fields)))
     for entry in (logged := _worth_a_line(state, changed)):
         # That a claim of ours has it is what is meant, and no warning.
-        is_meant = entry.health is Health.HEALTHY or entry.address in state.gpus.reserved
+        is_meant = entry.health is Health.HEALTHY or entry.address in state.reserved
         level = Level.INFO if is_meant or entry.id in told else Level.WARNING
         fields = {
             "resource": resource,

@@ -58,7 +58,7 @@ class ComputeDomains:
     def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
         if claims is state.domains.claims:
             return state
-        return replace(state, domains=replace(state.domains, claims=claims))
+        return replace(state, domains_part=replace(state.domains, claims=claims))
 
     def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
         return state.domains.offered.offer, state.domains.offered.health
@@ -72,7 +72,7 @@ class ComputeDomains:
         found = strangers(domains.claims, state) if ledger.tried else None
         if found == domains.strangers:
             return state
-        return replace(state, domains=replace(domains, strangers=found))
+        return replace(state, domains_part=replace(domains, strangers=found))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         settings, config = state.domains.settings, chosen(claim)
@@ -105,7 +105,7 @@ class ComputeDomains:
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = reads.imex_asked(reads.domain_asked(state.domains, config.domain))
-        return schedule.ask_ledger(replace(state, domains=domains), at), entry
+        return schedule.ask_ledger(replace(state, domains_part=domains), at), entry
 
     def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
         reason = exclusion.conflict(state.domains, entry)

@@ -16,13 +16,20 @@ from gpuactors import limits
 from gpuactors.core.domains import label
 from gpuactors.core.events.domains import DomainRead
 from gpuactors.core.requests import Failure, Refresh, asked
+from gpuactors.core.state.claims import Claims, ClaimSettings
 from gpuactors.core.state.domains import Domains, DomainView, ImexView
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts
+from gpuactors.core.values.domain import DomainMode, DomainSettings, DomainUid, ImexFacts
 from gpuactors.core.values.effects import Effect, Level, Log
 
 _WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
 """The states in which a claim waits for what is read here."""
+
+
+def first_domains(settings: DomainSettings) -> Domains:
+    """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
+    claims = ClaimSettings(settings.driver, settings.node, side_by_side=settings.side_by_side)
+    return imex_asked(Domains(settings, Claims(claims)))
 
 
 def domain_asked(domains: Domains, uid: DomainUid) -> Domains:

@@ -9,10 +9,18 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from gpuactors.core import events
 from gpuactors.core.domains import label, reads
 from gpuactors.core.domains.offer import offered
 from gpuactors.core.domains.report import statuses
+from gpuactors.core.events.domains import (
+    DomainEvent,
+    DomainRead,
+    DomainsTouched,
+    ImexRead,
+    LabelPatched,
+    LabelRead,
+    NodeTouched,
+)
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.domains import Domains, Label
 from gpuactors.core.values.effects import Effect
@@ -21,27 +29,25 @@ from gpuactors.core.values.model import Role
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def applied(state: NodeState, event: events.domains.DomainEvent, at: float) -> Stepped:
+def applied(state: NodeState, event: DomainEvent, at: float) -> Stepped:
     """`state` after an event about the label, a domain or IMEX."""
-    if state.domains.settings is None:
-        return state, []
     domains, effects = _applied(state.domains, event, at)
     return _with(state, domains), effects
 
 
-def _applied(domains: Domains, event: events.domains.DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
+def _applied(domains: Domains, event: DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
     match event:
-        case events.domains.LabelRead(number, found):
+        case LabelRead(number, found):
             return label.read(domains, number, found, at)
-        case events.domains.LabelPatched():
+        case LabelPatched():
             return label.patched(domains, event, at)
-        case events.domains.NodeTouched():
+        case NodeTouched():
             return label.touched(domains), []
-        case events.domains.DomainRead():
+        case DomainRead():
             return reads.domain_read(domains, event, at)
-        case events.domains.DomainsTouched():
+        case DomainsTouched():
             return reads.touched(domains), []
-        case events.domains.ImexRead(number, facts):
+        case ImexRead(number, facts):
             return reads.imex_read(domains, number, facts)
         case _:
             assert_never(event)
@@ -50,14 +56,12 @@ def _applied(domains: Domains, event: events.domains.DomainEvent, at: float) -> 
 def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
     """`state` after each event, which met `before`, when the claims have gone on as far as they can."""
     domains = state.domains
-    if domains.settings is None:
-        return state, []
     if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
         return _with(state, replace(domains, label=Label())), []
     domains, effects = label.decided(reads.on_state_changed(domains, at), at)
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
-        state = replace(state, domains=after)
+        state = replace(state, domains_part=after)
     if state.domains is not before.domains:
         state = _with(state, _dated(state.domains, at))
     return state, effects
@@ -74,14 +78,14 @@ def _dated(domains: Domains, at: float) -> Domains:
 
 def due(state: NodeState, at: float) -> NodeState:
     """Request what is due at this time."""
-    if state.domains.settings is None or not is_serving(state):
+    if not is_serving(state):
         return state
     return _with(state, reads.due(label.due(state.domains, at), at))
 
 
 def deadline(state: NodeState) -> float:
     """When `due` is next due; infinite if never, and while another daemon serves."""
-    if state.domains.settings is None or not is_serving(state):
+    if not is_serving(state):
         return math.inf
     return min(label.deadline(state.domains), reads.deadline(state.domains))
 
@@ -93,4 +97,4 @@ def is_serving(state: NodeState) -> bool:
 
 
 def _with(state: NodeState, domains: Domains) -> NodeState:
-    return replace(state, domains=domains) if domains != state.domains else state
+    return replace(state, domains_part=domains) if domains != state.domains else state

@@ -6,11 +6,16 @@ never a fact: it only makes the core request an inspection.
 
 from __future__ import annotations
 
-from gpuactors.core.events import claims, daemon, deviceplugin, domains, host, kubelet
+from typing import TYPE_CHECKING, TypeAlias
 
-__all__ = ["Event", "claims", "daemon", "deviceplugin", "domains", "host", "kubelet"]
+from gpuactors.core.events import daemon, deviceplugin, host, kubelet
 
-Event = (
+if TYPE_CHECKING:
+    from gpuactors.core.events import claims, domains
+
+__all__ = ["Event", "daemon", "deviceplugin", "host", "kubelet"]
+
+Event: TypeAlias = """
     host.HostEvent
     | host.UsageEvent
     | kubelet.LedgerEvent
@@ -22,4 +27,4 @@ Event = (
     | domains.DomainEvent
     | daemon.DaemonEvent
     | daemon.Ticked
-)
+"""

@@ -253,7 +253,7 @@ class GpuDriver:
 
 
 def _with(state: NodeState, gpus: Gpus) -> NodeState:
-    return replace(state, gpus=gpus) if gpus is not state.gpus else state
+    return replace(state, gpus_part=gpus) if gpus is not state.gpus else state
 
 
 GPUS: Final[ClaimDriver] = GpuDriver()
@@ -290,7 +290,7 @@ def _read_at_once(state: NodeState) -> NodeState:
     gpus, seen, since = state.gpus, state.host.seen, state.host.inspections.last
     settled = {a: since if n == returns.UNSEEN else n for a, n in gpus.settled.items() if a in seen}
     wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
-    return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), wanted)
+    return with_inspections(replace(state, gpus_part=replace(gpus, settled=settled)), wanted)
 
 
 def _read_again(
@@ -305,7 +305,7 @@ def _read_again(
     after = replace(after, returned={**after.returned, **given}) if given else after
     state = schedule.ask_poll(state, frozenset(used.values())) if used else state
     wanted = inspections.ask_inspections(state.host.inspections, changed)
-    return with_inspections(replace(state, gpus=after), wanted)
+    return with_inspections(replace(state, gpus_part=after), wanted)
 
 
 def _seen_again(state: NodeState) -> Gpus:

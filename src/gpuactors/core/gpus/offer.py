@@ -69,12 +69,12 @@ def offered(state: NodeState) -> NodeState:
 
     of_devices = remade(before.of_devices, before.rows, rows, offered_device, ne)
     if of_devices is before.of_devices and before.offer is not None:
-        return replace(state, offered=replace(before, made_of=made_of, placed=placed, rows=rows))
+        return replace(state, offered_part=replace(before, made_of=made_of, placed=placed, rows=rows))
     offers = [of_devices[a][0] for a in sorted(of_devices)]
     offer = Offer(settings.driver, settings.pool, tuple(gpu for gpu in offers if gpu is not None))
     health = tuple(sorted([health for _, health in of_devices.values()], key=attrgetter("device")))
     offer = same_if_equal(before.offer, offer)
-    return replace(state, offered=Offered(made_of, placed, rows, of_devices, offer, health))
+    return replace(state, offered_part=Offered(made_of, placed, rows, of_devices, offer, health))
 
 
 def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress, OfferRow]:

@@ -16,7 +16,6 @@ from typing import Final
 from msgspec import Struct
 
 from gpuactors.core.deviceplugin import registration
-from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -103,8 +102,8 @@ def _of_resources(state: NodeState) -> Iterator[KubeEvent]:
 
 
 def _of_claims(state: NodeState) -> Iterator[KubeEvent]:
-    for driver in DRIVERS.values():
-        for entry in driver.claims(state).entries.values():
+    for claims in state.all_claims:
+        for entry in claims.entries.values():
             why = Reason(Cause.SET_ASIDE, entry.broken) if entry.broken else entry.why
             if entry.state in OF_A_CLAIM and why is not None:
                 message = f"claim {entry.name}: {why.message}"

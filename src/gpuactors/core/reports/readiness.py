@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpuactors.core.deviceplugin import registration
-from gpuactors.core.drivers import DRIVERS
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import PluginState, Role
 
@@ -23,9 +22,7 @@ OFFERS_NOTHING: Final = (
 
 def offers_anything(state: NodeState) -> bool:
     """Whether kubelet can get a device of any API from this daemon, by its settings."""
-    return state.daemon.settings.device_plugin or any(
-        driver.claims(state).settings is not None for driver in DRIVERS.values()
-    )
+    return state.daemon.settings.device_plugin or state.serves_claims
 
 
 def unmet_prerequisites(state: NodeState) -> tuple[str, ...]:
@@ -66,8 +63,7 @@ def _unregistered(plugin: PluginState) -> str:
 
 
 def _of_claims(state: NodeState) -> Iterator[str]:
-    for driver in DRIVERS.values():
-        claims = driver.claims(state)
+    for claims in state.all_claims:
         if claims.settings is None:
             continue
         name = claims.settings.driver

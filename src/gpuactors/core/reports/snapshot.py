@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gpuactors.core.claims.outputs import ClaimsWanted, claims_wanted
 from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
 from gpuactors.core.devices.presence import not_offered
-from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
-from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -29,6 +27,10 @@ from gpuactors.core.values.model import (
     Transition,
     listed_by_address,
 )
+
+if TYPE_CHECKING:
+    from gpuactors.core.claims.outputs import ClaimsWanted
+    from gpuactors.core.domains.outputs import DomainsWanted
 
 
 class InspectionsWanted(Struct, frozen=True):
@@ -82,8 +84,10 @@ class Outputs(Struct, frozen=True):
     poll: PollWanted
     ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
-    claims: ClaimsWanted
-    domains: DomainsWanted
+    claims: ClaimsWanted | None
+    """None while DRA is off."""
+    domains: DomainsWanted | None
+    """None while compute domains are off."""
     take_over: bool
     """Ready to serve: the daemon that runs already is to hand over now."""
     stopping: bool
@@ -101,11 +105,28 @@ def project(state: NodeState) -> Outputs:
             r: PluginView(state.published.device_lists[r], order(p))
             for r, p in state.published.plugins.items()
         },
-        claims=claims_wanted(state, GPUS),
-        domains=domains_wanted(state),
+        claims=_claims(state),
+        domains=_domains(state),
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )
+
+
+def _claims(state: NodeState) -> ClaimsWanted | None:
+    if state.gpus_part is None:
+        return None
+    from gpuactors.core.claims.outputs import claims_wanted  # as in `step.py`
+    from gpuactors.core.gpus.driver import GPUS
+
+    return claims_wanted(state, GPUS)
+
+
+def _domains(state: NodeState) -> DomainsWanted | None:
+    if state.domains_part is None:
+        return None
+    from gpuactors.core.domains.outputs import domains_wanted  # as in `step.py`
+
+    return domains_wanted(state)
 
 
 def _poll(state: NodeState) -> PollWanted:

@@ -1,5 +1,9 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
+The parts about claims are None where these are not served, and their modules are not imported then. The rest of the
+core asks `claims_known` and `reserved`, which have an answer without them; all that is about claims reads
+`NodeState.gpus` and `NodeState.domains`.
+
 Changed only by `step`. A part, and each value in it, stays the same object until it changes. A value that is derived
 from several parts is a property of their state (`NodeState.index`, `NodeState.assessments`): made from the parts of
 this state when it is first read, and kept with it. So no caller can get a value of another state, and no caller decides
@@ -11,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
@@ -20,12 +25,11 @@ from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments, a
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import NO_INDEX, Index, index
-from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
-from gpuactors.core.state.gpus import NO_GPUS, Gpus
-from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 from gpuactors.core.values.model import (
+    AdminAccess,
     Call,
+    ClaimedDevice,
     DeviceId,
     DeviceList,
     Inspections,
@@ -45,6 +49,12 @@ from gpuactors.core.values.model import (
     Transition,
 )
 from gpuactors.core.values.status import Assessment, Holding
+
+if TYPE_CHECKING:
+    from gpuactors.core.state.claims import Claims
+    from gpuactors.core.state.domains import Domains
+    from gpuactors.core.state.gpus import Gpus
+    from gpuactors.core.state.offered import Offered
 
 
 class Host(Struct, frozen=True):
@@ -118,8 +128,12 @@ class Daemon(Struct, frozen=True):
     stopping: bool
 
 
-PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "domains")
+PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus_part", "domains_part")
 """The state itself, by the names of its parts: the rest of its fields is derived."""
+
+_NO_RESERVED: Final[Mapping[PciAddress, ClaimedDevice]] = MappingProxyType({})
+_NO_ADMIN: Final[frozenset[AdminAccess]] = frozenset()
+_NO_ENDED: Final[frozenset[tuple[str, str]]] = frozenset()
 
 
 class NodeState(Struct, frozen=True, eq=False):
@@ -131,12 +145,12 @@ class NodeState(Struct, frozen=True, eq=False):
     calls: Calls
     published: Published
     daemon: Daemon
-    gpus: Gpus = NO_GPUS
-    """Claims of GPUs, if DRA is on."""
-    domains: Domains = NO_DOMAINS
-    """Compute domains, if they are on."""
-    offered: Offered = NOTHING_OFFERED
-    """The devices offered to claims, derived from the rest; see `gpus/offer.py`."""
+    gpus_part: Gpus | None = None
+    """Claims of GPUs; None while DRA is off."""
+    domains_part: Domains | None = None
+    """Compute domains; None while they are off."""
+    offered_part: Offered | None = None
+    """The devices offered to claims, derived from the rest; see `gpus/offer.py`. None before the first offer."""
     entries: Entries = NO_ENTRIES
     """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
 
@@ -154,6 +168,53 @@ class NodeState(Struct, frozen=True, eq=False):
     __hash__ = None  # type: ignore[assignment]  # as of every value with a mapping in it
 
     @property
+    def gpus(self) -> Gpus:
+        """Claims of GPUs; of a node without them, none."""
+        if self.gpus_part is not None:
+            return self.gpus_part
+        from gpuactors.core.state.gpus import NO_GPUS
+
+        return NO_GPUS
+
+    @property
+    def domains(self) -> Domains:
+        """Compute domains; of a node without them, none."""
+        if self.domains_part is not None:
+            return self.domains_part
+        from gpuactors.core.state.domains import NO_DOMAINS
+
+        return NO_DOMAINS
+
+    @property
+    def offered(self) -> Offered:
+        """The devices offered to claims; of a node that offers none, none."""
+        if self.offered_part is not None:
+            return self.offered_part
+        from gpuactors.core.state.offered import NOTHING_OFFERED
+
+        return NOTHING_OFFERED
+
+    @property
+    def serves_claims(self) -> bool:
+        """A DRA driver is on."""
+        return self.gpus_part is not None or self.domains_part is not None
+
+    @property
+    def all_claims(self) -> tuple[Claims, ...]:
+        """The claims of each DRA driver that is on, in the order in which they go on."""
+        return tuple(part.claims for part in (self.gpus_part, self.domains_part) if part is not None)
+
+    @property
+    def claims_known(self) -> bool:
+        """It is known which devices belong to claims of GPUs."""
+        return self.gpus_part is None or self.gpus_part.claims.is_known
+
+    @property
+    def reserved(self) -> Mapping[PciAddress, ClaimedDevice]:
+        """The devices that claims of GPUs have (`Gpus.reserved`)."""
+        return self.gpus_part.reserved if self.gpus_part is not None else _NO_RESERVED
+
+    @property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
         host, kubelet, published, daemon, gpus = self._index_of
@@ -162,10 +223,10 @@ class NodeState(Struct, frozen=True, eq=False):
             and self.kubelet is kubelet
             and self.published is published
             and self.daemon is daemon
-            and self.gpus is gpus
+            and self.gpus_part is gpus
         ):
-            parts = (self.host, self.kubelet, self.published, self.daemon, self.gpus)
-            ledger, gpus, published = self.kubelet.ledger, self.gpus, self.published
+            parts = (self.host, self.kubelet, self.published, self.daemon, self.gpus_part)
+            ledger, gpus, published = self.kubelet.ledger, self.gpus_part, self.published
             found = index(
                 self._index,
                 self.host.functions,
@@ -173,9 +234,9 @@ class NodeState(Struct, frozen=True, eq=False):
                 self.host.polls,
                 self.kubelet.resolved,
                 ledger,
-                gpus.reserved,
-                gpus.admin,
-                gpus.ended,
+                self.reserved,
+                gpus.admin if gpus is not None else _NO_ADMIN,
+                gpus.ended if gpus is not None else _NO_ENDED,
                 published.served,
                 published.device_lists,
             )

@@ -1,0 +1,186 @@
+"""The part of a step that is about claims and compute domains, for each DRA driver that is on.
+
+Called by `step.py`, which imports it for the first step of a node that serves claims, or for the first event about one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias, assert_never
+
+from msgspec.structs import replace
+
+from gpuactors.core.claims import machine as claims
+from gpuactors.core.claims import progress
+from gpuactors.core.claims.answers import declined
+from gpuactors.core.claims.transitions import quarantine, refusal
+from gpuactors.core.drivers import driver_of, drivers_of
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import (
+    ActDone,
+    ActFailed,
+    CheckpointRead,
+    CheckpointRefused,
+    CheckpointWritten,
+    ClaimEvent,
+    ClaimRead,
+    FilesTouched,
+    FitnessChecked,
+    PrepareAsked,
+    SlicesPublished,
+    UnprepareAsked,
+)
+from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, Ticked
+from gpuactors.core.events.deviceplugin import CallAbandoned
+from gpuactors.core.events.domains import DomainEvent
+from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.ledger import ledger
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Claims, ClaimSettings
+from gpuactors.core.state.gpus import Gpus, GpuSettings
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim_states import NoTransitionError
+from gpuactors.core.values.domain import DomainSettings
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import Role
+
+Stepped = tuple[NodeState, list[Effect]]
+
+AboutClaims: TypeAlias = ClaimEvent | FitnessChecked | DomainEvent
+
+
+def with_claims_served(
+    state: NodeState,
+    claim_settings: ClaimSettings | None,
+    gpu_settings: GpuSettings | None,
+    domain_settings: DomainSettings | None,
+) -> NodeState:
+    """The state at start, with the part of each DRA driver that has settings: a read of its checkpoint is wanted."""
+    if claim_settings is not None:
+        gpus = Gpus(gpu_settings or GpuSettings(), Claims(claim_settings))
+        state = replace(state, gpus_part=gpus)
+    if domain_settings is not None:
+        from gpuactors.core.domains.reads import first_domains
+
+        state = replace(state, domains_part=first_domains(domain_settings))
+    return state
+
+
+def applied(state: NodeState, event: AboutClaims, at: float) -> Stepped:
+    """An event about claims or compute domains is applied to them. Where they are off, only a call has an answer."""
+    if isinstance(event, ClaimEvent):
+        return _claim(state, event, at)
+    if isinstance(event, FitnessChecked):
+        if state.gpus_part is None:
+            return state, []
+        from gpuactors.core.gpus import fitness
+
+        gpus, effects = fitness.checked(state.gpus_part, event, at)
+        return replace(state, gpus_part=gpus), effects
+    if isinstance(event, DomainEvent):
+        if state.domains_part is None:
+            return state, []
+        from gpuactors.core.domains import step as domains
+
+        return domains.applied(state, event, at)
+    assert_never(event)
+
+
+def _claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
+    """A transition that the table of claims lacks is a bug in gpuactors. In production this claim is quarantined, and
+    the others are served."""
+    try:
+        return _of_claim(state, event, at)
+    except NoTransitionError as error:
+        state, lines = quarantine(driver_of(event.of), state, error)
+        if isinstance(event, PrepareAsked | UnprepareAsked):
+            answer = refusal(Cause.SET_ASIDE, str(error))
+            lines += declined(event.token, event.claim.uid, str(event.claim), answer)
+        return state, lines
+
+
+def _of_claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
+    driver = driver_of(event.of)
+    match event:
+        case PrepareAsked():
+            return claims.prepare_asked(driver, ledger.called(state, at), event, at)
+        case UnprepareAsked():
+            return claims.unprepare_asked(driver, state, event, at)
+        case _ if driver.claims(state).settings is None:
+            return state, []
+        case ClaimRead():
+            return claims.read(driver, state, event, at)
+        case CheckpointRead():
+            return claims.checkpoint_read(driver, state, event)
+        case CheckpointRefused():
+            return claims.checkpoint_refused(driver, state, event)
+        case CheckpointWritten():
+            return claims.checkpoint_written(driver, state, event)
+        case ActDone():
+            return claims.act_done(driver, state, event, at)
+        case ActFailed():
+            return claims.act_failed(driver, state, event, at)
+        case FilesTouched():
+            return claims.files_touched(driver, state)
+        case SlicesPublished(publication):
+            return claims.published(driver, state, publication)
+
+
+def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
+    """After each event, which met `before`: what an event about the rest of the node means for claims, then every
+    transition that nothing stands in the way of any more."""
+    state, effects = _followed(before, state, event, at)
+    for driver in drivers_of(state):
+        state, lines = progress.advanced(driver, before, state, at)
+        effects += lines
+    if state.domains_part is not None:
+        from gpuactors.core.domains import step as domains
+
+        state, lines = domains.on_state_changed(before, state, at)
+        effects += lines
+    return state, effects
+
+
+def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
+    effects: list[Effect] = []
+    match event:
+        case LedgerRead(read) if read == before.kubelet.ledger.outstanding:
+            for driver in drivers_of(state):
+                state = claims.ledger_read(driver, state, at)
+        case PredecessorGone() if before.daemon.role is not Role.SERVING:
+            for driver in drivers_of(state):  # it wrote the checkpoint until now: that is read again
+                state = driver.with_claims(state, replace(driver.claims(state), loaded=False))
+        case HandOverRequested():
+            for driver in drivers_of(state):
+                state, replies = claims.handed_over(driver, state, at)
+                effects += replies
+        case CallAbandoned(token):
+            for driver in drivers_of(state):
+                state = claims.abandoned(driver, state, token)
+        case Ticked():
+            return _due(state, at)
+        case _:
+            pass
+    return state, effects
+
+
+def _due(state: NodeState, at: float) -> Stepped:
+    effects: list[Effect] = []
+    if state.domains_part is not None:
+        from gpuactors.core.domains import step as domains
+
+        state = domains.due(state, at)
+    for driver in drivers_of(state):
+        state, lines = progress.due(driver, state, at)
+        effects += lines
+    return state, effects
+
+
+def deadline(state: NodeState) -> float:
+    """When a `Ticked` is due for claims if nothing else happens; infinite if never."""
+    found = min((progress.deadline(driver, state) for driver in drivers_of(state)), default=math.inf)
+    if state.domains_part is None:
+        return found
+    from gpuactors.core.domains import step as domains
+
+    return min(found, domains.deadline(state))

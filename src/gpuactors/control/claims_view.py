@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gpuactors.core.claims.report import ClaimReport
-from gpuactors.core.gpus.offer import why_blocked
-from gpuactors.core.gpus.report import claim_reports, device_of_claims
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims
 from gpuactors.core.values.model import PciAddress
-from gpuactors.core.values.offered_gpu import device_name
-from gpuactors.core.values.slices import Publication
+
+if TYPE_CHECKING:
+    from gpuactors.core.claims.report import ClaimReport
+    from gpuactors.core.state.claims import Claims
+    from gpuactors.core.values.slices import Publication
 
 
 class ClaimView(Struct, frozen=True):
@@ -113,12 +113,14 @@ def ago(then: float, at: float) -> float | None:
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:
     """Of GPUs; None while DRA is off."""
-    claims = state.gpus.claims
-    if claims.settings is None:
+    if state.gpus_part is None or (settings := state.gpus_part.claims.settings) is None:
         return None
+    from gpuactors.core.gpus.report import claim_reports  # a node without claims has none of it
+
+    claims = state.gpus_part.claims
     published = claims.publication
     reasons = _reasons(state) if published is not None and (published.tainted or published.withdrawn) else {}
-    return of_claims(claims, claims.settings.driver, claim_reports(state), reasons, at)
+    return of_claims(claims, settings.driver, claim_reports(state), reasons, at)
 
 
 def of_claims(
@@ -165,6 +167,9 @@ def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
 
 def _reasons(state: NodeState) -> dict[str, str]:
     """Why each GPU that must not be given to a claim now must not."""
+    from gpuactors.core.gpus.offer import why_blocked
+    from gpuactors.core.values.offered_gpu import device_name
+
     devices = state.offered.offer.devices if state.offered.offer is not None else ()
     return {
         device_name(device.address): why_blocked(state, device.address)
@@ -175,6 +180,10 @@ def _reasons(state: NodeState) -> dict[str, str]:
 
 def device_of_claims_view(state: NodeState, address: PciAddress) -> DeviceOfClaimsView | None:
     """None while DRA is off."""
+    if state.gpus_part is None:
+        return None
+    from gpuactors.core.gpus.report import device_of_claims
+
     found = device_of_claims(state, address)
     if found is None:
         return None

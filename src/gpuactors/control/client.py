@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import trio
 from grpclib import GRPCError, Status
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.control.about import About
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import About, DaemonStatus, NodeView
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.grpc_trio import (
@@ -30,6 +30,9 @@ from gpuactors.grpc_trio import (
 )
 from gpuactors.ports.node import ControlError
 from gpuactors.process.resource_exhaustion import shortage
+
+if TYPE_CHECKING:
+    from gpuactors.control.view import NodeView
 
 
 class Running(Struct, frozen=True):
@@ -88,6 +91,8 @@ async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
 
 def running(path: str, answer: pb.ViewResponse) -> Running:
     """The daemon that has answered so at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
+    from gpuactors.control.view import DaemonStatus  # a daemon asks for no view
+
     try:
         status = decode_json(answer.status, DaemonStatus)
     except UndecodableError as exc:

@@ -5,11 +5,26 @@ Copied from the report of the core (`core/domains/report.py`), which decides wha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from gpuactors.control.claims_view import ClaimsView, ClaimView, ago, of_claims
-from gpuactors.core.domains import report
 from gpuactors.core.state import NodeState
+
+if TYPE_CHECKING:
+    from gpuactors.core.domains.report import DomainReport, ImexReport
+
+
+class ImexView(Struct, frozen=True):
+    """The host's state of IMEX; as `report.ImexReport`."""
+
+    known: bool
+    present: bool
+    clique_id: str
+    reason: str
+    host_problem: str
+    problem: str
 
 
 class LabelView(Struct, frozen=True):
@@ -53,7 +68,7 @@ class DomainsView(Struct, frozen=True):
     """`on` or `host-managed`."""
     claims: ClaimsView
     """Of channels and daemons."""
-    imex: report.ImexReport
+    imex: ImexView
     label: LabelView
     domains: tuple[DomainView, ...]
     """In the order in which their claims came."""
@@ -65,22 +80,34 @@ class DomainsView(Struct, frozen=True):
 
 def domains_view(state: NodeState, at: float) -> DomainsView | None:
     """None while compute domains are off."""
-    domains = state.domains
-    settings, of_driver = domains.settings, domains.claims.settings
-    if settings is None or of_driver is None:
+    domains = state.domains_part
+    if domains is None or (settings := domains.settings) is None:
         return None
+    from gpuactors.core.domains import report  # a node without compute domains has none of it
+
     reasons = {device.device: device.message for device in domains.offered.health}
     label = report.label_report(domains)
     return DomainsView(
         mode=str(settings.mode),
-        claims=of_claims(domains.claims, of_driver.driver, report.claim_reports(domains), reasons, at),
-        imex=report.imex_report(domains),
+        claims=of_claims(domains.claims, settings.driver, report.claim_reports(domains), reasons, at),
+        imex=_imex(report.imex_report(domains)),
         label=LabelView(str(label.status), label.value, str(label), label.problem),
         domains=tuple(_domain(found, at) for found in report.domain_reports(domains)),
     )
 
 
-def _domain(found: report.DomainReport, at: float) -> DomainView:
+def _imex(found: ImexReport) -> ImexView:
+    return ImexView(
+        known=found.known,
+        present=found.present,
+        clique_id=found.clique_id,
+        reason=found.reason,
+        host_problem=found.host_problem,
+        problem=found.problem,
+    )
+
+
+def _domain(found: DomainReport, at: float) -> DomainView:
     return DomainView(
         uid=found.uid,
         name=found.name,

@@ -4,7 +4,7 @@ waits for the end of the hand-over."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import msgspec
 import trio
@@ -12,10 +12,13 @@ from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
+from gpuactors.control.about import About
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.view import AGELESS, About, DaemonStatus, NodeView, view_of
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import BoundListener, Server, TrioService
+
+if TYPE_CHECKING:
+    from gpuactors.control.view import NodeView
 
 
 class ControlService(TrioService, pb.ControlBase):
@@ -50,11 +53,15 @@ class ControlService(TrioService, pb.ControlBase):
 
     def _facts(self, state: NodeState) -> NodeView:
         """Everything of the state but its ages, derived once for all watchers."""
+        from gpuactors.control.view import AGELESS, view_of  # with the first command that asks
+
         if self._derived is None or self._derived[0] is not state:
             self._derived = state, view_of(state, AGELESS)
         return self._derived[1]
 
     def _answer(self, state: NodeState) -> pb.ViewResponse:
+        from gpuactors.control.view import DaemonStatus, view_of  # as in `_facts`
+
         status = DaemonStatus(self._about, view_of(state, trio.current_time()))
         return pb.ViewResponse(pid=self._pid, version=_version(), status=msgspec.json.encode(status))
 

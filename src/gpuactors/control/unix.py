@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
+from gpuactors.control.about import About
 from gpuactors.control.client import HandedOver, NotRunning, Unanswered, ask_to_hand_over
 from gpuactors.control.server import ControlService, UnixHeldControl
-from gpuactors.control.view import About
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import (

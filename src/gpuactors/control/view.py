@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from gpuactors.control.about import About
 from gpuactors.control.claims_view import (
     ClaimsView,
     DeviceOfClaimsView,
@@ -160,25 +161,6 @@ class NodeView(Struct, frozen=True):
     """Why nothing at all is offered by these settings, as a sentence; empty if anything is."""
     pods: tuple[PodView, ...] = ()
     """Those that have a GPU by kubelet's ledger, or may still hold one."""
-
-
-class Setting(Struct, frozen=True):
-    """One setting of the daemon."""
-
-    key: str
-    value: str
-    """As JSON."""
-    source: str
-    """Where it came from: `flag --select`, `default`."""
-
-
-class About(Struct, frozen=True):
-    """The parts of the daemon's status that are not in its state."""
-
-    node: str = ""
-    """The node's name."""
-    settings: tuple[Setting, ...] = ()
-    """In the order in which they are shown."""
 
 
 class DaemonStatus(Struct, frozen=True):

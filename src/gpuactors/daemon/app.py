@@ -42,9 +42,9 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config, as_dict
+from gpuactors.control.about import About, Setting
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl, path_problem
-from gpuactors.control.view import About, Setting
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ShutdownRequested

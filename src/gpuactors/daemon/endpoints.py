@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
-from gpuactors.control.view import view_of
 from gpuactors.core.events import Event
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
@@ -68,9 +67,15 @@ async def serve(
             meter=outside.meter,
             reached_by=outside.reached_by,
             inbox=lambda: inbox.statistics().current_buffer_used,
-            debug=lambda state, at: msgspec.json.encode(view_of(state, at)),
+            debug=_view,
             on_listening=lambda address: log.info("http.listening", address=address),
             on_problem=lambda reason: log.warning("http.unavailable", reason=reason),
             on_crowd=lambda closed: log.warning("http.crowded", closed=closed),
         )
     )
+
+
+def _view(state: NodeState, at: float) -> bytes:
+    from gpuactors.control.view import view_of  # with the first request
+
+    return msgspec.json.encode(view_of(state, at))

@@ -21,12 +21,13 @@ from gpuactors.cli.doctor.facts import Claims, Devices, Facts, NewerCheckpoint, 
 from gpuactors.cli.doctor.finding import Check, Level
 from gpuactors.cli.doctor.settings import OWN, of_daemon
 from gpuactors.config import resolve
+from gpuactors.control.about import Setting
 from gpuactors.control.claims_view import BlockedView, ClaimsView, SlicesView
 from gpuactors.control.client import Running
-from gpuactors.control.domains_view import DomainsView, LabelView
+from gpuactors.control.domains_view import DomainsView, ImexView, LabelView
 from gpuactors.control.pods_view import PodView
-from gpuactors.control.view import DeviceView, NodeView, Setting
-from gpuactors.core.domains.report import ImexReport, LabelStatus
+from gpuactors.control.view import DeviceView, NodeView
+from gpuactors.core.domains.report import LabelStatus
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.domain import DRIVER
 from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
@@ -597,7 +598,7 @@ def test_what_the_daemon_says_of_compute_domains(healthy: Facts) -> None:
     on = replace(healthy, config=type(healthy.config)(compute_domains="on"), api=None)
     claims = ClaimsView(DRIVER, "", (), SlicesView(1, 1, True, (), (), (), "", "yes"))
     label = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
-    domains = DomainsView("on", claims, ImexReport(True, True, "", "", "", ""), label, ())
+    domains = DomainsView("on", claims, ImexView(True, True, "", "", "", ""), label, ())
     every = (finding for group in examine(with_view(on, domains=domains)) for finding in group.findings)
     (well,) = (finding for finding in every if finding.check is Check.CLAIMS_SERVED)
     assert (well.level, well.message) == (PASS, f"{DRIVER}: 1 ResourceSlices, 0 claims")

@@ -9,8 +9,9 @@ import pytest
 from gpuactors.cli.live.screen import NEW_S, frame
 from gpuactors.cli.live.text import Style, cut, end, padded, width
 from gpuactors.cli.live.watched import Watched
+from gpuactors.control.about import About
 from gpuactors.control.client import Running
-from gpuactors.control.view import About, view_of
+from gpuactors.control.view import view_of
 from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.values.model import Holder

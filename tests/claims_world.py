@@ -40,16 +40,8 @@ from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
-from gpuactors.ports.node import (
-    Caller,
-    ClaimCaller,
-    ClaimsKubelet,
-    Endpoint,
-    KubeletError,
-    LedgerContents,
-    PluginStatus,
-    Sockets,
-)
+from gpuactors.ports.claims import ClaimCaller, ClaimsKubelet, PluginStatus
+from gpuactors.ports.node import Caller, Endpoint, KubeletError, LedgerContents, Sockets
 from gpuactors.simulation.host.kernel import FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.kube.server import FakeApiServer
@@ -226,7 +218,7 @@ async def unprepared(caller: ClaimCaller, claim: ClaimName) -> None:
 
 
 class _Kubelet:
-    """Implements `ports.node.ClaimsKubelet`: takes the caller, and calls it directly."""
+    """Implements `ports.claims.ClaimsKubelet`: takes the caller, and calls it directly."""
 
     async def unreachable(self) -> tuple[str, ...]:
         return ()
@@ -255,7 +247,7 @@ class _Kubelet:
 
 
 class _Endpoint:
-    """Implements `ports.node.ClaimsEndpoint`."""
+    """Implements `ports.claims.ClaimsEndpoint`."""
 
     names = ("dra.sock", "reg.sock")
 

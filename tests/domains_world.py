@@ -24,8 +24,8 @@ from gpuactors.host.imex import ImexFiles
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.domains import KubeDomains
+from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.ports.kube import LabelConflict, NodeApi, NodeMetadata
-from gpuactors.ports.node import ClaimsKubelet
 from gpuactors.simulation.kube.domain_objects import label_of
 from gpuactors.simulation.kube.server import FakeApiServer
 from tests.claims_world import CDI_DIR, NODE, ClaimsWorld, plugin_dir
@@ -94,7 +94,7 @@ class _Direct:
 
 
 class _InlineImex:
-    """Implements `ports.node.ImexReader`."""
+    """Implements `ports.claims.ImexReader`."""
 
     def __init__(self, files: ImexFiles) -> None:
         self._files = files

@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from gpuactors.core.values.claim import ClaimName
-from gpuactors.ports.node import ClaimCaller
+from gpuactors.ports.claims import ClaimCaller
 from gpuactors.simulation.host.tree import PciSpec
 from tests.claims_world import ClaimsWorld, crash_points, prepared, unprepared
 from tests.memory.disk import StoppedError

@@ -17,7 +17,7 @@ import trio.testing
 
 from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName
-from gpuactors.ports.node import ClaimCaller
+from gpuactors.ports.claims import ClaimCaller
 from tests.claims_world import crash_points, prepared, unprepared
 from tests.domains_world import DomainsWorld
 from tests.memory.disk import StoppedError

@@ -16,6 +16,7 @@ import grimp
 import pytest
 
 from gpuactors.config import KEYS
+from tests.support.about_claims import ABOUT_CLAIMS
 from tests.tables import TABLES, Written
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,13 +231,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert sum(map(len, imported.values())) > len(imported)
     assert len(tuple(TopologicalSorter(imported).static_order())) == len(imported)
-
-
-ABOUT_CLAIMS = re.compile(
-    r"gpuactors\.core\.(claims|domains|dra|gpus|events\.(claims|domains)|state\.(claims|domains|gpus|offered)"
-    r"|values\.(claim|claim_states|domain|domain_reservation|offered_domains|offered_gpu|prebound|slices))\b"
-)
-"""What a daemon without claims does not import."""
 
 
 def test_the_core_imports_late_only_what_is_about_claims() -> None:

@@ -14,7 +14,6 @@ from gpuactors.actors.caller import InboxCaller
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned, StreamEnded, StreamOpened
-from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
@@ -38,7 +37,7 @@ async def an_allocate(caller: InboxCaller) -> Answer:
 def inbox() -> tuple[InboxCaller, trio.MemoryReceiveChannel[Event]]:
     """A caller, and the end of its inbox that the registry has. Nothing is taken from it unless a test does."""
     post, taken = trio.open_memory_channel[Event](0)
-    return InboxCaller(post, Replies(), ClaimsOf.GPUS), taken
+    return InboxCaller(post, Replies()), taken
 
 
 @pytest.mark.parametrize(

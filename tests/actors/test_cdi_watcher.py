@@ -15,13 +15,13 @@ from gpuactors.core.values.claim import ClaimsOf
 
 
 class Touches:
-    """Implements `ports.node.TouchedFiles`: somebody touches them all the time, or for so many times."""
+    """Implements `ports.claims.TouchedFiles`: somebody touches them all the time, or for so many times."""
 
     def __init__(self, times: float = math.inf) -> None:
         self.times = times
 
     async def touches(self) -> AsyncGenerator[None, None]:
-        """As `ports.node.TouchedFiles.touches`."""
+        """As `ports.claims.TouchedFiles.touches`."""
         while self.times > 0:
             await trio.lowlevel.checkpoint()
             self.times -= 1

@@ -25,7 +25,7 @@ UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
 @dataclass
 class Store:
     """An empty checkpoint, and the files of a claim, as if its intent was written since. Implements
-    `ports.node.CheckpointStore` and `ports.node.ClaimFileStore`."""
+    `ports.claims.CheckpointStore` and `ports.claims.ClaimFileStore`."""
 
     origin: Origin = Origin.FOUND
     files: tuple[FoundFiles, ...] = (FoundFiles.of(UID, False, (), [], []),)

@@ -16,7 +16,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import FitnessChecked
 from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder
+from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
 
 GPUS = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
 

@@ -14,7 +14,8 @@ from gpuactors import limits
 from gpuactors.actors import claims_plugin
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.values.claim import DeviceHealth
-from gpuactors.ports.node import ClaimCaller, KubeletError, PluginStatus
+from gpuactors.ports.claims import ClaimCaller, PluginStatus
+from gpuactors.ports.node import KubeletError
 from tests.support.successors import FakeSuccessor
 
 PATIENCE_S = 3600.0
@@ -23,8 +24,8 @@ NAMES = ("dra.sock", "reg.sock")
 
 @dataclass
 class FakeKubelet:
-    """Serves, and notes what is done in which order. Implements `ports.node.ClaimsKubelet` and
-    `ports.node.ClaimsEndpoint`."""
+    """Serves, and notes what is done in which order. Implements `ports.claims.ClaimsKubelet` and
+    `ports.claims.ClaimsEndpoint`."""
 
     async def unreachable(self) -> tuple[str, ...]:
         return ()

@@ -28,7 +28,7 @@ NOBODYS = DomainUid("11111111-2222-4333-8444-555555555555")
 
 
 class Imex:
-    """Implements `ports.node.ImexReader`: says what it is told to."""
+    """Implements `ports.claims.ImexReader`: says what it is told to."""
 
     def __init__(self) -> None:
         self.facts = ImexFacts(channel_major=236, clique_id=CLIQUE)
@@ -36,7 +36,7 @@ class Imex:
         self.reads = 0
 
     async def read(self) -> ImexFacts:
-        """As `ports.node.ImexReader.read`."""
+        """As `ports.claims.ImexReader.read`."""
         await trio.lowlevel.checkpoint()
         self.reads += 1
         if self.broken:

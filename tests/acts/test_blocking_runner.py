@@ -15,7 +15,8 @@ from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ClaimName, ClaimUid
-from gpuactors.ports.node import CheckpointStore, ClaimFileStore, StateFileError
+from gpuactors.ports.claims import CheckpointStore, ClaimFileStore
+from gpuactors.ports.node import StateFileError
 from tests.memory.disk import FakeDisk
 from tests.support.patience import patient
 

@@ -17,7 +17,7 @@ from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.limits import MODPROBE_AGAIN_S
-from gpuactors.ports.node import ActError
+from gpuactors.ports.claims import ActError
 from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites

@@ -21,7 +21,8 @@ from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ActFault, ClaimName, ClaimUid
-from gpuactors.ports.node import ActError, StateFileError
+from gpuactors.ports.claims import ActError
+from gpuactors.ports.node import StateFileError
 from tests.support.patience import patient
 
 PATIENCE_S = patient(20.0)

@@ -20,7 +20,7 @@ import trio.testing
 from gpuactors.acts import writer_process
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.values.claim import ActFault
-from gpuactors.ports.node import ActError
+from gpuactors.ports.claims import ActError
 from tests.memory.hanging import HangingFile
 from tests.support.patience import patient
 

@@ -18,7 +18,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.daemon.claims import DraOutside
 from gpuactors.host.root import HostRoot
-from gpuactors.ports.node import ClaimsKubelet
+from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent

@@ -16,7 +16,7 @@ from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.host.imex import InlineImex
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.domains import KubeDomains
-from gpuactors.ports.node import ClaimsKubelet
+from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.simulation.domain_controller import DomainController
 from gpuactors.simulation.host.imex import ImexTree
 from gpuactors.simulation.host.tree import HostTree

@@ -24,7 +24,7 @@ from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
-from gpuactors.ports.node import ClaimsKubelet, DriverBinder
+from gpuactors.ports.claims import ClaimsKubelet, DriverBinder
 from gpuactors.simulation.kube.server import FakeApiServer
 from gpuactors.simulation.kube.status import CLAIMS as CLAIM_OBJECTS
 from gpuactors.simulation.kubelet.dra.surroundings import surroundings_of
@@ -39,7 +39,7 @@ NAMESPACE: Final = "default"
 
 @final
 class Touched:
-    """Implements `ports.node.TouchedFiles`, for every daemon of the node."""
+    """Implements `ports.claims.TouchedFiles`, for every daemon of the node."""
 
     def __init__(self) -> None:
         self._times = Latest(0)

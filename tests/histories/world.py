@@ -40,7 +40,8 @@ from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
-from gpuactors.ports.node import ClaimsKubelet, Step
+from gpuactors.ports.claims import ClaimsKubelet
+from gpuactors.ports.node import Step
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
 from gpuactors.simulation.kubelet.containers import TreeTenancy

@@ -1,20 +1,23 @@
-"""A daemon without DRA and without HTTP endpoints is as small as it was: nothing that only they need is loaded."""
+"""A daemon without DRA and without HTTP endpoints is as small as it was: nothing that only they need is loaded, and of
+the core nothing that is about claims."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tests.process.node import H100, HEALTHY, address, open_node
+from tests.support.about_claims import ABOUT_CLAIMS
 
-REFUSED: Final = """
+REFUSED: Final = f"""
+import re
 import sys
 
 class Refuses:
     def find_spec(self, name, path=None, target=None):
         ours = ("kube", "ports.kube", "http", "ports.http", "daemon.endpoints")
         theirs = ("httpcore", "h11", "certifi", "prometheus_client")
-        if name in theirs or name in [f"gpuactors.{one}" for one in ours]:
-            raise AssertionError(f"{name} is imported")
+        if name in theirs or name in [f"gpuactors.{{one}}" for one in ours] or re.match({ABOUT_CLAIMS.pattern!r}, name):
+            raise AssertionError(f"{{name}} is imported")
 
 sys.meta_path.insert(0, Refuses())
 """

@@ -22,6 +22,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gpuactors.ports import claims as ports_claims
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
 from gpuactors.simulation.kubelet.dra import worker
@@ -179,20 +180,20 @@ ELSEWHERE: Final[dict[type, str]] = {
     ports.Kubelet: "tests/actors/test_plugin.py",
     ports.Endpoint: "tests/actors/test_plugin.py",
     ports.Reachable: "tests/http/test_endpoints.py",
-    ports.ClaimsKubelet: "tests/actors/test_claims_plugin.py",
-    ports.ClaimsEndpoint: "tests/actors/test_claims_plugin.py",
-    ports.Successor: "tests/actors/test_relay.py",
+    ports_claims.ClaimsKubelet: "tests/actors/test_claims_plugin.py",
+    ports_claims.ClaimsEndpoint: "tests/actors/test_claims_plugin.py",
+    ports_claims.Successor: "tests/actors/test_relay.py",
     ports.Control: "tests/actors/test_hand_over.py",
     ports.HeldControl: "tests/actors/test_hand_over.py",
     ports.FeatureFile: "tests/actors/test_feature_keeper.py",
-    ports.TouchedFiles: "tests/actors/test_cdi_watcher.py",
+    ports_claims.TouchedFiles: "tests/actors/test_cdi_watcher.py",
     ports.Journal: "tests/observe/test_journal.py",
     ports_kube.EventApi: "tests/actors/test_event_poster.py",
     ports_kube.DeviceClassApi: "tests/actors/test_class_reader.py",
 }
 """Where the failures of the other ports are tried: sockets, watches, and what a node in memory lacks."""
 
-OF_THE_CORE: Final = {ports.Caller, ports.ClaimCaller}
+OF_THE_CORE: Final = {ports.Caller, ports_claims.ClaimCaller}
 """They call the daemon."""
 
 

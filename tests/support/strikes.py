@@ -30,6 +30,7 @@ from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.ledger import KubeletLedger
+from gpuactors.ports import claims as ports_claims
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
 from gpuactors.process import plain_files
@@ -85,11 +86,11 @@ OF_ADAPTORS: Final[Methods] = {
 PORTS: Final[Mapping[type, type]] = {
     FaultyReader: ports.HostReader,
     FaultyUse: ports.UseReader,
-    InlineImex: ports.ImexReader,
+    InlineImex: ports_claims.ImexReader,
     KubeletLedger: ports.LedgerReader,
-    SysfsBinder: ports.DriverBinder,
-    StoredCheckpoint: ports.CheckpointStore,
-    StoredFiles: ports.ClaimFileStore,
+    SysfsBinder: ports_claims.DriverBinder,
+    StoredCheckpoint: ports_claims.CheckpointStore,
+    StoredFiles: ports_claims.ClaimFileStore,
     KubeClaims: ports_kube.ClaimApi,
     KubeDomains: ports_kube.DomainApi,
     KubeNode: ports_kube.NodeApi,

@@ -12,7 +12,7 @@ from gpuactors.core.values.effects import Refused
 
 @dataclass
 class FakeSuccessor:
-    """Answers in turn what a test has set, and then that nobody is there. Implements `ports.node.Successor`."""
+    """Answers in turn what a test has set, and then that nobody is there. Implements `ports.claims.Successor`."""
 
     prepared: list[Prepared | Refused | None] = field(default_factory=list)
     unprepared: list[Unprepared | Refused | None] = field(default_factory=list)

@@ -15,9 +15,8 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.post import post
 from gpuactors.concurrency.replies import Replies
-from gpuactors.core.events import Event, claims, deviceplugin
-from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
-from gpuactors.core.values.effects import Answer, Elsewhere, Refused
+from gpuactors.core.events import Event, deviceplugin
+from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 OnAnswer: TypeAlias = "Callable[[str, float, Answer | None], None]"
@@ -30,53 +29,35 @@ def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
 
 @final
 class InboxCaller:
-    """Posts calls and streams into the registry's inbox. Implements `ports.node.Caller` and `relay.Core`."""
+    """Posts calls and streams into the registry's inbox. Implements `ports.node.Caller`."""
 
     def __init__(
         self,
         inbox: trio.MemorySendChannel[Event],
         replies: Replies[Answer],
-        of: ClaimsOf,
         ended: OnAnswer | None = None,
     ) -> None:
-        """`of`: whose claims it asks about. `ended` is called at the end of each call."""
+        """`ended` is called at the end of each call."""
         self._inbox = inbox
         self._replies = replies
-        self._of = of
         self._ended = ended or _uncounted
         self._streams = count(1)
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
-        return await self._ask(
-            "Allocate", lambda token: deviceplugin.AllocateAsked(token, resource, requests)
-        )
+        return await self.ask("Allocate", lambda token: deviceplugin.AllocateAsked(token, resource, requests))
 
     async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
-        return await self._ask(
+        return await self.ask(
             "PreStartContainer", lambda token: deviceplugin.PreStartAsked(token, resource, devices)
         )
 
     async def prefer(
         self, resource: ResourceName, requests: tuple[deviceplugin.PreferenceRequest, ...]
     ) -> Answer:
-        return await self._ask(
+        return await self.ask(
             "GetPreferredAllocation",
             lambda token: deviceplugin.PreferenceAsked(token, resource, requests),
         )
-
-    async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere:
-        answer = await self._ask(
-            "NodePrepareResources", lambda token: claims.PrepareAsked(token, claim, self._of)
-        )
-        assert isinstance(answer, Prepared | Refused | Elsewhere), "the core's answer to a prepare"
-        return answer
-
-    async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | Elsewhere:
-        answer = await self._ask(
-            "NodeUnprepareResources", lambda token: claims.UnprepareAsked(token, claim, self._of)
-        )
-        assert isinstance(answer, Unprepared | Refused | Elsewhere), "the core's answer to an unprepare"
-        return answer
 
     @asynccontextmanager
     async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
@@ -87,7 +68,8 @@ class InboxCaller:
         finally:
             await self._post(deviceplugin.StreamEnded(resource, number))
 
-    async def _ask(self, method: str, event: Callable[[Token], Event]) -> Answer:
+    async def ask(self, method: str, event: Callable[[Token], Event]) -> Answer:
+        """The core's answer to one call of kubelet's, which is posted as this event."""
         began, answer = trio.current_time(), None
         try:
             with self._replies.ask() as pending:

@@ -10,7 +10,7 @@ from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import FilesTouched
 from gpuactors.core.values.claim import ClaimsOf
-from gpuactors.ports.node import TouchedFiles
+from gpuactors.ports.claims import TouchedFiles
 
 
 async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:

@@ -22,7 +22,8 @@ from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, Chec
 from gpuactors.core.state.claims import StoredEntry, load_of
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role
-from gpuactors.ports.node import CheckpointStore, ClaimFileStore, StateFileError
+from gpuactors.ports.claims import CheckpointStore, ClaimFileStore
+from gpuactors.ports.node import StateFileError
 
 
 async def run(

@@ -20,7 +20,8 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports.node import ActError, ClaimFileStore, DriverBinder, StateFileError
+from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
+from gpuactors.ports.node import StateFileError
 
 
 async def run(

@@ -14,7 +14,8 @@ from msgspec import Struct
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.claim import DeviceHealth
-from gpuactors.ports.node import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, KubeletError, PluginStatus
+from gpuactors.ports.claims import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, PluginStatus
+from gpuactors.ports.node import KubeletError
 
 
 class ClaimsPorts(Struct, frozen=True):

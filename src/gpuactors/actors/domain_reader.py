@@ -19,8 +19,9 @@ from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, ImexRead
 from gpuactors.core.values.domain import DomainUid
+from gpuactors.ports.claims import ImexReader
 from gpuactors.ports.kube import ApiError, DomainApi
-from gpuactors.ports.node import HostError, ImexReader
+from gpuactors.ports.node import HostError
 
 
 async def run(

@@ -17,13 +17,13 @@ from gpuactors.core.claims.transitions import refusal
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimName, Prepared, Unprepared
 from gpuactors.core.values.effects import Elsewhere, Refused
-from gpuactors.ports.node import Successor
+from gpuactors.ports.claims import Successor
 
 Done = TypeVar("Done", Prepared, Unprepared)
 
 
 class Core(Protocol):
-    """Our own core's answers, as of `ports.node.ClaimCaller`."""
+    """Our own core's answers, as of `ports.claims.ClaimCaller`."""
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere: ...
 
@@ -32,7 +32,7 @@ class Core(Protocol):
 
 @final
 class RelayingCaller:
-    """Implements `ports.node.ClaimCaller`. A call that is not our core's is held until our core or the successor
+    """Implements `ports.claims.ClaimCaller`. A call that is not our core's is held until our core or the successor
     answers it, and refused when it is CLAIM_ANSWER_S old: neither of them counts from when it came to us."""
 
     def __init__(self, core: Core, successor: Successor) -> None:
@@ -40,11 +40,11 @@ class RelayingCaller:
         self._successor = successor
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        """Implement `ports.node.ClaimCaller.prepare`."""
+        """Implement `ports.claims.ClaimCaller.prepare`."""
         return await _answer("prepare", claim, self._core.prepare, self._successor.prepare)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        """Implement `ports.node.ClaimCaller.unprepare`."""
+        """Implement `ports.claims.ClaimCaller.unprepare`."""
         return await _answer("unprepare", claim, self._core.unprepare, self._successor.unprepare)
 
 

@@ -98,7 +98,7 @@ def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callabl
 
 @final
 class StoredCheckpoint:
-    """Implements `ports.node.CheckpointStore`."""
+    """Implements `ports.claims.CheckpointStore`."""
 
     def __init__(self, file: CheckpointFile, run_blocking: BlockingRunner, lock: Lock | None = None) -> None:
         """`lock`: None where there is one daemon only."""
@@ -107,18 +107,18 @@ class StoredCheckpoint:
         self._lock = lock or NoLock()
 
     async def read(self, *, owns: bool = True) -> Restored:
-        """Implement `ports.node.CheckpointStore.read`."""
+        """Implement `ports.claims.CheckpointStore.read`."""
         read = partial(self._file.read, touches=owns)
         return await self._run_blocking(_under(self._lock.reading(owns=owns), read))
 
     async def write(self, checkpoint: Checkpoint) -> None:
-        """Implement `ports.node.CheckpointStore.write`."""
+        """Implement `ports.claims.CheckpointStore.write`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
 
 
 @final
 class StoredFiles:
-    """Implements `ports.node.ClaimFileStore`."""
+    """Implements `ports.claims.ClaimFileStore`."""
 
     def __init__(self, files: ClaimFiles, run_blocking: BlockingRunner, lock: Lock | None = None) -> None:
         """`lock`: None where there is one daemon only."""
@@ -127,7 +127,7 @@ class StoredFiles:
         self._lock = lock or NoLock()
 
     async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
-        """Implement `ports.node.ClaimFileStore.found`."""
+        """Implement `ports.claims.ClaimFileStore.found`."""
 
         def found() -> Mapping[ClaimUid, FoundFiles]:
             if owns:
@@ -137,13 +137,13 @@ class StoredFiles:
         return await self._run_blocking(_under(self._lock.reading(owns=owns), found))
 
     async def write(self, contents: ClaimContents) -> None:
-        """Implement `ports.node.ClaimFileStore.write`."""
+        """Implement `ports.claims.ClaimFileStore.write`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._files.write, contents)))
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """Implement `ports.node.ClaimFileStore.remove`."""
+        """Implement `ports.claims.ClaimFileStore.remove`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
     async def clear_mounted(self) -> None:
-        """Implement `ports.node.ClaimFileStore.clear_mounted`."""
+        """Implement `ports.claims.ClaimFileStore.clear_mounted`."""
         await self._run_blocking(_under(self._lock.writing(), self._files.clear_mounted))

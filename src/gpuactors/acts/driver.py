@@ -33,7 +33,8 @@ from gpuactors.host import modules
 from gpuactors.host.group import Group, GroupFunction, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
-from gpuactors.ports.node import ActError, HostShortError
+from gpuactors.ports.claims import ActError
+from gpuactors.ports.node import HostShortError
 from gpuactors.process.logger import get_logger
 
 _log = get_logger(__name__)
@@ -72,7 +73,7 @@ class _Plan(Struct, frozen=True):
 
 @final
 class SysfsBinder:
-    """Implements `ports.node.DriverBinder`."""
+    """Implements `ports.claims.DriverBinder`."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class SysfsBinder:
     async def bring(
         self, device: PciAddress, target: Target, firsts: Collection[OriginalDriver]
     ) -> tuple[BoundFunction, ...]:
-        """Implement `ports.node.DriverBinder.bring`."""
+        """Implement `ports.claims.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
         with trio.move_on_after(self._deadline_s):
             try:
@@ -121,7 +122,7 @@ class SysfsBinder:
         )
 
     async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
-        """Implement `ports.node.DriverBinder.check_fitness`."""
+        """Implement `ports.claims.DriverBinder.check_fitness`."""
         groups: dict[PciAddress, Group] = {}
         nodes: dict[NodeId, PciAddress] = {}
         users = Users({}, "")

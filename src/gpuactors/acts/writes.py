@@ -27,7 +27,7 @@ from gpuactors.acts import writer_process
 from gpuactors.core.values.claim import ActFault
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.host.threads import in_thread
-from gpuactors.ports.node import ActError
+from gpuactors.ports.claims import ActError
 from gpuactors.process.resource_exhaustion import NO_THREAD, shortage
 
 _PROGRAM: Final = writer_process.__file__

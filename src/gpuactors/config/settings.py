@@ -14,8 +14,6 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuactors.core.domains.clique import is_clique
-from gpuactors.core.values.domain import DRIVER
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain
 from gpuactors.core.values.naming import parse_own_name
@@ -119,6 +117,8 @@ def _checked_namespace(text: str) -> str:
 
 
 def _checked_clique(text: str) -> str:
+    from gpuactors.core.domains.clique import is_clique  # a node without compute domains needs nothing of it
+
     if not is_clique(text):
         raise ValueError("NVIDIA's driver knows no other cliques")
     return text
@@ -371,7 +371,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="a DNS subdomain of at most 63 characters, such as compute-domain.nvidia.com",
             check=_checked_driver_name,
         ),
-    ] = DRIVER
+    ] = "compute-domain.nvidia.com"
     domains_namespace: Annotated[
         str | None,
         Described(

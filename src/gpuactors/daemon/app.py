@@ -36,7 +36,7 @@ from gpuactors.actors import (
     sysfs_inspector,
     udev_watcher,
 )
-from gpuactors.actors.caller import InboxCaller, OnAnswer
+from gpuactors.actors.caller import InboxCaller
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
@@ -53,7 +53,6 @@ from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
-from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Answer, Level, Log
 from gpuactors.core.values.model import ResourceName, Role, Settings
 from gpuactors.core.values.text import encodable
@@ -345,7 +344,7 @@ async def run_daemon(
     )
     http = outside.http
     ended = http.meter.called if http is not None else None
-    caller = InboxCaller(post, replies, ClaimsOf.GPUS, ended)
+    caller = InboxCaller(post, replies, ended)
     ports = plugin.PluginPorts(
         kubelet=outside.kubelet,
         caller=caller,
@@ -355,7 +354,7 @@ async def run_daemon(
     )
 
     running: Latest[frozenset[ResourceName]] = Latest(frozenset())
-    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, replies, ended))
+    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, caller))
 
     async with trio.open_nursery() as nursery:
 
@@ -440,19 +439,16 @@ def _plugins_of_claims(
     outside: Outside,
     cells: registry.Cells,
     inbox: trio.MemorySendChannel[Event],
-    replies: Replies[Answer],
-    ended: OnAnswer | None,
+    caller: InboxCaller,
 ) -> Iterator[DraActors | DomainActors]:
     """The actors of each DRA driver that is on; imported where they are, as in `_dra_of`."""
     if outside.dra is not None and cells.claims is not None:
         from gpuactors.daemon import claims
 
-        caller = InboxCaller(inbox, replies, ClaimsOf.GPUS, ended)
-        yield claims.DraActors(outside.dra, cells.claims, caller, inbox, ClaimsOf.GPUS)
+        yield claims.DraActors(outside.dra, cells.claims, caller, inbox)
     if outside.domains is not None and cells.domains is not None:
         from gpuactors.daemon import domains
 
-        caller = InboxCaller(inbox, replies, ClaimsOf.DOMAINS, ended)
         yield domains.DomainActors(outside.domains, cells.domains, caller, inbox)
 
 

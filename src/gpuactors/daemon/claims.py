@@ -33,6 +33,8 @@ from gpuactors.actors import (
     relay,
     slice_publisher,
 )
+from gpuactors.actors.caller import InboxCaller
+from gpuactors.actors.claims_caller import ClaimsCaller
 from gpuactors.actors.registry import ClaimCells
 from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, in_a_thread
 from gpuactors.acts.cdi_watch import MountedDirectory
@@ -70,16 +72,16 @@ from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.kubelet.dra.plugin import PLUGINS, UnixClaims
-from gpuactors.ports.kube import ClaimApi, DeviceClassApi, NodeApi, SliceApi
-from gpuactors.ports.node import (
+from gpuactors.ports.claims import (
     CheckpointStore,
     ClaimFileStore,
     ClaimsKubelet,
     DriverBinder,
     PluginStatus,
-    Reachable,
     TouchedFiles,
 )
+from gpuactors.ports.kube import ClaimApi, DeviceClassApi, NodeApi, SliceApi
+from gpuactors.ports.node import Reachable
 from gpuactors.process.logger import get_logger
 
 log = get_logger()
@@ -202,9 +204,9 @@ class DraActors:
         self,
         outside: DraOutside,
         cells: ClaimCells,
-        caller: relay.Core,
+        caller: InboxCaller,
         inbox: trio.MemorySendChannel[Event],
-        of: ClaimsOf,
+        of: ClaimsOf = ClaimsOf.GPUS,
     ) -> None:
         """`of`: whose claims they are."""
         self._of = of
@@ -216,7 +218,7 @@ class DraActors:
         self._registered = trio.Event()
         self._plugin = claims_plugin.ClaimsPorts(
             kubelet=outside.kubelet,
-            caller=relay.RelayingCaller(caller, outside.kubelet.successor),
+            caller=relay.RelayingCaller(ClaimsCaller(caller, of), outside.kubelet.successor),
             health=cells.health.subscribe(),
             told=self._told,
             drain_s=lambda: cells.wanted.value.drain_s,

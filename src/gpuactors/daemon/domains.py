@@ -15,7 +15,8 @@ from typing import final
 import trio
 from msgspec import Struct
 
-from gpuactors.actors import domain_reader, label_keeper, relay
+from gpuactors.actors import domain_reader, label_keeper
+from gpuactors.actors.caller import InboxCaller
 from gpuactors.actors.registry import DomainCells
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
@@ -29,8 +30,9 @@ from gpuactors.daemon.imex_sources import host_imex
 from gpuactors.grpc_trio import Owner
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
+from gpuactors.ports.claims import ImexReader
 from gpuactors.ports.kube import DomainApi
-from gpuactors.ports.node import HostError, ImexReader
+from gpuactors.ports.node import HostError
 from gpuactors.process.logger import get_logger
 
 log = get_logger()
@@ -80,7 +82,7 @@ class DomainActors:
         self,
         outside: DomainsOutside,
         cells: DomainCells,
-        caller: relay.Core,
+        caller: InboxCaller,
         inbox: trio.MemorySendChannel[Event],
     ) -> None:
         self._outside = outside

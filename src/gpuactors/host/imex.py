@@ -133,7 +133,7 @@ class ImexFiles:
 
 @final
 class HostImex:
-    """`ports.node.ImexReader` on a real host: in a thread, as a read may hang, and by child processes."""
+    """`ports.claims.ImexReader` on a real host: in a thread, as a read may hang, and by child processes."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class HostImex:
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:
-        """Implement `ports.node.ImexReader.read`."""
+        """Implement `ports.claims.ImexReader.read`."""
         with trio.move_on_after(self._deadline_s) as waiting:
             facts, in_file = await self._thread(self._read)
         if waiting.cancelled_caught:
@@ -189,7 +189,7 @@ class HostImex:
 
 @final
 class InlineImex:
-    """`ports.node.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
+    """`ports.claims.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
 
     def __init__(self, root: HostRoot, clique_file: str = GPU_FEATURES) -> None:
         self._files = ImexFiles(root, clique_file)
@@ -197,7 +197,7 @@ class InlineImex:
         """The answer of the host's control tool."""
 
     async def read(self) -> ImexFacts:
-        """Implement `ports.node.ImexReader.read`."""
+        """Implement `ports.claims.ImexReader.read`."""
         await trio.lowlevel.checkpoint()
         facts = self._files.read()
         if facts.absent:

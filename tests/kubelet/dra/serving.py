@@ -16,7 +16,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.claim import ClaimName, DeviceHealth, Prepared, PreparedDevice, Unprepared
 from gpuactors.core.values.effects import Refusal, Refused
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims, UnixClaimsEndpoint, plugin_io_of_the_node
-from gpuactors.ports.node import PluginStatus
+from gpuactors.ports.claims import PluginStatus
 from tests.support.patience import patient
 
 DRIVER: Final = "gpu.nvidia.com"
@@ -31,7 +31,7 @@ def refused(reason: str) -> Refused:
 
 @dataclass
 class Core:
-    """Answers each claim by its UID: what a test has set, else that it is done. Implements `ports.node.ClaimCaller`."""
+    """Answers each claim by its UID: what a test has set, else that it is done. Implements `ClaimCaller`."""
 
     prepared: dict[str, Prepared | Refused | Exception] = field(default_factory=dict)
     unprepared: dict[str, Unprepared | Refused | Exception] = field(default_factory=dict)

@@ -178,7 +178,7 @@ async def test_garbage_is_an_error_to_its_caller_and_to_nobody_else() -> None:
 
 
 class Slow:
-    """Takes 10 s for each claim. Implements `ports.node.ClaimCaller`."""
+    """Takes 10 s for each claim. Implements `ports.claims.ClaimCaller`."""
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
         await trio.sleep(10)
@@ -216,7 +216,7 @@ async def test_a_cancelled_prepare_ends_its_wait_and_nothing_is_unprepared() -> 
 
 
 class Silent:
-    """Never answers. Implements `ports.node.ClaimCaller`."""
+    """Never answers. Implements `ports.claims.ClaimCaller`."""
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
         await trio.sleep_forever()

@@ -15,7 +15,7 @@ from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
-from gpuactors.ports.node import ActError
+from gpuactors.ports.claims import ActError
 from gpuactors.simulation.host.kernel import FakeKernel, Planned, SleepsError
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from tests.memory.watch import WriteWatcher

@@ -1,8 +1,8 @@
 """The two sockets of the DRA plugin: one that serves the API, one in `plugins_registry` by which kubelet finds it.
 
-Implements `ports.node.ClaimsKubelet`. The API's socket is there before the other one and goes after it, so that kubelet
-never dials an endpoint that is not served. Each has a server of its own: what goes on in the API never holds up the
-registration. Kubelet watches the registry and finds the socket again by itself after a restart.
+Implements `ports.claims.ClaimsKubelet`. The API's socket is there before the other one and goes after it, so that
+kubelet never dials an endpoint that is not served. Each has a server of its own: what goes on in the API never holds up
+the registration. Kubelet watches the registry and finds the socket again by itself after a restart.
 
 Names for a rolling update: with an `instance` (the pod's UID) both names contain it, as two instances at one path are
 refused; without one they are those of Kubernetes' examples.
@@ -32,7 +32,8 @@ from gpuactors.kubelet.dra.registration import RegistrationService
 from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1beta1, OnFailure
 from gpuactors.kubelet.dra.successor import LaterSockets, UnixSuccessor, later_sockets
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
-from gpuactors.ports.node import ClaimCaller, KubeletError, PluginStatus
+from gpuactors.ports.claims import ClaimCaller, PluginStatus
+from gpuactors.ports.node import KubeletError
 from gpuactors.process.logger import get_logger
 
 _log: Final = get_logger(__name__)
@@ -114,7 +115,7 @@ class UnixClaims:
         health: LatestReader[tuple[DeviceHealth, ...]],
         told: Callable[[PluginStatus], None],
     ) -> AsyncIterator[UnixClaimsEndpoint]:
-        """Implement `ports.node.ClaimsKubelet.serve_claims`."""
+        """Implement `ports.claims.ClaimsKubelet.serve_claims`."""
         calls = ClaimCalls(caller, self._on_failure)
         clock = () if self._io.now is None else (self._io.now,)
         api = Server(
@@ -160,7 +161,7 @@ class UnixClaims:
 
 @final
 class UnixClaimsEndpoint:
-    """Implements `ports.node.ClaimsEndpoint`."""
+    """Implements `ports.claims.ClaimsEndpoint`."""
 
     def __init__(self, api: _Socket, registration: _Socket, io: PluginIo) -> None:
         self._api = api

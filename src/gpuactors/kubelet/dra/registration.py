@@ -11,7 +11,7 @@ from typing import Final, final
 
 from gpuactors.core.values.quote import quoted
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as pb
-from gpuactors.ports.node import PluginStatus
+from gpuactors.ports.claims import PluginStatus
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 

@@ -25,7 +25,7 @@ from gpuactors.core.values.quote import quoted_id, quoted_name
 from gpuactors.core.values.text import encodable
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
-from gpuactors.ports.node import ClaimCaller
+from gpuactors.ports.claims import ClaimCaller
 
 Done = TypeVar("Done", Prepared, Unprepared)
 OnFailure = Callable[[str, Exception], None]

@@ -56,7 +56,7 @@ def _made_at(path: str) -> int | None:
 
 @final
 class UnixSuccessor:
-    """The instance with the newest API socket that answers. Implements `ports.node.Successor`. `own`: our
+    """The instance with the newest API socket that answers. Implements `ports.claims.Successor`. `own`: our
     socket's path."""
 
     def __init__(self, own: str, later: LaterSockets, dial: Dial) -> None:
@@ -65,7 +65,7 @@ class UnixSuccessor:
         self._dial = dial
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
-        """Implement `ports.node.Successor.prepare`."""
+        """Implement `ports.claims.Successor.prepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Prepared | Refused | None:
             request = v1.NodePrepareResourcesRequest(claims=[_message(claim)])
@@ -77,7 +77,7 @@ class UnixSuccessor:
         return await self._ask(call)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
-        """Implement `ports.node.Successor.unprepare`."""
+        """Implement `ports.claims.Successor.unprepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Unprepared | Refused | None:
             request = v1.NodeUnprepareResourcesRequest(claims=[_message(claim)])

@@ -13,7 +13,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.claim import ClaimName, DeviceHealth, Prepared, PreparedDevice, Unprepared
 from gpuactors.core.values.effects import Refusal, Refused
 from gpuactors.kubelet.dra.plugin import UnixClaimsEndpoint
-from gpuactors.ports.node import PluginStatus
+from gpuactors.ports.claims import PluginStatus
 from gpuactors.simulation.kubelet.dra.values import (
     KUBELET_1_37,
     ApiAwayError,
@@ -42,7 +42,7 @@ def refused(reason: str) -> Refused:
 
 @dataclass
 class Core:
-    """A driver's answers: done at once, unless a test has said otherwise. Implements `ports.node.ClaimCaller`."""
+    """A driver's answers: done at once, unless a test has said otherwise. Implements `ports.claims.ClaimCaller`."""
 
     prepare_errors: list[str] = field(default_factory=list)
     unprepare_errors: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.owner import Named, gpu_uuid
 from gpuactors.core.values.status import Reason
 
-_CLAIMED = re.compile(r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
+_CLAIMED = r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])"
 
 
 def resolved(before: NodeState, state: NodeState) -> NodeState:
@@ -202,7 +202,7 @@ def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> Pc
 
 def claimed_address(name: str) -> PciAddress | None:
     """The function of a device's name in a ResourceSlice: `gpu-0000-23-00-0`."""
-    match = _CLAIMED.fullmatch(name)
+    match = re.fullmatch(_CLAIMED, name)
     return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))
 
 

@@ -28,7 +28,7 @@ LABELS: Final[Mapping[str, str]] = {
 }
 """Every label, after the prefix, and its meaning."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_NAME: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 """Of a label, after its prefix (k8s.io/apimachinery util/validation, IsQualifiedName)."""
 
 
@@ -41,6 +41,6 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     found = Counter(resource.partition("/")[2] for resource in index.names.values())
     found.update(f"{DRIVER}{function.driver or NO_DRIVER}" for function in functions)
     has_iommu = any(f.iommu_group is not None and not f.without_iommu for f in functions)
-    labels = {name: str(count) for name, count in found.items() if _NAME.fullmatch(name)}
+    labels = {name: str(count) for name, count in found.items() if re.fullmatch(_NAME, name)}
     labels[IOMMU] = "true" if has_iommu else "false"
     return {f"{PREFIX}/{name}": labels[name] for name in sorted(labels)}

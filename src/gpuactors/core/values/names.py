@@ -3,7 +3,8 @@
 A claim's UID, its name, its requests and the driver's name come from kubelet, the API server and the operator. The API
 server checks them, but a path is made of them on this node, so they are checked here as well.
 
-A file of its own: adaptors and the core check names by the same rules.
+A file of its own: adaptors and the core check names by the same rules. `re` compiles each with the first name, and
+keeps it: most daemons check none.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from typing import Final
 _LABEL_CHARS_MAX: Final = 63
 _SUBDOMAIN_CHARS_MAX: Final = 253
 
-_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_UID: Final = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?")
-_DOMAIN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_LABEL: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_SUBDOMAIN: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+_UID: Final = r"[0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?"
+_DOMAIN_ID: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def is_label(text: str) -> bool:
     """A DNS label, as the names of requests, devices and pod claims are (apimachinery validation.IsDNS1123Label)."""
-    return len(text) <= _LABEL_CHARS_MAX and _LABEL.fullmatch(text) is not None
+    return len(text) <= _LABEL_CHARS_MAX and re.fullmatch(_LABEL, text) is not None
 
 
 def is_subdomain(text: str) -> bool:
     """A DNS subdomain, as the names of claims and drivers are (validation.IsDNS1123Subdomain)."""
-    return len(text) <= _SUBDOMAIN_CHARS_MAX and _SUBDOMAIN.fullmatch(text) is not None
+    return len(text) <= _SUBDOMAIN_CHARS_MAX and re.fullmatch(_SUBDOMAIN, text) is not None
 
 
 def is_uid(text: str) -> bool:
     """One path component, and what CDI allows in a device name. The API server makes UUIDs."""
-    return len(text) <= _LABEL_CHARS_MAX and _UID.fullmatch(text) is not None
+    return len(text) <= _LABEL_CHARS_MAX and re.fullmatch(_UID, text) is not None
 
 
 def is_domain_id(text: str) -> bool:
     """The `domainID` of a compute domain: the UUID of the ComputeDomain object. It is the user's own text in both
     configurations, and a directory is made of it."""
-    return _DOMAIN_ID.fullmatch(text) is not None
+    return re.fullmatch(_DOMAIN_ID, text) is not None

@@ -23,9 +23,7 @@ ENV_PREFIX: Final = "PCI_RESOURCE_"
 """KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
 
 _ID = re.compile(r"[0-9a-f]{4}")
-_QUALIFIED = re.compile(
-    rf"(?=.{{1,{limits.RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
-)
+_QUALIFIED = rf"(?=.{{1,{limits.RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _KUBERNETES: Final = "kubernetes.io"
 _QUOTA: Final = "requests."
 """How a resource begins in a ResourceQuota."""
@@ -62,7 +60,7 @@ def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
             f"{text!r} is not VENDOR:DEVICE=DOMAIN/NAME; write for example 10de:2330=example.com/h100"
         )
     domain, slash, name = resource.partition("/")
-    if not slash or not is_subdomain(_QUOTA + domain) or not _QUALIFIED.fullmatch(name):
+    if not slash or not is_subdomain(_QUOTA + domain) or not re.fullmatch(_QUALIFIED, name):
         raise ValueError(
             f"{resource!r} is no resource: write a DNS name, a slash, and at most {limits.RESOURCE_NAME_MAX_CHARS} "
             "letters, digits, -, _ and ., with a letter or digit at both ends, for example example.com/h100"

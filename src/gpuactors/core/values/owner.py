@@ -18,15 +18,13 @@ Named = tuple[ResourceName, DeviceId]
 NO_RESOURCE: Final = ResourceName("")
 """Of a claim, and of a device that no list has."""
 
-_NVIDIAS: Final = re.compile(
-    r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
-)
+_NVIDIAS: Final = r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
 
 
 def gpu_uuid(device: DeviceId | str) -> str | None:
     """The UUID in an ID of NVIDIA's device plugin for containers: `GPU-…`, of a shared GPU `GPU-…::2`, of a part of one
     by the older naming `MIG-GPU-…/1/0`. None for any other ID: the newer `MIG-…` does not say of which GPU it is."""
-    match = _NVIDIAS.fullmatch(device)
+    match = re.fullmatch(_NVIDIAS, device)
     return match[1] if match is not None else None
 
 

@@ -20,9 +20,7 @@ SELECTOR_KEYS: Final = ("vendor", "device", "class", "address")
 
 _ID = re.compile(r"[0-9a-f]{4}")
 _CLASS = re.compile(r"(?P<digits>(?:[0-9a-f]{2}){0,3})(?P<any>x*)")
-_ADDRESS = re.compile(
-    r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<slot>[01][0-9a-f])\.(?P<fn>[0-7])"
-)
+_ADDRESS = r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<slot>[01][0-9a-f])\.(?P<fn>[0-7])"
 
 
 class Selector(Struct, frozen=True):
@@ -137,7 +135,7 @@ def _address(text: str, value: str) -> str:
 
 def full_address(text: str) -> str | None:
     """The PCI address that a person writes, as sysfs spells it: `23:00.0` is `0000:23:00.0`. None: it is none."""
-    match = _ADDRESS.fullmatch(text.strip().lower())
+    match = re.fullmatch(_ADDRESS, text.strip().lower())
     if match is None:
         return None
     # The kernel prints "%04x:%02x:%02x.%d" (drivers/pci/probe.c, pci_setup_device): the domain is padded to

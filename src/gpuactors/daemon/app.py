@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,7 +27,6 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.actors import (
     busy_poller,
-    feature_keeper,
     hand_over,
     kubelet_watcher,
     plugin,
@@ -67,7 +67,6 @@ from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
-from gpuactors.observe.nfd import NfdFile
 from gpuactors.ports.node import (
     Control,
     FeatureFile,
@@ -207,7 +206,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
         if config.http is not None
         else None,
-        features=NfdFile(config.nfd_file) if config.nfd_file is not None else None,
+        features=_features_of(config.nfd_file) if config.nfd_file is not None else None,
         events=_events_of(config) if config.events == "on" else None,
     )
 
@@ -228,6 +227,12 @@ def _events_of(config: Config) -> EventsOutside:
     from gpuactors.daemon import kube_events  # as in `_dra_of`
 
     return kube_events.outside_of(config, node_of(config))
+
+
+def _features_of(path: Path) -> FeatureFile:
+    from gpuactors.observe.nfd import NfdFile  # as in `_dra_of`
+
+    return NfdFile(path)
 
 
 def _http_of(config: Config, reached_by: tuple[Reachable, ...], journal: FileJournal | None) -> HttpOutside:
@@ -411,6 +416,8 @@ async def run_daemon(
                 "http", lambda: endpoints.serve(http, cells.state.subscribe(), cells.role.subscribe(), post)
             )
         if (features := outside.features) is not None:
+            from gpuactors.actors import feature_keeper  # as in `_dra_of`
+
             keeping = feature_keeper.FeaturePorts(features, _features_unwritten, time.time)
             actor("feature_keeper", lambda: feature_keeper.run(cells.state.subscribe(), keeping))
         if (events := outside.events) is not None:

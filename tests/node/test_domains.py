@@ -121,6 +121,10 @@ class Fabric:
         lines = [line for line in self.node.daemon().log() if line.get("claim") == claim]
         return str(lines[-1].get("reason", "")) if lines and lines[-1]["event"] == "claim.waiting" else ""
 
+    def explained(self, pod: str) -> str:
+        """What `gpuactors explain` prints of a pod; an error where the daemon does not know it."""
+        return self.node.daemon().run("explain", f"{pods.NAMESPACE}/{pod}", check=False)
+
     # --- what must hold ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -180,8 +184,12 @@ def fabric(node: Node, around: Around) -> Iterator[Fabric]:
 def test_a_domain_is_made_and_its_workload_runs(fabric: Fabric) -> None:
     uid = fabric.create()
     assert fabric.label() is None
-    fabric.start("job-0", uid, gpus=1)
+    fabric.make("job-0", uid, gpus=1)
+    claim = f"{pods.NAMESPACE}/{fabric.claim_of('job-0')}"
+    eventually(lambda: f"{claim}: Binding for" in fabric.explained("job-0"), "the waiting claim in explain")
+    pods.wait_running(fabric.api, "job-0")
     fabric.check()
+    assert f"{claim}: Prepared for" in fabric.explained("job-0")
     said = kubectl("logs", "job-0")
     node = "/dev/nvidia-caps-imex-channels/channel0"
     # The device cgroup lets it pass, and the kernel has no driver of this number: without a right it is EPERM.

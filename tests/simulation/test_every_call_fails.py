@@ -200,7 +200,7 @@ OF_THE_CORE: Final = {ports.Caller, ports_claims.ClaimCaller}
 def test_the_failures_of_every_port_are_tried() -> None:
     found = {
         port
-        for module in (ports, ports_kube)
+        for module in (ports, ports_claims, ports_kube)
         for port in vars(module).values()
         if getattr(port, "_is_protocol", False) and port.__module__ == module.__name__
     }

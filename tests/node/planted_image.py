@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-PACKAGE: Final = "opt/gpuactors/lib/python3.13/site-packages/gpuactors"
-"""Of the daemon, in the image."""
+PACKAGES: Final = "opt/gpuactors/lib/python3.13/site-packages"
+"""In the image."""
+
+PACKAGE: Final = f"{PACKAGES}/gpuactors"
+"""Of the daemon."""
 
 
 def changed_image(layout: Path, to: Path, file: str, source: str | None) -> None:
@@ -21,13 +24,17 @@ def changed_image(layout: Path, to: Path, file: str, source: str | None) -> None
     _with_layer(layout, to, _layer(file, source), f"a bug planted in {file}")
 
 
-def with_package(layout: Path, to: Path, files: Mapping[str, bytes], why: str) -> None:
-    """Copies an OCI layout to `to`, with these files in place of the package's."""
+def with_package(
+    layout: Path, to: Path, files: Mapping[str, bytes], beside: Mapping[str, bytes], why: str
+) -> None:
+    """Copies an OCI layout to `to`, with these files in place of the package's, and those of other packages beside."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         _put(tar, f"{PACKAGE}/.wh..wh..opq", b"")
         for name, content in files.items():
             _put(tar, f"{PACKAGE}/{name}", content)
+        for name, content in beside.items():
+            _put(tar, f"{PACKAGES}/{name}", content)
     _with_layer(layout, to, buffer.getvalue(), why)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from gpuactors.cli.doctor.facts import Claims, Facts, NewerCheckpoint, Place, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, sentence, warned
@@ -109,15 +110,15 @@ def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:
 
 def _refused(newer: NewerCheckpoint, node: str) -> Finding:
     """As docs/upgrade.md has it, with this node's names."""
-    drain = f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
-    pods = f"-l app.kubernetes.io/name=gpuactors --field-selector spec.nodeName={node}"
+    drain = f"kubectl drain {quote(node)} --ignore-daemonsets --delete-emptydir-data"
+    pods = f"-l app.kubernetes.io/name=gpuactors --field-selector spec.nodeName={quote(node)}"
     return failed(
         Check.CLAIMS_SERVED,
         f"{newer.path} is of version {newer.version}, this gpuactors knows {VERSION}: a newer one wrote it, and "
         "this one serves no claim",
         f"Upgrade again: the newer gpuactors continues with these claims. To stay with this version, release them "
-        f"while the newer one runs: {drain}. Then roll back, run rm {newer.path} on the node, "
-        f"kubectl -n gpuactors delete pod {pods}, and kubectl uncordon {node}.",
+        f"while the newer one runs: {drain}. Then roll back, run rm {quote(newer.path)} on the node, "
+        f"kubectl -n gpuactors delete pod {pods}, and kubectl uncordon {quote(node)}.",
     )
 
 

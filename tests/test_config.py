@@ -23,6 +23,7 @@ from gpuactors.config import (
     resolve,
     schema,
 )
+from gpuactors.core.values.domain import DRIVER
 from gpuactors.core.values.selector import Selector
 from gpuactors.limits import CONFIG_FILE_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
@@ -532,3 +533,8 @@ def test_the_schema_describes_every_key_with_its_default() -> None:
     assert described["additionalProperties"] is False
     assert described["properties"]["select"]["default"] == list(DEFAULT_SELECTORS)
     assert {key: value["default"] for key, value in described["properties"].items()} == as_dict(Config())
+
+
+def test_the_driver_of_domains_is_by_default_the_one_that_the_core_names() -> None:
+    """The settings write it out: a node without compute domains does not import the core's part for them."""
+    assert Config().domains_driver == DRIVER

@@ -638,7 +638,7 @@ SERVED_READ_S: Final = 2.0
 """Reading that file, at the start and before we serve: kubelet waits for its plugin as long."""
 
 SERVED_RETRY_S: Final = 10.0
-"""After a failed write of the file of served resources, and after the next change of the state."""
+"""After a failed write of the file of served resources."""
 
 # --- claims (DRA) -----------------------------------------------------------------------------------------
 

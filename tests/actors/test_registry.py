@@ -47,6 +47,7 @@ class Recorded:
             plugins=self.plugins,
             state=state or Latest(self.initial),
             role=Latest(self.initial.daemon.role),
+            served=Latest(None),
         )
         replies: Replies[Answer] = Replies()
         post, inbox = trio.open_memory_channel[Event](len(EVENTS))

@@ -6,19 +6,15 @@ from collections.abc import Mapping
 
 import trio
 import trio.testing
-from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.actors import served_keeper
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state
-from gpuactors.core.values.model import ResourceName, Role, Settings
+from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.node import StateFileError
 
 H100, A100 = ResourceName("nvidia.com/H100"), ResourceName("nvidia.com/A100")
 ONE = {H100: frozenset({"10de:2330"})}
-IDLE = initial_state(Settings((), 300.0, True))
 PATIENCE_S = 100.0
 
 
@@ -40,16 +36,19 @@ class FakeFile:
         self.written.append(served)
 
 
-async def kept(file: FakeFile, *states: NodeState, apart_s: float = 1.0) -> list[str]:
-    """The problems that are said while the state goes through these."""
+Served = Mapping[ResourceName, frozenset[str]] | None
+
+
+async def kept(file: FakeFile, *served: Served, apart_s: float = 1.0) -> list[str]:
+    """The problems that are said while these are served, one after the other; None: another daemon serves."""
     problems: list[str] = []
-    cell = Latest(states[0])
+    cell = Latest(served[0])
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(served_keeper.run, cell.subscribe(), file, problems.append)
-            for state in states[1:]:
+            for now in served[1:]:
                 await trio.sleep(apart_s)
-                cell.set(state)
+                cell.set(now)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
     return problems
@@ -57,12 +56,9 @@ async def kept(file: FakeFile, *states: NodeState, apart_s: float = 1.0) -> list
 
 async def test_each_change_is_written_once(autojump_clock: trio.testing.MockClock) -> None:
     file = FakeFile()
-    one, two = (
-        replace(IDLE, published=replace(IDLE.published, served=ONE)),
-        replace(IDLE, published=replace(IDLE.published, served={**ONE, A100: frozenset({"10de:20b0"})})),
-    )
-    assert await kept(file, one, replace(one, host=replace(one.host, scanned=True)), two, two) == []
-    assert file.written == [ONE, two.published.served]
+    two = {**ONE, A100: frozenset({"10de:20b0"})}
+    assert await kept(file, ONE, ONE, two, two) == []
+    assert file.written == [ONE, two]
 
 
 async def test_a_new_model_under_a_name_that_is_served_is_written(
@@ -70,39 +66,21 @@ async def test_a_new_model_under_a_name_that_is_served_is_written(
 ) -> None:
     file = FakeFile()
     more = {H100: frozenset({"10de:2330", "10de:2331"})}
-    assert (
-        await kept(
-            file,
-            replace(IDLE, published=replace(IDLE.published, served=ONE)),
-            replace(IDLE, published=replace(IDLE.published, served=more)),
-        )
-        == []
-    )
+    assert await kept(file, ONE, more) == []
     assert file.written == [ONE, more]
 
 
 async def test_who_does_not_serve_writes_nothing(autojump_clock: trio.testing.MockClock) -> None:
     file = FakeFile()
-    waiting = replace(
-        IDLE,
-        published=replace(IDLE.published, served=ONE),
-        daemon=replace(IDLE.daemon, role=Role.TAKING_OVER),
-    )
-    await kept(file, waiting, replace(waiting, daemon=replace(waiting.daemon, role=Role.HANDED_OVER)))
+    await kept(file, None, None)
     assert file.written == []
 
 
-async def test_a_failure_is_said_once_and_the_write_is_tried_again(
+async def test_a_failure_is_said_once_and_the_write_is_tried_again_without_a_change(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     file = FakeFile(failures=2)
-    states = [
-        replace(
-            IDLE, published=replace(IDLE.published, served=ONE), host=replace(IDLE.host, scanned=bool(n % 2))
-        )
-        for n in range(4)
-    ]
-    assert await kept(file, *states, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
+    assert await kept(file, *[ONE] * 4, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
     assert file.written == [ONE]
 
 
@@ -110,8 +88,5 @@ async def test_who_serves_again_writes_over_what_a_successor_wrote(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     file = FakeFile()
-    serving = replace(IDLE, published=replace(IDLE.published, served=ONE))
-    await kept(
-        file, serving, replace(serving, daemon=replace(serving.daemon, role=Role.HANDED_OVER)), serving
-    )
+    await kept(file, ONE, None, ONE)
     assert file.written == [ONE, ONE]

@@ -101,6 +101,8 @@ class Cells(Struct, frozen=True):
     state: Latest[NodeState]
     role: Latest[Role]
     """That of the state: for a reader that nothing else of it concerns."""
+    served: Latest[Mapping[ResourceName, frozenset[str]] | None]
+    """The served resources with their models (`Published.served`); None while this daemon does not serve."""
 
 
 async def run(
@@ -140,6 +142,7 @@ async def run(
                 break  # a plugin that goes and one that comes under its name are two
         cells.state.set(state)
         cells.role.set(state.daemon.role)
+        cells.served.set(state.published.served if state.daemon.role is Role.SERVING else None)
         published.show(outputs)
 
 

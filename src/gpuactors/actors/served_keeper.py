@@ -11,28 +11,30 @@ import trio
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import ResourceName, Role
+from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.node import ServedResources, StateFileError
 
 
 async def run(
-    state: LatestReader[NodeState], file: ServedResources, on_problem: Callable[[str], None]
+    wanted: LatestReader[Mapping[ResourceName, frozenset[str]] | None],
+    file: ServedResources,
+    on_problem: Callable[[str], None],
 ) -> None:
-    """Runs for ever. A problem is logged once while it lasts; meanwhile the write is retried."""
+    """Runs for ever. `wanted`: what is served; None while this daemon does not serve. A problem is logged once while it
+    lasts; meanwhile the write is retried."""
     written: Mapping[ResourceName, frozenset[str]] | None = None
     logged = ""
-    async for now in state:
-        if now.daemon.role is not Role.SERVING:
-            written = None  # the serving daemon writes it
-        if now.daemon.role is not Role.SERVING or now.published.served == written:
-            continue
-        try:
-            with raises_only(StateFileError, "served_keeper"):
-                await file.write(now.published.served)
-        except StateFileError as exc:
-            if logged != str(exc):
-                on_problem(logged := str(exc))
-            await trio.sleep(limits.SERVED_RETRY_S)
-        else:
-            written, logged = now.published.served, ""
+    async for _ in wanted:
+        while (served := wanted.value) != written:
+            if served is None:
+                written = None  # the serving daemon writes it
+                continue
+            try:
+                with raises_only(StateFileError, "served_keeper"):
+                    await file.write(served)
+            except StateFileError as exc:
+                if logged != str(exc):
+                    on_problem(logged := str(exc))
+                await trio.sleep(limits.SERVED_RETRY_S)
+            else:
+                written, logged = served, ""

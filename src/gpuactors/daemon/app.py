@@ -346,6 +346,7 @@ async def run_daemon(
         plugins=Latest({}),
         state=Latest(state),
         role=Latest(state.daemon.role),
+        served=Latest(None),
     )
     http = outside.http
     ended = http.meter.called if http is not None else None
@@ -438,7 +439,7 @@ async def run_daemon(
         else:
             nursery.start_soon(_log_serving, cells.state.subscribe(), log_line or write_log)
         if (file := outside.served) is not None:
-            actor("served_keeper", lambda: served_keeper.run(cells.state.subscribe(), file, _served_unkept))
+            actor("served_keeper", lambda: served_keeper.run(cells.served.subscribe(), file, _served_unkept))
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
 

@@ -1,4 +1,4 @@
-"""Decoding against Google's own implementation: what ours takes, theirs takes as well and as the same message."""
+"""Decoding and encoding against Google's own implementation: both read what ours reads and sends, as the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuactors.control.pb.control import v1 as control
 from gpuactors.grpc_trio.limits import GRPC_REQUEST_FIELDS_MAX
-from gpuactors.grpc_trio.protobuf import DECODABLE, decode
+from gpuactors.grpc_trio.protobuf import DECODABLE, decode, encode
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin
 from gpuactors.kubelet.pb.dra_health_v1 import v1 as health
 from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1 as old_health
@@ -126,6 +126,34 @@ def test_what_was_sent_is_what_is_read(message: betterproto2.Message) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=NAMES)
+def test_what_is_sent_is_what_betterproto2_would_send(message: betterproto2.Message) -> None:
+    assert encode(message) == bytes(message)
+
+
+def test_what_is_optional_is_sent_when_it_is_there() -> None:
+    for share_id in (None, "", "a"):
+        message = dra.Device(device_name="gpu", share_id=share_id)
+        assert encode(message) == bytes(message)
+        assert decode(encode(message), dra.Device).share_id == share_id
+    for topology in (None, plugin.TopologyInfo()):  # kubelet reads an empty one as node 0
+        assert decode(encode(plugin.Device(topology=topology)), plugin.Device).topology == topology
+
+
+def test_a_message_that_is_encoded_already_is_not_encoded_again() -> None:
+    class Encoded(plugin.Device):
+        def __bytes__(self) -> bytes:
+            return b"\x0a\x01a"
+
+    assert encode(plugin.ListAndWatchResponse(devices=[Encoded()])) == b"\x0a\x03\x0a\x01a"
+
+
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1])
+def test_a_number_that_no_field_can_hold_is_not_sent(number: int) -> None:
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        encode(plugin.NumaNode(id=number))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=NAMES)
 @given(data=st.data())
 def test_a_damaged_message_is_none_or_the_same_as_theirs(
     message: betterproto2.Message, data: st.DataObject
@@ -161,7 +189,7 @@ def _agrees(payload: bytes, like: betterproto2.Message) -> None:
         return
     expected = theirs(like).FromString(payload)
     expected.DiscardUnknownFields()
-    assert theirs(like).FromString(bytes(ours)) == expected
+    assert theirs(like).FromString(encode(ours)) == expected
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class ServerStream(server.Stream[Any, Any]):
         """Waits while the peer does not read. Raises as `frame_message`."""
         if self._send_message_done and not self._cardinality.server_streaming:
             raise GrpcProtocolError("a unary call has one answer")
-        frame = frame_message(self._codec, message, self._send_type)
+        frame = frame_message(message, self._send_type)
         if not self._send_initial_metadata_done:
             await self._stream.send_headers(_INITIAL)
             self._send_initial_metadata_done = True

@@ -121,7 +121,7 @@ class ClientStream(client.Stream[Any, Any]):
 
     async def send_message(self, message: Any, *, end: bool = False) -> None:
         """As grpclib's. A server may answer before it has the whole request: then its answer counts."""
-        frame = frame_message(self._codec, message, self._send_type)
+        frame = frame_message(message, self._send_type)
         if not self._send_request_done:
             await self.send_request()
         end = end or not self._cardinality.client_streaming

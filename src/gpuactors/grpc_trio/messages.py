@@ -9,11 +9,10 @@ import math
 from typing import Any, Final
 
 from grpclib import GRPCError, Status
-from grpclib.encoding.base import CodecBase
 from grpclib.protocol import Stream as Http2Stream
 
 from .limits import MESSAGE_MAX_BYTES
-from .protobuf import M, TooManyFieldsError, decode
+from .protobuf import M, TooManyFieldsError, decode, encode
 
 _PREFIX_BYTES: Final = 5  # compressed flag (1), length (4, big endian)
 
@@ -48,10 +47,12 @@ async def read_message(
         ) from error
 
 
-def frame_message(codec: CodecBase, message: Any, message_type: Any) -> bytes:
+def frame_message(message: Any, message_type: type[Any]) -> bytes:
     """Prefix and payload. Raises TypeError (not of that type), GRPCError RESOURCE_EXHAUSTED (too large: the receiver,
     with gRPC's default limit, would refuse it with a text that does not name the side at fault)."""
-    payload = codec.encode(message, message_type)
+    if not isinstance(message, message_type):
+        raise TypeError(f"the message is a {type(message).__name__}, not a {message_type.__name__}")
+    payload = encode(message)
     refuse_oversized(len(payload))
     return b"\0" + len(payload).to_bytes(4, "big") + payload
 

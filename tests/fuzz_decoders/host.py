@@ -35,7 +35,7 @@ from gpuactors.host.procfs import ProcReader, pod_uid
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import hint_of, parse_datagram
-from gpuactors.kubelet.list_messages import _device
+from gpuactors.kubelet.list_messages import encoded_device
 from gpuactors.ports.node import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.fuzz_decoders.damage import of_bytes
@@ -124,7 +124,7 @@ def _of_file(
 def _encoded(function: PciFunction) -> None:
     """As the journal, kubelet and a sentence have it."""
     msgspec.json.encode(function)
-    _device(DeviceId(GPU), Health.HEALTHY, function.numa_node)
+    encoded_device(DeviceId(GPU), Health.HEALTHY, function.numa_node)
     sentence(function.fault or "")
     assert function.numa_node is None or function.numa_node < 1 << 31, "no kernel has such a node"
     assert function.memory_bytes <= 1 << 67, "no function has so much"

@@ -73,7 +73,7 @@ def listen(plugin: DevicePluginService) -> aclosing[Stream]:
 
 
 def healths(message: pb.ListAndWatchResponse) -> list[str]:
-    return [device.health for device in message.devices]
+    return [device.health for device in pb.ListAndWatchResponse.parse(bytes(message)).devices]
 
 
 async def allocate(plugin: DevicePluginService, order: list[Any]) -> None:

@@ -88,12 +88,12 @@ def allocate_response(answer: Answer) -> AllocateMessage:
     if not isinstance(answer, Granted):
         raise refusal(answer)
     message = AllocateMessage()
-    message.encoded = b"".join([_part(1, _container(grant)) for grant in answer.containers])
+    message.encoded = b"".join([part(1, _container(grant)) for grant in answer.containers])
     return message
 
 
 def _container(grant: Grant) -> bytes:
-    envs = [_part(1, _part(1, name.encode()) + _part(2, value.encode())) for name, value in grant.envs]
+    envs = [part(1, part(1, name.encode()) + part(2, value.encode())) for name, value in grant.envs]
     return b"".join([*envs, *map(_encoded_node, grant.nodes)])
 
 
@@ -105,8 +105,8 @@ def _encoded_node(node: str) -> bytes:
     return bytes(pb.ContainerAllocateResponse(devices=[spec]))
 
 
-def _part(number: int, payload: bytes) -> bytes:
-    """A field that is a message or a text: its number and wire type, its length, its bytes."""
+def part(number: int, payload: bytes) -> bytes:
+    """A field that is a message or a text, encoded: its number and wire type, its length, its bytes."""
     size = len(payload)
     return (
         bytes((number << 3 | 2, size) if size < 0x80 else (number << 3 | 2, *encode_varint(size))) + payload

@@ -205,6 +205,18 @@ def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() ->
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
+def test_more_devices_of_one_status_than_a_line_names_have_one_line() -> None:
+    many = [gpu(f"0000:{n:02x}:00.0") for n in range(1, limits.QUOTED_ITEMS_MAX + 3)]
+    core = Core(*many, gpu("0000:f0:00.0", fault="broken"))
+    (together,) = [e for e in core.effects if isinstance(e, Log) and e.name == "devices.changed"]
+    assert together.level is Level.INFO
+    first = tuple(f.address for f in many[: limits.QUOTED_ITEMS_MAX])
+    status = {"health": "Healthy", "cause": "Free", "reason": "free"}
+    assert together.fields == {"resource": H100, "devices": (*first, "and 2 more"), **status}
+    (alone,) = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    assert (alone.level, alone.fields["device"]) == (Level.WARNING, "0000:f0:00.0")
+
+
 class _CountedId(str):
     """An ID that counts how often it is compared."""
 

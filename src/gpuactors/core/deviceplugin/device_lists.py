@@ -24,7 +24,7 @@ from gpuactors.core.ledger.identity import awaits_inspection, lost, not_listed
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.state import NodeState, with_plugins
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import (
     AdvertisedDevice,
     DeviceId,
@@ -40,7 +40,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.owner import Allocation, Named
-from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.quote import quoted_id, quoted_ids
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Reason
 
@@ -276,9 +276,10 @@ def _changes(
     resource: ResourceName,
     found: Sequence[Difference],
 ) -> list[Effect]:
-    """One log line per device whose status changed, with the cause and reason that every reader gets. Of IDs that mean
-    no function of this node a few have lines of their own, and the others one together: kubelet's ledger may have any
-    number of them."""
+    """One log line per device whose status changed, with the cause and reason that every reader gets; one together for
+    more of one status than a node of today has GPUs: a line takes longer than all else that is done for a device. Of
+    IDs that mean no function of this node a few have lines of their own, and the others one together: kubelet's ledger
+    may have any number of them."""
     if not found:
         return []
     gone = [was for was, now in found if was is not None and now is None]
@@ -303,18 +304,23 @@ def _changes(
             "reason": why.message,
         }
         effects.append(Log(Level.INFO, "device.gone", dict(fields)))
-    for entry in (logged := _worth_a_line(state, changed)):
+    logged = _worth_a_line(state, changed)
+    alike: dict[tuple[Level, Health, Cause, str], list[AdvertisedDevice]] = {}
+    for entry in logged:
         # That a claim of ours has it is what is meant, and no warning.
         is_meant = entry.health is Health.HEALTHY or entry.address in state.reserved
         level = Level.INFO if is_meant or entry.id in told else Level.WARNING
-        fields = {
-            "resource": resource,
-            "device": quoted_id(entry.id),
-            "health": str(entry.health),
-            "cause": str(entry.cause),
-            "reason": entry.reason,
-        }
-        effects.append(Log(level, "device.changed", dict(fields)))
+        alike.setdefault((level, entry.health, entry.cause, entry.reason), []).append(entry)
+    for (level, health, cause, reason), of_it in alike.items():
+        said: dict[str, Field] = {"health": str(health), "cause": str(cause), "reason": reason}
+        if len(of_it) > limits.QUOTED_ITEMS_MAX:
+            devices = quoted_ids([entry.id for entry in of_it])
+            effects.append(Log(level, "devices.changed", {"resource": resource, "devices": devices, **said}))
+            continue
+        effects += [
+            Log(level, "device.changed", {"resource": resource, "device": quoted_id(entry.id), **said})
+            for entry in of_it
+        ]
     if len(logged) < len(changed):
         count = len(changed) - len(logged)
         effects.append(

@@ -25,7 +25,7 @@ from gpuactors.actors.api_retry import backoff_s, for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.claims.pool import Pool, has_taints, probe_spec, wanted_pool
+from gpuactors.core.claims.pool import MadePool, Pool, has_taints, made_pool, probe_spec
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
 from gpuactors.core.values.slices import AnyOffer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
 from gpuactors.ports.kube import (
@@ -147,10 +147,11 @@ class _Publisher:
         self._keeps = ServerKeepsTaints.UNKNOWN
         self._ask_taints_at = -inf
         self._answers: dict[str, Answered] = {}
+        self._made: MadePool | None = None
         self._written: Pool | None = None
         """The pool that was written last."""
         self._changed_at = 0.0
-        """When the offer was last another one."""
+        """When the pool was last another one, by the offer."""
         self._unwritten_since = inf
         """When it was first another one since the server had what was offered."""
         self._restored_at: deque[float] = deque()
@@ -161,11 +162,19 @@ class _Publisher:
         self._told: Publication | None = None
 
     def offer(self, offer: AnyOffer) -> None:
-        """The offer is another one."""
+        """The offer is another one. Whether a claim has a device is nearly always nothing that a slice says."""
+        before = self._pool()
         self._offer = offer
+        if self._pool() is before:
+            return
         self._changed_at = trio.current_time()
         self._unwritten_since = min(self._unwritten_since, self._changed_at)
         self._wake()
+
+    def _pool(self) -> Pool:
+        """The pool that the server is to have."""
+        self._made = made_pool(self._offer, self._keeps, self._made)
+        return self._made.pool
 
     def _wake(self) -> None:
         self._changed.set()
@@ -246,13 +255,12 @@ class _Publisher:
         view = self._view
         if view.slices is None:
             return ()
-        pool = wanted_pool(self._offer, self._keeps)
-        return writes(pool, owner, view.slices.values(), self._answers, view.generation_seen)
+        return writes(self._pool(), owner, view.slices.values(), self._answers, view.generation_seen)
 
     def _pause_s(self) -> float:
         """How long to wait before what others have changed is restored. What we have changed is written as soon as
         nothing else follows from it: one reason for a taint comes within milliseconds of another."""
-        now, pool = trio.current_time(), wanted_pool(self._offer, self._keeps)
+        now, pool = trio.current_time(), self._pool()
         if pool != self._written:
             settled_at = min(
                 self._changed_at + limits.SLICE_SETTLE_S, self._unwritten_since + limits.SLICE_SETTLE_MAX_S
@@ -320,7 +328,7 @@ class _Publisher:
     # --- telling ------------------------------------------------------------------------------------------
 
     async def _tell(self) -> None:
-        pool, slices = wanted_pool(self._offer, self._keeps), self._view.slices or {}
+        pool, slices = self._pool(), self._view.slices or {}
         problem = self._unfollowed or self._unwritten or self._unasked
         settled = (
             self._view.slices is not None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.slices import (
     AnyOffer,
     Attribute,
@@ -42,25 +44,66 @@ class Pool(Struct, frozen=True):
         return tuple(device for devices in self.slices for device in devices)
 
 
+class _Shown(Struct, frozen=True):
+    """How a device of the offer is in the pool."""
+
+    name: str
+    device: SliceDevice | None
+    """None: no slice has it."""
+    left_out: str = ""
+    """Why no slice can have it; empty of one that is withdrawn."""
+
+
+class MadePool(Struct, frozen=True, eq=False):
+    """A pool, preceded by what it is made of."""
+
+    offer: AnyOffer
+    keeps: ServerKeepsTaints
+    shown: tuple[_Shown, ...]
+    """One for each device of the offer, in its order."""
+
+    pool: Pool
+
+
 def wanted_pool(offer: AnyOffer, keeps: ServerKeepsTaints) -> Pool:
-    """The pool that offers what may be given to claims.
+    """The pool that offers what may be given to claims."""
+    return made_pool(offer, keeps, None).pool
+
+
+def made_pool(offer: AnyOffer, keeps: ServerKeepsTaints, before: MadePool | None) -> MadePool:
+    """The wanted pool, of which only those devices are made that are others than `before`; the same object if all of it
+    is equal.
 
     A blocked device gets a taint where the server keeps taints. Elsewhere it is withdrawn, unless a live claim has it;
     so while it is not known, no device is offered that must not be taken.
     """
-    devices: list[SliceDevice] = []
-    withdrawn: list[str] = []
-    left_out: dict[str, str] = {}
-    for offered in sorted(offer.devices, key=lambda device: device.name):
-        if offered.invalid:
-            left_out[offered.name] = offered.invalid
-        elif offered.blocked is None or keeps is ServerKeepsTaints.YES:
-            devices.append(_device(offered, offer.driver, tainted=True))
-        elif offered.claimed:
-            devices.append(_device(offered, offer.driver, tainted=False))
-        else:
-            withdrawn.append(offered.name)
-    return Pool(offer.driver, offer.node, _split(devices), tuple(withdrawn), left_out)
+    known: dict[int, _Shown] = {}
+    if before is not None and before.keeps is keeps and before.offer.driver == offer.driver:
+        if before.offer is offer:
+            return before
+        known = dict(zip(map(id, before.offer.devices), before.shown, strict=True))
+    shown = tuple(
+        [known.get(id(offered)) or _shown(offered, offer.driver, keeps) for offered in offer.devices]
+    )
+    in_order = sorted(shown, key=attrgetter("name"))
+    pool = Pool(
+        offer.driver,
+        offer.node,
+        _split([one.device for one in in_order if one.device is not None]),
+        tuple(one.name for one in in_order if one.device is None and not one.left_out),
+        {one.name: one.left_out for one in in_order if one.left_out},
+    )
+    return MadePool(offer, keeps, shown, same_if_equal(before.pool if before is not None else None, pool))
+
+
+def _shown(offered: OfferedDevice, driver: str, keeps: ServerKeepsTaints) -> _Shown:
+    if offered.invalid:
+        return _Shown(offered.name, None, offered.invalid)
+    if offered.blocked is None or keeps is ServerKeepsTaints.YES:
+        return _Shown(offered.name, _device(offered, driver, tainted=True))
+    if offered.claimed:
+        return _Shown(offered.name, _device(offered, driver, tainted=False))
+    return _Shown(offered.name, None)
 
 
 def probe_spec(driver: str, node: str) -> SliceSpec:

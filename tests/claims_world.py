@@ -41,7 +41,8 @@ from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports.claims import ClaimCaller, ClaimsKubelet, PluginStatus
-from gpuactors.ports.node import Caller, Endpoint, KubeletError, LedgerContents, Sockets
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import Caller, Endpoint, LedgerContents, Sockets
 from gpuactors.simulation.host.kernel import FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.kube.server import FakeApiServer

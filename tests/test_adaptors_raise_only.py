@@ -41,8 +41,8 @@ from gpuactors.host.root import HostRoot
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server, in_cluster
 from gpuactors.observe.nfd import NfdFile
+from gpuactors.ports.errors import HostShortError, PortError, StateFileError
 from gpuactors.ports.kube import ApiError
-from gpuactors.ports.node import HostShortError, PortError, StateFileError
 from gpuactors.process import plain_files
 from gpuactors.simulation.host.imex import ImexTree
 from tests.acts.test_persistenced import accepted

@@ -16,7 +16,7 @@ from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 
 PATIENCE_S = 3600.0
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")

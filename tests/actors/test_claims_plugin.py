@@ -15,7 +15,7 @@ from gpuactors.actors import claims_plugin
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.ports.claims import ClaimCaller, PluginStatus
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 from tests.support.successors import FakeSuccessor
 
 PATIENCE_S = 3600.0

@@ -16,7 +16,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from tests.core.builders import Core, gpu
 
 ONE, TWO = Core(gpu("01:00.0")).state, Core(gpu("01:00.0"), gpu("02:00.0")).state

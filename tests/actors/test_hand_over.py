@@ -21,7 +21,7 @@ from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, Suc
 from gpuactors.core.state import NodeState, with_waiting
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.model import Call, CallKind, ResourceName, Role, Settings, Token
-from gpuactors.ports.node import ControlError, ControlTakenError
+from gpuactors.ports.errors import ControlError, ControlTakenError
 from tests.support.patience import patient
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")

@@ -12,7 +12,7 @@ import trio
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.core.values.claim import ActFault
 from gpuactors.ports.claims import ActError
-from gpuactors.ports.node import HostError, HostShortError
+from gpuactors.ports.errors import HostError, HostShortError
 from tests.support.log_lines import logged
 
 

@@ -11,7 +11,7 @@ from gpuactors import limits
 from gpuactors.actors import served_keeper
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 
 H100, A100 = ResourceName("nvidia.com/H100"), ResourceName("nvidia.com/A100")
 ONE = {H100: frozenset({"10de:2330"})}

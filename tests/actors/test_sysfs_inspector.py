@@ -14,7 +14,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.host import FunctionInspected, FunctionsInspected, InspectionFailed
 from gpuactors.core.reports.snapshot import InspectionsWanted
 from gpuactors.core.values.model import PciAddress, PciFunction
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 STUCK, FINE = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 PATIENCE_S = 10.0

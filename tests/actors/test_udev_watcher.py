@@ -14,7 +14,8 @@ from gpuactors.actors import udev_watcher
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports.node import Hint, UeventSource, UeventsOverflowError
+from gpuactors.ports.errors import UeventsOverflowError
+from gpuactors.ports.node import Hint, UeventSource
 from tests.support.patience import patient
 
 GPU: Final = PciAddress("0000:23:00.0")

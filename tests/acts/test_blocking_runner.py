@@ -16,7 +16,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.ports.claims import CheckpointStore, ClaimFileStore
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from tests.memory.disk import FakeDisk
 from tests.support.patience import patient
 

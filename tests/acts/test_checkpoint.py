@@ -21,7 +21,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from tests.memory.disk import FakeDisk, StoppedError
 from tests.support.nvidia_checkpoint import GPUS, gpu, prepared, their_checkpoint, vfio
 

@@ -21,7 +21,7 @@ from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.claims import ActError
-from gpuactors.ports.node import HostShortError
+from gpuactors.ports.errors import HostShortError
 from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel, Planned
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites

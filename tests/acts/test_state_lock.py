@@ -22,7 +22,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ActFault, ClaimName, ClaimUid
 from gpuactors.ports.claims import ActError
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from tests.support.patience import patient
 
 PATIENCE_S = patient(20.0)

@@ -9,7 +9,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.cli.progress import Progress
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from tests.support.written_terminal import WrittenTerminal
 
 

@@ -14,7 +14,7 @@ import trio.testing
 from gpuactors.control import served
 from gpuactors.control.served import FILE_NAME, ServedFile
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 OLD = ResourceName("nvidia.com/2330")

@@ -27,7 +27,7 @@ from gpuactors.grpc_trio import (
     owner_of,
 )
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
-from gpuactors.ports.node import ControlError, ControlTakenError
+from gpuactors.ports.errors import ControlError, ControlTakenError
 from tests.core.builders import Core, gpu
 from tests.support.patience import patient
 

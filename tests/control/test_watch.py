@@ -24,7 +24,7 @@ from gpuactors.control.view import NodeView, view_of
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Server, bind_unix
-from gpuactors.ports.node import ControlError
+from gpuactors.ports.errors import ControlError
 from tests.control.test_socket import Side
 from tests.core.builders import Core, gpu
 from tests.support.patience import patient

@@ -17,7 +17,8 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, ResourceName
 from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.node import HostError, LedgerContents, UeventSource
+from gpuactors.ports.errors import HostError
+from gpuactors.ports.node import LedgerContents, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0

@@ -64,9 +64,10 @@ from gpuactors.observe.journal_format import (
     StepLine,
     header_line,
 )
+from gpuactors.ports.errors import HostError, PortError, StateFileError
 from gpuactors.ports.http import HttpAnswer, HttpRequest
 from gpuactors.ports.kube import ApiError, EventNote, ObjectRef
-from gpuactors.ports.node import HostError, LedgerError, PortError, StateFileError
+from gpuactors.ports.node import LedgerError
 from gpuactors.replay.journal_lines import EventReader, FormatError, read_line, read_state
 from gpuactors.replay.play import _effects
 from tests.core.builders import Core, audio, gpu

@@ -29,7 +29,7 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import hint_of, parse_datagram, unix_uevents
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.node import HostError, KubeletError, PortError, StateFileError
+from gpuactors.ports.errors import HostError, KubeletError, PortError, StateFileError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 
 ODD = b"\xff\xc3\x28\xed\xa0\x80"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.host.pci_ids import SHIPPED, PciIds
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 SMALL = """\
 # comment

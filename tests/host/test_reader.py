@@ -18,7 +18,8 @@ from gpuactors.host.reader import InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import start_thread
-from gpuactors.ports.node import HostError, HostReader
+from gpuactors.ports.errors import HostError
+from gpuactors.ports.node import HostReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 

@@ -18,7 +18,7 @@ from gpuactors.core.values.selector import parse_selector
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 
 DEFAULT = ("vendor=10de,class=03", "vendor=10de,class=0680")

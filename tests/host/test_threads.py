@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from gpuactors.host.threads import in_thread
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from tests.support.patience import patient
 
 PATIENCE_S = patient(10.0)

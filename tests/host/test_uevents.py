@@ -27,7 +27,8 @@ from gpuactors.host.uevents import (
     parse_datagram,
     unix_uevents,
 )
-from gpuactors.ports.node import Hint, HostError, UeventsOverflowError
+from gpuactors.ports.errors import HostError, UeventsOverflowError
+from gpuactors.ports.node import Hint
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent, UeventSender
 from tests.support.patience import patient

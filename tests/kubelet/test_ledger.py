@@ -38,7 +38,8 @@ from gpuactors.grpc_trio import Server, SocketFile, bind_unix
 from gpuactors.kubelet.ledger import KubeletLedger, checkpoint_contents, listed_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.ports.node import KubeletError, LedgerContents, LedgerError
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import LedgerContents, LedgerError
 from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"

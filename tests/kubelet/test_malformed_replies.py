@@ -16,7 +16,7 @@ from gpuactors.control.client import Unanswered, ask_to_hand_over, read_status
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports.node import ControlError, KubeletError
+from gpuactors.ports.errors import ControlError, KubeletError
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)

@@ -12,7 +12,7 @@ import trio
 
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)

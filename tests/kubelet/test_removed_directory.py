@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 from tests.support.patience import patient
 
 PATIENCE_S = patient(10.0)

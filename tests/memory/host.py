@@ -21,7 +21,8 @@ from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse
-from gpuactors.ports.node import Hint, HostError, HostShortError, UeventSource, UeventsOverflowError
+from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
+from gpuactors.ports.node import Hint, UeventSource
 from gpuactors.simulation.host.uevents import Uevent
 from tests.memory.faults import SLOW_S, Fault, Faults
 

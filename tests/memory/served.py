@@ -11,7 +11,7 @@ from typing import final
 import trio
 
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from tests.memory.faults import Fault, Faults
 
 

@@ -13,7 +13,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.model import Settings
 from gpuactors.grpc_trio import Owner
-from gpuactors.ports.node import ControlTakenError
+from gpuactors.ports.errors import ControlTakenError
 from gpuactors.simulation.kubelet.transport import MemoryTransport
 from tests.memory.control import memory_control
 from tests.memory.faults import Fault, Faults, PlannedCrashError

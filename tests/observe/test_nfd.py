@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.observe.nfd import NfdFile
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 
 LABELS = {"gpuactors.feature.node.kubernetes.io/iommu": "true"}
 NOON = 1_795_348_800.0

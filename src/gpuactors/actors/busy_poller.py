@@ -17,7 +17,8 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.reports.snapshot import PollWanted
 from gpuactors.core.values.model import GroupUse
-from gpuactors.ports.node import HostError, UseReader
+from gpuactors.ports.errors import HostError
+from gpuactors.ports.node import UseReader
 
 
 async def run(wanted: LatestReader[PollWanted], use: UseReader, inbox: trio.MemorySendChannel[Event]) -> None:

@@ -23,7 +23,7 @@ from gpuactors.core.state.claims import StoredEntry, load_of
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role
 from gpuactors.ports.claims import CheckpointStore, ClaimFileStore
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 
 
 async def run(

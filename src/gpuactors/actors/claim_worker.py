@@ -21,7 +21,7 @@ from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 
 
 async def run(

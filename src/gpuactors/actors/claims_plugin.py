@@ -15,7 +15,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.ports.claims import ClaimCaller, ClaimsEndpoint, ClaimsKubelet, PluginStatus
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 
 
 class ClaimsPorts(Struct, frozen=True):

@@ -20,8 +20,8 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, ImexRead
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.ports.claims import ImexReader
+from gpuactors.ports.errors import HostError
 from gpuactors.ports.kube import ApiError, DomainApi
-from gpuactors.ports.node import HostError
 
 
 async def run(

@@ -17,7 +17,8 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
-from gpuactors.ports.node import FeatureFile, StateFileError
+from gpuactors.ports.errors import StateFileError
+from gpuactors.ports.node import FeatureFile
 
 
 class FeaturePorts(Struct, frozen=True):

@@ -22,7 +22,8 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
-from gpuactors.ports.node import Control, ControlError, ControlTakenError, HeldControl
+from gpuactors.ports.errors import ControlError, ControlTakenError
+from gpuactors.ports.node import Control, HeldControl
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ import trio
 from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.kubelet import ForeignSocketsSeen, KubeletAppeared, KubeletGone
-from gpuactors.ports.node import Kubelet, KubeletError, Sockets
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import Kubelet, Sockets
 
 
 async def run(kubelet: Kubelet, inbox: trio.MemorySendChannel[Event]) -> None:

@@ -20,7 +20,8 @@ from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import RegisterAnswered, SocketBound, SocketFailed
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports.node import Caller, Endpoint, Kubelet, KubeletError
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import Caller, Endpoint, Kubelet
 
 OnFailure = Callable[[str, Exception], None]
 

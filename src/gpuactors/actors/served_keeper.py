@@ -12,7 +12,8 @@ from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports.node import ServedResources, StateFileError
+from gpuactors.ports.errors import StateFileError
+from gpuactors.ports.node import ServedResources
 
 
 async def run(

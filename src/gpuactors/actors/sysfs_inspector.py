@@ -27,7 +27,8 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted
 from gpuactors.core.values.model import PciAddress, PciFunction
-from gpuactors.ports.node import HostError, HostReader, HostShortError
+from gpuactors.ports.errors import HostError, HostShortError
+from gpuactors.ports.node import HostReader
 
 
 async def run(

@@ -13,7 +13,8 @@ import trio
 from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
-from gpuactors.ports.node import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
+from gpuactors.ports.errors import HostError, UeventsOverflowError
+from gpuactors.ports.node import Hint, OpenUevents, UeventSource
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -> None:

@@ -20,7 +20,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.host.threads import OneByOne, in_thread
-from gpuactors.ports.node import HostShortError, StateFileError
+from gpuactors.ports.errors import HostShortError, StateFileError
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from gpuactors.core.claims.theirs import Whose, whose
 from gpuactors.core.values.claim import Json
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import decode_json
-from gpuactors.ports.node import HostShortError, StateFileError
+from gpuactors.ports.errors import HostShortError, StateFileError
 
 FILE_NAME: Final = "gpuactors-checkpoint.json"
 

@@ -34,7 +34,7 @@ from gpuactors.host.group import Group, GroupFunction, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import DRIVERS_PROBE, PCI_DEVICES, PCI_DRIVERS, PROC, HostRoot
 from gpuactors.ports.claims import ActError
-from gpuactors.ports.node import HostShortError
+from gpuactors.ports.errors import HostShortError
 from gpuactors.process.logger import get_logger
 
 _log = get_logger(__name__)

@@ -33,7 +33,7 @@ from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid, Json
 from gpuactors.core.values.names import is_label, is_uid
 from gpuactors.decoding import decode_json_stream
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from gpuactors.process.plain_files import NotPlainError
 
 MOUNTED: Final = "domains"

@@ -18,7 +18,7 @@ from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.host import modules
 from gpuactors.host.asked import AskedProgram, Late
 from gpuactors.host.root import FIRST_PROCESS_ROOT, MODPROBE, HostRoot
-from gpuactors.ports.node import HostError, HostShortError
+from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,54}")

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Final, final
 
 from gpuactors import limits
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from gpuactors.process.resource_exhaustion import shortage
 
 FILE_NAME: Final = "state.lock"

@@ -30,7 +30,7 @@ from gpuactors.config import Config, Resolved, schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.observe import stdout
-from gpuactors.ports.node import ControlError, HostError
+from gpuactors.ports.errors import ControlError, HostError
 
 EX_PIPE: Final = 128 + signal.SIGPIPE
 

@@ -112,7 +112,7 @@ async def _known(config: Config) -> list[tuple[str, str]]:
     from gpuactors.control.client import read_status
     from gpuactors.control.unix import socket_path
     from gpuactors.control.view import NodeView
-    from gpuactors.ports.node import ControlError
+    from gpuactors.ports.errors import ControlError
 
     def names(view: NodeView) -> Iterator[tuple[str, str]]:
         for device in view.devices:

@@ -16,7 +16,7 @@ from gpuactors.cli.ending import EX_CONFIG, EX_SOFTWARE, EX_UNAVAILABLE, fail, f
 from gpuactors.config import DECLARATIONS, ConfigError, Resolved, resolve
 from gpuactors.config.declaration import CONFIG_FILE_KEY, flag_of
 from gpuactors.observe import log
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from gpuactors.process import malloc
 from gpuactors.process.logger import get_logger
 

@@ -28,7 +28,7 @@ from gpuactors.grpc_trio import (
     open_unix_channel,
     owner_of,
 )
-from gpuactors.ports.node import ControlError
+from gpuactors.ports.errors import ControlError
 from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from gpuactors import limits
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import decode_json
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from gpuactors.process.plain_files import read_plain, replace_plain
 
 FILE_NAME: Final = "served.json"

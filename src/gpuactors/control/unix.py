@@ -38,7 +38,7 @@ from gpuactors.grpc_trio import (
     owner_of,
 )
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
-from gpuactors.ports.node import ControlError, ControlTakenError
+from gpuactors.ports.errors import ControlError, ControlTakenError
 from gpuactors.process.resource_exhaustion import shortage
 
 SOCKET_NAME: Final = "gpuactors.sock"

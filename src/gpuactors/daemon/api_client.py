@@ -8,11 +8,11 @@ import os
 from gpuactors.config import Config
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import AccessError, FileAccess, from_kubeconfig, in_cluster
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 
 def client_of(config: Config) -> ApiClient:
-    """The API server's client. Raises `ports.node.HostError` if its address or our credentials cannot be had."""
+    """The API server's client. Raises `ports.errors.HostError` if its address or our credentials cannot be had."""
     return ApiClient(_access_of(config))
 
 

@@ -67,6 +67,7 @@ from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
+from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import (
     Control,
     FeatureFile,
@@ -77,7 +78,6 @@ from gpuactors.ports.node import (
     OpenUevents,
     Reachable,
     ServedResources,
-    StateFileError,
     Step,
     UseReader,
 )
@@ -165,7 +165,7 @@ def node_of(config: Config) -> str:
 
 
 def sysfs_of(config: Config) -> SysfsReader:
-    """The reader of the host's files. Raises `ports.node.HostError` if the configured pci.ids file cannot be read."""
+    """The reader of the host's files. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
     return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
 
@@ -180,7 +180,7 @@ def about(config: Config, sources: Mapping[str, str]) -> About:
 
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
-    """The real outside. Raises `ports.node.HostError`."""
+    """The real outside. Raises `ports.errors.HostError`."""
     kubelet_dir = str(config.kubelet_dir)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     control = _control_of(config, hanging, about(config, sources))

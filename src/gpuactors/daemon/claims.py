@@ -125,7 +125,7 @@ def newer_checkpoint(directory: str) -> tuple[str, int] | None:
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
-    """The real outside of the claims of GPUs. Raises `ports.node.HostError` if the id of this boot cannot be read, or
+    """The real outside of the claims of GPUs. Raises `ports.errors.HostError` if the id of this boot cannot be read, or
     if the API server's address or our credentials cannot be had."""
     root = HostRoot(str(config.host_root))
     settings = ClaimSettings(config.driver_name, node, side_by_side=instance() is not None)

@@ -31,8 +31,8 @@ from gpuactors.grpc_trio import Owner
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.ports.claims import ImexReader
+from gpuactors.ports.errors import HostError
 from gpuactors.ports.kube import DomainApi
-from gpuactors.ports.node import HostError
 from gpuactors.process.logger import get_logger
 
 log = get_logger()
@@ -48,7 +48,7 @@ class DomainsOutside(Struct, frozen=True):
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DomainsOutside:
-    """The real outside. Raises `ports.node.HostError` as `dra.outside_of`, and where both drivers have one name."""
+    """The real outside. Raises `ports.errors.HostError` as `dra.outside_of`, and where both drivers have one name."""
     mode, driver = DomainMode(config.compute_domains), config.domains_driver
     if config.dra == "on" and driver == config.driver_name:
         raise HostError(

@@ -28,7 +28,8 @@ class EventsOutside(Struct, frozen=True):
 
 
 def outside_of(config: Config, node: str) -> EventsOutside:
-    """The real outside. Raises `ports.node.HostError` if the API server's address or our credentials cannot be had."""
+    """The real outside. Raises `ports.errors.HostError` if the API server's address or our credentials cannot be
+    had."""
     client = client_of(config)
     return EventsOutside(KubeEvents(client, node), KubeClaims(client, config.driver_name, node))
 

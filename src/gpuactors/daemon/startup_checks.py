@@ -17,7 +17,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.state import NodeState
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 
 class AbsentError(HostError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import BOOT_ID, COMMAND_LINE, HostRoot
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 
 def boot_id(root: HostRoot) -> str:

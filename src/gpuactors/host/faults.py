@@ -11,7 +11,7 @@ import os
 from typing import Final
 
 from gpuactors.core.values.text import encodable
-from gpuactors.ports.node import HostShortError
+from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})

@@ -26,7 +26,7 @@ from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.host.threads import OneByOne
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from gpuactors.process.plain_files import read_plain
 
 _CHANNELS: Final = "nvidia-caps-imex-channels"

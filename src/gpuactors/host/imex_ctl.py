@@ -9,7 +9,7 @@ from typing import Final, final
 from gpuactors import limits
 from gpuactors.core.values.quote import quoted
 from gpuactors.host.asked import AskedProgram, Ended
-from gpuactors.ports.node import HostShortError
+from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 _READY: Final = b"READY"

@@ -13,7 +13,7 @@ from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.host.asked import AskedProgram, Ended, Late
-from gpuactors.ports.node import HostShortError
+from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 _SOURCE: Final = "NVML"

@@ -23,7 +23,7 @@ from msgspec import Struct
 from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import PCI_IDS, HostRoot
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from gpuactors.process.plain_files import read_plain
 
 SHIPPED: Final = Path(__file__).with_name("data") / "pci.ids"

@@ -14,7 +14,7 @@ from gpuactors import limits
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import in_thread, start_thread
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 if TYPE_CHECKING:
     import outcome

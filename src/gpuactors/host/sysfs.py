@@ -25,7 +25,7 @@ from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
 from gpuactors.host.root import cdev_node as cdev_node_of
 from gpuactors.host.root import group_node as group_node_of
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """Drivers known by name; any other is recognised by the directory `vfio-dev/` that the kernel makes."""

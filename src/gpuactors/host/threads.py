@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import trio
 
-from gpuactors.ports.node import HostShortError
+from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ import trio
 from gpuactors import limits
 from gpuactors.core.values.model import PciAddress, pci_address
 from gpuactors.host.faults import raise_if_short
-from gpuactors.ports.node import Hint, HostError, OpenUevents, UeventSource, UeventsOverflowError
+from gpuactors.ports.errors import HostError, UeventsOverflowError
+from gpuactors.ports.node import Hint, OpenUevents, UeventSource
 from gpuactors.process.logger import get_logger
 
 _log = get_logger(__name__)

@@ -25,7 +25,7 @@ from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.threads import in_thread
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from gpuactors.process.logger import get_logger
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]

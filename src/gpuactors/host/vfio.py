@@ -27,7 +27,7 @@ from gpuactors.host.root import (
     cdev_node,
     module_parameter,
 )
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 
 _GROUP: Final = re.compile(r"(noiommu-)?[0-9]+")
 _ON: Final = "Y"

@@ -9,7 +9,7 @@ import os
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.grpc_trio import Bind, BoundListener, Owner, SocketError
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 from gpuactors.process.resource_exhaustion import shortage
 
 Hanging = LatestReader[frozenset[Owner]]

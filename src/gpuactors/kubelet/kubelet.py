@@ -35,7 +35,8 @@ from gpuactors.kubelet.device_plugin import DevicePluginService, options
 from gpuactors.kubelet.dialled import unreachable
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, SocketsWatch, directory_of_the_node
-from gpuactors.ports.node import Caller, KubeletError, Sockets
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import Caller, Sockets
 
 API_VERSION: Final = "v1beta1"
 

@@ -13,7 +13,7 @@ from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketError, owner_of, socket_file
 from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, is_others
 from gpuactors.limits import FOREIGN_SOCKETS_MAX
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 
 DEVICE_PLUGINS = "device-plugins"
 

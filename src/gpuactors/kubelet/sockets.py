@@ -20,7 +20,8 @@ from gpuactors import limits
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketFile, socket_file
 from gpuactors.kubelet.ledger import CHECKPOINT
-from gpuactors.ports.node import KubeletError, Sockets
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import Sockets
 from gpuactors.process.resource_exhaustion import shortage
 
 KUBELET_SOCKET: Final = "kubelet.sock"

@@ -15,7 +15,7 @@ from typing import Final, final
 
 import trio
 
-from gpuactors.ports.node import StateFileError
+from gpuactors.ports.errors import StateFileError
 from gpuactors.process.plain_files import replace_plain
 
 _MODE: Final = 0o644

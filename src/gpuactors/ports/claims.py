@@ -30,7 +30,8 @@ from gpuactors.core.values.claim import (
 from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports.node import HostError, Reachable
+from gpuactors.ports.errors import HostError
+from gpuactors.ports.node import Reachable
 
 
 class ClaimCaller(Protocol):

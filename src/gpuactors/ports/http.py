@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.effects import Answer
-from gpuactors.ports.node import PortError, Step
+from gpuactors.ports.errors import PortError
+from gpuactors.ports.node import Step
 
 
 class HttpAnswer(Struct, frozen=True):

@@ -16,7 +16,7 @@ from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.claim import ClaimAnswer, ClaimName
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.core.values.slices import SliceSpec, StoredSlice
-from gpuactors.ports.node import PortError
+from gpuactors.ports.errors import PortError
 
 
 class ApiError(PortError):

@@ -32,23 +32,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
 )
-from gpuactors.core.values.text import encodable
-
-
-class PortError(Exception):
-    """An error outside the daemon, as a sentence that can be encoded whatever bytes its names contain."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(encodable(text))
-
-
-class HostError(PortError):
-    """The host could not be read; the text names what, where and the remedy."""
-
-
-class HostShortError(HostError):
-    """The host could not be read for lack of descriptors, memory or threads. This is no fault of the part that was to
-    be read."""
+from gpuactors.ports.errors import HostError, KubeletError
 
 
 class HostReader(Protocol):
@@ -115,10 +99,6 @@ class LedgerContents(Struct, frozen=True):
     """Claims of which List has no device yet, sorted."""
 
 
-class UeventsOverflowError(PortError):
-    """The kernel dropped uevents (ENOBUFS); the source still works."""
-
-
 class Hint(Struct, frozen=True):
     """The subject of one uevent: a function, or an IOMMU group."""
 
@@ -140,10 +120,6 @@ class UeventSource(Protocol):
 
 OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
 """Opens the source. Raises `HostError` if it is unavailable."""
-
-
-class KubeletError(PortError):
-    """Kubelet or our endpoint for it failed; the text names what, where and the remedy."""
 
 
 class LedgerError(KubeletError):
@@ -248,14 +224,6 @@ class Kubelet(Reachable, Protocol):
         ...
 
 
-class ControlError(PortError):
-    """There is no control socket; the text names what, where and the remedy."""
-
-
-class ControlTakenError(ControlError):
-    """Another live daemon has the control socket."""
-
-
 class HeldControl(Protocol):
     """The control socket, while it is ours: `inspect` and `explain` are answered, a successor may ask for it."""
 
@@ -290,11 +258,6 @@ class Control(Protocol):
     async def is_held(self) -> bool:
         """Whether a process listens on it."""
         ...
-
-
-class StateFileError(PortError):
-    """A file of the state directory, or that of NFD, cannot be read or written; the text names which, why and the
-    consequence."""
 
 
 class ServedResources(Protocol):

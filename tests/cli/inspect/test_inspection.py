@@ -44,7 +44,7 @@ from gpuactors.core.reports.readiness import OFFERS_NOTHING
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Holder
 from gpuactors.grpc_trio import Owner, SocketBindError
-from gpuactors.ports.node import HostError
+from gpuactors.ports.errors import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import SETTINGS, Core, audio, gpu
 

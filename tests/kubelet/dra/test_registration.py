@@ -20,7 +20,7 @@ from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.grpc_trio import BoundListener, Owner, bind_unix
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims, plugin_io_of_the_node, socket_paths
 from gpuactors.ports.claims import PluginStatus
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 from tests.kubelet.dra.serving import DRIVER, WITHIN_S, Core, Plugin, serving, short_directory
 from tests.support.dra_grpcio import GET_INFO_S, REGISTRATION, plugin, prepare_request, registration
 from tests.support.patience import patient

@@ -26,7 +26,8 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
-from gpuactors.ports.node import KubeletError, LedgerReader
+from gpuactors.ports.errors import KubeletError
+from gpuactors.ports.node import LedgerReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import FIRST_PID, QEMU, TreeTenancy

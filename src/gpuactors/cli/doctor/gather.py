@@ -51,7 +51,8 @@ from gpuactors.kubelet import look
 from gpuactors.kubelet.dra.plugin import PLUGINS, REGISTRY
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY
-from gpuactors.ports.node import LedgerContents, LedgerError, PortError
+from gpuactors.ports.errors import PortError
+from gpuactors.ports.node import LedgerContents, LedgerError
 
 if TYPE_CHECKING:
     from gpuactors.ports.kube import NodeApi

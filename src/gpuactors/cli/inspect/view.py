@@ -39,7 +39,8 @@ from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports.node import ControlError, LedgerReader, UseReader
+from gpuactors.ports.errors import ControlError
+from gpuactors.ports.node import LedgerReader, UseReader
 
 _POD: Final = "pod/"
 """Before the name of a pod, where a claim has it, too."""
@@ -115,8 +116,8 @@ AnyExplained: TypeAlias = Explained | ExplainedClaim | ExplainedDomain | Explain
 
 
 def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
-    """The running daemon's view of the node, or the command's own. Raises `ports.node.HostError` if the node cannot be
-    read."""
+    """The running daemon's view of the node, or the command's own. Raises `ports.errors.HostError` if the node cannot
+    be read."""
     return trio.run(inspected, config, progress)
 
 
@@ -124,7 +125,7 @@ def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExp
     """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), of one resource by its name, of one
     claim or compute domain by its NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
 
-    Raises `UnknownAddressError`, and `ports.node.HostError` as `inspect`.
+    Raises `UnknownAddressError`, and `ports.errors.HostError` as `inspect`.
     """
     found = inspect(config, progress)
     try:

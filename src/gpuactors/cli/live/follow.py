@@ -9,15 +9,15 @@ import trio
 
 from gpuactors import limits
 from gpuactors.control.client import OtherVersionError, Running, watch
-from gpuactors.ports.node import ControlError
+from gpuactors.ports.errors import ControlError
 
 
 async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[float, str], None]) -> NoReturn:
     """Calls `heard` with what the daemon at `path` knows, at once and after each change; `lost` with the time and the
     reason when there is none for longer than a hand-over takes, again and again until there is one.
 
-    Raises `ports.node.ControlError` if there is none at the start, or if it is of another version whose view cannot be
-    read.
+    Raises `ports.errors.ControlError` if there is none at the start, or if it is of another version whose view cannot
+    be read.
     """
     gone_since: float | None = None
     is_met = False

@@ -21,7 +21,7 @@ from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.unix import socket_path
 from gpuactors.observe.stdout import StdoutError
-from gpuactors.ports.node import ControlError
+from gpuactors.ports.errors import ControlError
 
 _TICK_S: Final = 1.0
 """Ages are shown in seconds."""
@@ -35,7 +35,7 @@ def watch(
 ) -> None:
     """Shows the running daemon's view on `out`, and what changes in it, until a signal.
 
-    Raises `ports.node.ControlError` if there is no daemon to watch, and `observe.stdout.StdoutError`.
+    Raises `ports.errors.ControlError` if there is no daemon to watch, and `observe.stdout.StdoutError`.
     """
     path = socket_path(str(config.state_dir))
     environment = dict(os.environ)

@@ -33,7 +33,7 @@ from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1be
 from gpuactors.kubelet.dra.successor import LaterSockets, UnixSuccessor, later_sockets
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
 from gpuactors.ports.claims import ClaimCaller, PluginStatus
-from gpuactors.ports.node import KubeletError
+from gpuactors.ports.errors import KubeletError
 from gpuactors.process.logger import get_logger
 
 _log: Final = get_logger(__name__)

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.grpc_trio.primitives import Event, Queue
+from gpuactors.grpc_trio.primitives import Event
 
 
 @pytest.mark.trio
@@ -52,25 +52,3 @@ async def test_waiter_looks_again_when_the_event_was_cleared_meanwhile() -> None
         assert len(woken) == 1
         event.set()
     assert sorted(woken) == [1, 2]
-
-
-@pytest.mark.trio
-async def test_queue_is_first_in_first_out_and_wakes_its_reader() -> None:
-    queue: Queue[int] = Queue()
-    got: list[int] = []
-
-    async def read() -> None:
-        for _ in range(4):
-            got.append(await queue.get())  # noqa: PERF401  one await at a time is the point
-
-    async with trio.open_nursery() as nursery:
-        queue.put_nowait(1)
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        assert (got, queue.empty(), queue.qsize()) == ([1], True, 0)
-        queue.put_nowait(2)
-        queue.put_nowait(3)
-        assert queue.qsize() == 2
-        await trio.testing.wait_all_tasks_blocked()
-        queue.put_nowait(4)
-    assert got == [1, 2, 3, 4]

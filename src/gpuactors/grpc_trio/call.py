@@ -20,9 +20,9 @@ from grpclib.events import _DispatchServerEvents
 from grpclib.exceptions import ProtocolError as GrpcProtocolError
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_message
-from grpclib.protocol import Stream as Http2Stream
 from h2.exceptions import ProtocolError as Http2ProtocolError
 
+from .http2 import Http2Stream
 from .limits import (
     GRPC_ECHO_MAX_CHARS,
     GRPC_REQUEST_DEADLINE_S,
@@ -49,6 +49,8 @@ _PEER_GONE: Final = (Http2ProtocolError, StreamTerminatedError)
 class ServerStream(server.Stream[Any, Any]):
     """grpclib's server stream with bounded messages; used without its `async with`, which swallows cancellation."""
 
+    _stream: Http2Stream
+
     async def recv_message(self) -> Any:
         """The next request message; None when a client stream has ended.
 
@@ -56,15 +58,22 @@ class ServerStream(server.Stream[Any, Any]):
         not arrive within GRPC_REQUEST_DEADLINE_S.
         """
         if self._cardinality.client_streaming:
-            return await read_message(self._stream, self._recv_type, fields_max=GRPC_REQUEST_FIELDS_MAX)
+            return await self._read()
+        if self._stream.ended:  # all of it is here: nothing to wait for
+            return self._needed(await self._read())
         with trio.move_on_after(GRPC_REQUEST_DEADLINE_S):
-            message = await read_message(self._stream, self._recv_type, fields_max=GRPC_REQUEST_FIELDS_MAX)
-            if message is None:
-                raise GRPCError(Status.INTERNAL, "the call ended without a request message")
-            return message
+            return self._needed(await self._read())
         raise GRPCError(
             Status.DEADLINE_EXCEEDED, f"no whole request message within {GRPC_REQUEST_DEADLINE_S:g} s"
         )
+
+    async def _read(self) -> Any:
+        return await read_message(self._stream, self._recv_type, fields_max=GRPC_REQUEST_FIELDS_MAX)
+
+    def _needed(self, message: Any) -> Any:
+        if message is None:
+            raise GRPCError(Status.INTERNAL, "the call ended without a request message")
+        return message
 
     async def send_message(self, message: Any) -> None:
         """Waits while the peer does not read. Raises as `frame_message`."""

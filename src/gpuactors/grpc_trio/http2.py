@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from grpclib import GRPCError, Status, protocol
@@ -22,7 +23,7 @@ from h2.events import RemoteSettingsChanged, StreamReset
 from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
 
 from .limits import GRPC_CONNECTION_WINDOW_BYTES
-from .primitives import Event, Queue
+from .primitives import Event
 
 if TYPE_CHECKING:
     import asyncio
@@ -55,23 +56,54 @@ def _h2_configuration(*, client_side: bool) -> H2Configuration:
     )
 
 
-class ReceiveBuffer(protocol.Buffer):
-    """grpclib's buffer with our queue, and without its mistake about empty DATA frames.
+class ReceiveBuffer:
+    """What has arrived of a stream's body and is not read yet.
 
-    grpclib takes an entry of no bytes for the end of the stream; RFC 9113 6.1 allows a DATA frame of no bytes anywhere.
+    Bytes are acknowledged when all that are here have been read, or when their reader needs more: a peer may have one
+    stream window in here, beside the message that is being read.
     """
 
-    def __init__(self, ack_callback: Callable[[int], None]) -> None:
-        super().__init__(ack_callback)
-        self._unacked = cast("asyncio.Queue[protocol.UnackedData]", Queue[protocol.UnackedData]())
+    __slots__ = ("_ack", "_arrived", "_data", "_ended", "_unacked_bytes")
+
+    def __init__(self, ack: Callable[[int], None]) -> None:
+        self._ack = ack
+        self._data = bytearray()
+        self._unacked_bytes = 0
+        self._ended = False
+        self._arrived = Event()
 
     def add(self, data: bytes, ack_size: int) -> None:
-        if ack_size:
-            super().add(data, ack_size)
+        """`ack_size`: with the padding, which counts for flow control."""
+        self._data += data
+        self._unacked_bytes += ack_size
+        self._arrived.set()
+
+    def eof(self) -> None:
+        self._ended = True
+        self._arrived.set()
+
+    async def read(self, size_bytes: int) -> bytes:
+        """So many bytes; fewer only where the stream ends before them. No checkpoint if they are here."""
+        while len(self._data) < size_bytes and not self._ended:
+            self._ack(self.unacked_size())
+            self._arrived.clear()
+            await self._arrived.wait()
+        data = bytes(self._data[:size_bytes])
+        del self._data[:size_bytes]
+        if not self._data:
+            self._ack(self.unacked_size())
+        return data
+
+    def unacked_size(self) -> int:
+        """Bytes to acknowledge, which the caller does."""
+        size_bytes, self._unacked_bytes = self._unacked_bytes, 0
+        return size_bytes
 
 
 class Http2Stream(protocol.Stream):
     """grpclib's HTTP/2 stream with trio events; what has arrived before the end stays readable after it."""
+
+    buffer: ReceiveBuffer  # type: ignore[assignment]  # grpclib's makes an asyncio queue
 
     def __init__(
         self,
@@ -81,20 +113,27 @@ class Http2Stream(protocol.Stream):
         *,
         stream_id: int | None = None,
         wrapper: Wrapper | None = None,
-    ) -> None:
-        super().__init__(connection, h2_connection, transport, stream_id=stream_id, wrapper=wrapper)
+    ) -> None:  # not super().__init__: it makes asyncio's events
+        self.connection = connection
+        self._h2_connection = h2_connection
+        self._transport = transport
+        self.wrapper = wrapper
         self.window_updated = cast("asyncio.Event", Event())
+        self.headers = None
         self.headers_received = cast("asyncio.Event", Event())
+        self.trailers = None
         self.trailers_received = cast("asyncio.Event", Event())
         self.ended = False
         """The peer has ended its side in good order."""
         self._nobody_reads = False
         self.reset_code: int | None = None
         """HTTP/2 error code of the peer's RST_STREAM."""
+        if stream_id is not None:
+            self.init_stream(stream_id, connection)
 
     def init_stream(self, stream_id: int, connection: protocol.Connection) -> None:
-        super().init_stream(stream_id, connection)
-        self.buffer = ReceiveBuffer(lambda size: connection.ack(stream_id, size))
+        self.id = stream_id
+        self.buffer = ReceiveBuffer(partial(connection.ack, stream_id))
 
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """As grpclib's, but a client that gives up sends CANCEL, not "no error"."""

@@ -25,16 +25,18 @@ async def read_message(
     Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES, seen from the length,
     nothing is collected; or of more than `fields_max` fields), INTERNAL (cut short, or not that message).
     """
-    prefix = await _read_exactly(stream, _PREFIX_BYTES)
+    prefix = await stream.recv_data(_PREFIX_BYTES)
     if not prefix:
         return None
+    if len(prefix) < _PREFIX_BYTES:
+        raise _cut_short()
     if prefix[0]:
         raise GRPCError(
             Status.UNIMPLEMENTED, "the message is compressed; only identity encoding is understood"
         )
     size_bytes = int.from_bytes(prefix[1:], "big")
     refuse_oversized(size_bytes)
-    payload = await _read_exactly(stream, size_bytes)
+    payload = await stream.recv_data(size_bytes)
     if len(payload) < size_bytes:
         raise _cut_short()
     try:
@@ -63,14 +65,6 @@ def refuse_oversized(size_bytes: int) -> None:
             Status.RESOURCE_EXHAUSTED,
             f"a message of {size_bytes} bytes is over the limit of {MESSAGE_MAX_BYTES} bytes",
         )
-
-
-async def _read_exactly(stream: Http2Stream, size_bytes: int) -> bytes:
-    """`size_bytes` bytes, or b"" at the end of the stream."""
-    try:
-        return await stream.recv_data(size_bytes)
-    except AssertionError:  # grpclib's sign that the stream ended in between
-        raise _cut_short() from None
 
 
 def _cut_short() -> GRPCError:

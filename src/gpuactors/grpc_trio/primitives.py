@@ -1,17 +1,12 @@
-"""asyncio's Event and Queue, as far as grpclib uses them, over trio.
+"""asyncio's Event, as far as grpclib uses it, over trio.
 
-grpclib creates these two itself; `http2.py` replaces them by the ones here right after. Must not grow: only what
-grpclib 0.4.9 calls is here.
+grpclib creates its own; `http2.py` puts the ones from here in their place. Must not grow: only what grpclib 0.4.9 calls
+is here.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Generic, TypeVar
-
 import trio
-
-T = TypeVar("T")
 
 
 class Event:
@@ -22,53 +17,29 @@ class Event:
     peer only as many go on as there is room for.
     """
 
+    __slots__ = ("_is_set", "_waiters")
+
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._is_set = False
+        self._waiters: trio.Event | None = None
+        """Made by the first waiter: a call has four events and rarely waits for one."""
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     def set(self) -> None:
-        self._event.set()
+        self._is_set = True
+        if self._waiters is not None:
+            self._waiters.set()
+            self._waiters = None
 
     def clear(self) -> None:
-        if self._event.is_set():
-            self._event = trio.Event()
+        self._is_set = False
 
     async def wait(self) -> bool:
         """Like asyncio's: no checkpoint if the event is set (grpclib relies on it between two HTTP/2 frames)."""
-        while not self._event.is_set():
-            await self._event.wait()
+        while not self._is_set:
+            if self._waiters is None:
+                self._waiters = trio.Event()
+            await self._waiters.wait()
         return True
-
-
-class Queue(Generic[T]):
-    """The part of `asyncio.Queue` that `grpclib.protocol.Buffer` uses; unbounded, one reader.
-
-    HTTP/2's flow control bounds it: a peer may have no more than one stream window in here.
-    """
-
-    __slots__ = ("_arrived", "_items")
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._arrived = Event()
-
-    def put_nowait(self, item: T) -> None:
-        self._items.append(item)
-        self._arrived.set()
-
-    def get_nowait(self) -> T:
-        return self._items.popleft()
-
-    def empty(self) -> bool:
-        return not self._items
-
-    def qsize(self) -> int:
-        return len(self._items)
-
-    async def get(self) -> T:
-        while not self._items:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._items.popleft()

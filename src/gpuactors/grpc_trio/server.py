@@ -10,16 +10,17 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 import trio
 from grpclib.const import Handler
 from grpclib.protocol import AbstractHandler
-from grpclib.protocol import Stream as Http2Stream
+from grpclib.protocol import Stream as GrpclibStream
 from h2.errors import ErrorCodes
 
 from .call import Call, Headers
 from .connection import Http2Connection
+from .http2 import Http2Stream
 from .limits import ACCEPT_RETRY_S, GRPC_CONNECTIONS_MAX
 from .service import TrioService
 
@@ -185,7 +186,8 @@ class _ServerConnection(AbstractHandler):
 
     # --- grpclib's AbstractHandler: synchronous, called while bytes are taken in ---------------------------
 
-    def accept(self, stream: Http2Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
+    def accept(self, stream: GrpclibStream, headers: Headers, release_stream: Callable[[], None]) -> None:
+        stream = cast("Http2Stream", stream)  # `Connection.create_stream` makes no other
         if self._nursery is None:  # on the way out: the caller may safely try elsewhere (RFC 9113 8.7)
             stream.reset_nowait(ErrorCodes.REFUSED_STREAM)
             release_stream()
@@ -193,9 +195,9 @@ class _ServerConnection(AbstractHandler):
         call = self._calls[stream] = self._open_call(stream, headers, release_stream)
         self._nursery.start_soon(self._run_call, stream, call)
 
-    def cancel(self, stream: Http2Stream) -> None:
+    def cancel(self, stream: GrpclibStream) -> None:
         """The peer has reset the stream."""
-        if (call := self._calls.get(stream)) is not None:
+        if (call := self._calls.get(cast("Http2Stream", stream))) is not None:
             call.scope.cancel()
 
     def close(self) -> None:

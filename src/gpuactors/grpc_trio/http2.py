@@ -57,7 +57,7 @@ def _h2_configuration(*, client_side: bool) -> H2Configuration:
 
 
 class ReceiveBuffer:
-    """What has arrived of a stream's body and is not read yet.
+    """The bytes of a stream's body that have arrived and are not read yet.
 
     Bytes are acknowledged when all that are here have been read, or when their reader needs more: a peer may have one
     stream window in here, beside the message that is being read.

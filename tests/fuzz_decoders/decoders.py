@@ -38,7 +38,7 @@ from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.host import pci_ids
-from gpuactors.http import serve
+from gpuactors.http.exchange import exchange
 from gpuactors.kube import errors
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient, Call
@@ -617,10 +617,12 @@ async def _page(request: HttpRequest) -> HttpAnswer:
     return HttpAnswer(200 if request.is_from_here else 403, request.path.encode("utf-8"))
 
 
+def _waits(*, for_us: bool) -> None: ...
+
+
 def _head(content: bytes) -> None:
     stream = Stream(content)
-    client = serve._Client(cast("trio.abc.Stream", stream), "127.0.0.1")
-    at_once(serve._exchange(_page, client))
+    at_once(exchange(_page, cast("trio.abc.Stream", stream), "127.0.0.1", _waits))
     assert stream.sent.startswith((b"", b"HTTP/1.1 "))
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on trio by h11, for a few GET routes: one request a connection, with deadlines and a bound on connections.
+"""HTTP/1.1 on trio, for a few GET routes: one request a connection, with deadlines and a bound on connections.
 
 A probe or a scrape is one short request. A connection that stays open would cost a place that a slow or hostile client
 could hold, so each is closed after its answer. When all places are taken, who lets us wait makes room for a newcomer:
@@ -15,24 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from http import HTTPStatus
-from ipaddress import ip_address
-from typing import Final, final
+from typing import final
 
-import h11
 import trio
 from msgspec import Struct
 
 from gpuactors import limits
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
-from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest
-from gpuactors.process.logger import get_logger
-
-_log = get_logger(__name__)
-
-_CHUNK_BYTES: Final = 4096
-
-_READS: Final = (b"GET", b"HEAD")
+from gpuactors.http.exchange import exchange
+from gpuactors.ports.http import Answering, HttpError
 
 
 @final
@@ -103,12 +94,15 @@ async def _serve(
 @final
 @dataclass(eq=False, slots=True)
 class _Client:
-    stream: trio.abc.Stream
     address: str
     """Nothing at a unix socket."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     lets_us_wait: bool = True
     """Its head is not whole, or it does not take its answer."""
+
+    def now_waits(self, *, for_us: bool) -> None:
+        """Note whether the client waits for us, or lets us wait."""
+        self.lets_us_wait = not for_us
 
 
 @final
@@ -155,11 +149,11 @@ def _why(exc: OSError) -> str:
 
 async def _connection(answering: Answering, places: _Places, stream: trio.abc.Stream) -> None:
     """One request. A client that breaks the rules, is too slow, or is one too many costs only itself."""
-    client = _Client(stream, _address(stream))
+    client = _Client(_address(stream))
     try:
         if places.take(client):
             with client.scope, trio.move_on_after(limits.HTTP_REQUEST_S):
-                await _exchange(answering, client)
+                await exchange(answering, stream, client.address, client.now_waits)
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
         pass
     finally:
@@ -176,77 +170,3 @@ def _address(stream: trio.abc.Stream) -> str:
     except OSError:  # it has gone already
         return "gone"
     return host
-
-
-async def _exchange(answering: Answering, client: _Client) -> None:
-    http = h11.Connection(h11.SERVER)
-    try:
-        request = await _head(http, client.stream)
-        if request is None:
-            return
-        client.lets_us_wait = False
-        answer, has_body = await _answer(answering, request, client), request.method != b"HEAD"
-    except h11.RemoteProtocolError as exc:
-        if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        answer, has_body = HttpAnswer(exc.error_status_hint, f"{exc}\n".encode()), True
-    headers = [
-        ("Content-Type", answer.content_type),
-        ("Content-Length", str(len(answer.body))),
-        ("Cache-Control", "no-store"),
-        ("X-Content-Type-Options", "nosniff"),
-        ("Connection", "close"),
-    ]
-    if answer.status == 405:
-        headers.append(("Allow", "GET, HEAD"))
-    parts: list[h11.Event] = [
-        h11.Response(status_code=answer.status, headers=headers, reason=HTTPStatus(answer.status).phrase)
-    ]
-    parts += [h11.Data(data=answer.body)] if has_body else []
-    client.lets_us_wait = True
-    await client.stream.send_all(b"".join(http.send(part) or b"" for part in [*parts, h11.EndOfMessage()]))
-
-
-async def _head(http: h11.Connection, stream: trio.abc.Stream) -> h11.Request | None:
-    """The head of the request; None if the client sent none. A body is not waited for: it means nothing here, and one
-    without an end would cost the daemon as much as the client cares to send."""
-    while (event := http.next_event()) is h11.NEED_DATA:
-        data = bytes(await stream.receive_some(_CHUNK_BYTES))
-        if not data:
-            return None
-        http.receive_data(data)
-    return event if isinstance(event, h11.Request) else None
-
-
-async def _answer(answering: Answering, request: h11.Request, client: _Client) -> HttpAnswer:
-    if request.method not in _READS:
-        return HttpAnswer(405, b"nothing can be changed here: GET and HEAD only\n")
-    path = request.target.decode("ascii", "replace").partition("?")[0]
-    try:
-        return await answering(HttpRequest(path, _is_from_here(request, client)))
-    except Exception as exc:  # ends the request, and not the server of all others
-        _log.error("actor.failed", actor="http", exc_info=exc)
-        return HttpAnswer(500, b"internal error: please report it, with the traceback in the daemon's log\n")
-
-
-def _is_from_here(request: h11.Request, client: _Client) -> bool:
-    if not client.address:
-        return True
-    hosts = [value.decode("ascii", "replace") for name, value in request.headers if name == b"host"]
-    return _is_loopback(client.address) and len(hosts) == 1 and _is_loopback(_without_port(hosts[0]))
-
-
-def _without_port(host: str) -> str:
-    """`[::1]:80` and `localhost:80` without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

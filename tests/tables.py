@@ -23,7 +23,8 @@ from gpuactors.core.reports.node_features import LABELS
 from gpuactors.core.values.cause import CALL, MEANINGS
 from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Health
-from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
+from gpuactors.observe.counts import METHODS, OUTCOMES, Counts
+from gpuactors.observe.metrics import Metrics
 from tests.deploy import picture
 from tests.support import markdown
 
@@ -196,7 +197,7 @@ def _alert(rule: Mapping[str, Any]) -> list[str]:
 
 def metrics() -> list[str]:
     """Every metric that the daemon declares."""
-    found = sorted(Metrics("", process=False).families(), key=lambda one: one[0].name)
+    found = sorted(Metrics("", Counts(), process=False).families(), key=lambda one: one[0].name)
     rows = (
         [
             f"`{family.name}{'_total' * (family.type == 'counter')}`",
@@ -234,7 +235,7 @@ def metric_labels() -> list[str]:
         "outcome": _listed(OUTCOMES),
         **LABEL_VALUES,
     }
-    names = {name for _, labels in Metrics("", process=False).families() for name in labels}
+    names = {name for _, labels in Metrics("", Counts(), process=False).families() for name in labels}
     return markdown.table(["Label", "Values"], ([f"`{name}`", values[name]] for name in sorted(names)))
 
 

@@ -16,6 +16,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Refusal, Refused
 from gpuactors.core.values.model import Holder
+from gpuactors.observe.counts import Counts
 from gpuactors.observe.metrics import Metrics
 from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -58,13 +59,14 @@ def scrape(metrics: Metrics, of: NodeState, started: float) -> Mapping[str, floa
 
 def stored() -> list[dict[str, str]]:
     """Both scrapes, five minutes each, a sample a minute."""
-    metrics, now = Metrics("1", process=False), state()
-    metrics.restarted("busy_poller")
+    counts, now = Counts(), state()
+    metrics = Metrics("1", counts, process=False)
+    counts.restarted("busy_poller")
     first = scrape(metrics, now, 1.0)
-    metrics.restarted("busy_poller")
+    counts.restarted("busy_poller")
     for _ in range(CALLS):
-        metrics.called("Allocate", 0.004, Granted(()))
-        metrics.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))
+        counts.called("Allocate", 0.004, Granted(()))
+        counts.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))
     second = scrape(metrics, now, 2.0)
     assert first.keys() == second.keys()
     return [{"series": one, "values": f"{first[one]!r}x4 {second[one]!r}x5"} for one in first]

@@ -16,7 +16,8 @@ import yaml
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import Health
-from gpuactors.observe.metrics import METHODS, OUTCOMES, Metrics
+from gpuactors.observe.counts import METHODS, OUTCOMES, Counts
+from gpuactors.observe.metrics import Metrics
 from tests.deploy.manifests import DEPLOY, of_kind, render
 from tests.release.addresses import documents, project
 from tests.support.markdown import anchors
@@ -152,7 +153,7 @@ def test_no_panel_lies_over_another_one_or_beyond_the_edge() -> None:
 
 def test_every_metric_and_label_value_that_is_named_is_one_of_ours() -> None:
     ours: set[str] = set()
-    for family, _ in Metrics("", process=False).families():
+    for family, _ in Metrics("", Counts(), process=False).families():
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(
             family.type, ("",)
         )

@@ -60,9 +60,6 @@ class FakeMeter:
     def turned_away(self) -> None:
         self.closed += 1
 
-    def page(self, state: NodeState, at: float, inbox: int) -> bytes:
-        return f"inbox {inbox}\n".encode()
-
 
 @dataclass
 class FakeSockets:
@@ -87,6 +84,9 @@ class Found:
     problems: list[str] = field(default_factory=list)
     crowds: list[int] = field(default_factory=list)
 
+    async def page(self, state: NodeState, at: float, inbox: int) -> bytes:
+        return f"inbox {inbox}\n".encode()
+
     @property
     def ports(self) -> EndpointPorts:
         return EndpointPorts(
@@ -94,6 +94,7 @@ class Found:
             state=self.state.subscribe(),
             role=self.role.subscribe(),
             meter=self.meter,
+            page=self.page,
             reached_by=(self.sockets, FakeSockets()),
             inbox=lambda: self.waiting,
             debug=lambda state, at: b"{}",

@@ -16,7 +16,8 @@ from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Level, Log, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, LedgerEntry, LedgerFile, Pod
-from gpuactors.observe.metrics import COUNTED_EVENTS, METHODS, OUTCOMES, Metrics
+from gpuactors.observe.counts import COUNTED_EVENTS, METHODS, OUTCOMES, Counts
+from gpuactors.observe.metrics import Metrics
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports.node import Step
 from tests.core.builders import H100, Core, gpu
@@ -26,8 +27,13 @@ WALL = 1_000_000.0
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    return Metrics("1.2.3", now=lambda: WALL, process=False)
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.fixture
+def metrics(counts: Counts) -> Metrics:
+    return Metrics("1.2.3", counts, now=lambda: WALL, process=False)
 
 
 def series(metrics: Metrics, state: NodeState, at: float = 0.0, inbox: int = 0) -> Mapping[str, float]:
@@ -65,12 +71,14 @@ def test_no_label_holds_a_sentence(metrics: Metrics) -> None:
         assert " " not in value, value
 
 
-def test_calls_are_timed_and_counted_by_outcome_and_refusals_by_cause(metrics: Metrics) -> None:
+def test_calls_are_timed_and_counted_by_outcome_and_refusals_by_cause(
+    metrics: Metrics, counts: Counts
+) -> None:
     state = Core(gpu("01:00.0")).state
-    metrics.called("Allocate", 0.02, Granted(()))
-    metrics.called("Allocate", 3.0, Refused(Refusal.UNAVAILABLE, "r", (Cause.ORPHANED, Cause.USE_LATE)))
-    metrics.called("Allocate", 9.0, None)
-    metrics.called("NodePrepareResources", 1.0, Prepared(()))
+    counts.called("Allocate", 0.02, Granted(()))
+    counts.called("Allocate", 3.0, Refused(Refusal.UNAVAILABLE, "r", (Cause.ORPHANED, Cause.USE_LATE)))
+    counts.called("Allocate", 9.0, None)
+    counts.called("NodePrepareResources", 1.0, Prepared(()))
     found = series(metrics, state)
     outcomes = {o: found[f'gpuactors_calls_total{{method="Allocate",outcome="{o}"}}'] for o in OUTCOMES}
     assert outcomes == {"granted": 1, "refused": 1, "abandoned": 1}
@@ -85,13 +93,15 @@ def test_calls_are_timed_and_counted_by_outcome_and_refusals_by_cause(metrics: M
 
 
 @pytest.mark.parametrize("line", COUNTED_EVENTS)
-def test_a_warning_of_the_log_is_counted_and_its_debug_line_is_not(metrics: Metrics, line: str) -> None:
+def test_a_warning_of_the_log_is_counted_and_its_debug_line_is_not(
+    metrics: Metrics, counts: Counts, line: str
+) -> None:
     state = Core().state
     for level in Level:
-        metrics.stepped(Step(state, Ticked(), 0.0, (Log(level, line, {}), Log(level, "device.changed", {}))))
+        counts.stepped(Step(state, Ticked(), 0.0, (Log(level, line, {}), Log(level, "device.changed", {}))))
     assert series(metrics, state)[COUNTED_EVENTS[line][0]] == 2, "as a warning and as an error"
     assert series(metrics, state)["gpuactors_events_total"] == len(Level)
-    assert metrics.steps == len(Level)
+    assert counts.steps == len(Level)
 
 
 def test_times_are_of_the_day_and_zero_where_nothing_has_been(metrics: Metrics) -> None:
@@ -184,15 +194,15 @@ def test_claims_are_counted_by_state(metrics: Metrics) -> None:
 _STATES = [state for state in ClaimState if state is not ClaimState.ABSENT]
 
 
-def test_inbox_restarts_version_and_journal(metrics: Metrics) -> None:
-    metrics.restarted("busy_poller")
+def test_inbox_restarts_version_and_journal(metrics: Metrics, counts: Counts) -> None:
+    counts.restarted("busy_poller")
     found = series(metrics, Core().state, inbox=7)
     assert found["gpuactors_inbox_events"] == 7
     assert found["gpuactors_inbox_capacity_events"] == 256
     assert found['gpuactors_actor_restarts_total{actor="busy_poller"}'] == 1
     assert found['gpuactors_build_info{version="1.2.3"}'] == 1
     assert found["gpuactors_journal_bytes"] == 0
-    kept = Metrics("1", journal=lambda: (123, 456.0), process=False)
+    kept = Metrics("1", Counts(), journal=lambda: (123, 456.0), process=False)
     found = series(kept, Core().state)
     assert (found["gpuactors_journal_bytes"], found["gpuactors_journal_since_timestamp_seconds"]) == (
         123,
@@ -203,7 +213,7 @@ def test_inbox_restarts_version_and_journal(metrics: Metrics) -> None:
 def test_each_metric_of_the_state_is_declared_once_with_its_labels_and_a_full_stop() -> None:
     assert len({gauge.name for gauge in GAUGES}) == len(GAUGES)
     core = Core(gpu("01:00.0"))
-    metrics = Metrics("1", process=False)
+    metrics = Metrics("1", Counts(), process=False)
     for gauge in GAUGES:
         assert re.fullmatch(r"gpuactors_[a-z_]+", gauge.name)
         assert not gauge.name.endswith("_total"), "that is a counter's"

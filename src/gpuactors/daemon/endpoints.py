@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 from msgspec import Struct
 
+from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
 from gpuactors.core.events import Event
@@ -16,10 +18,13 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
 from gpuactors.http.endpoints import EndpointPorts, run
 from gpuactors.http.serve import TcpServer, UnixServer
-from gpuactors.observe.metrics import Metrics
+from gpuactors.observe.counts import Counts
 from gpuactors.ports.http import HttpServer, Meter
 from gpuactors.ports.node import Reachable
 from gpuactors.process.logger import get_logger
+
+if TYPE_CHECKING:
+    from gpuactors.observe.metrics import Metrics
 
 log = get_logger()
 
@@ -29,6 +34,8 @@ class HttpOutside(Struct, frozen=True):
 
     server: HttpServer
     meter: Meter
+    metrics: FirstUse[Metrics]
+    """Imported with the first scrape."""
     reached_by: tuple[Reachable, ...]
     """The parts that the liveness probe checks."""
 
@@ -37,7 +44,14 @@ def outside_of(
     config: Config, reached_by: tuple[Reachable, ...], journal: Callable[[], tuple[int, float]] | None
 ) -> HttpOutside:
     """The real outside. `journal`: as `Metrics`."""
-    return HttpOutside(_server(config), Metrics(metadata.version("gpuactors"), journal=journal), reached_by)
+    counts = Counts()
+
+    def metrics() -> Metrics:
+        from gpuactors.observe.metrics import Metrics  # with Prometheus' client library
+
+        return Metrics(metadata.version("gpuactors"), counts, journal=journal)
+
+    return HttpOutside(_server(config), counts, FirstUse(metrics), reached_by)
 
 
 def _server(config: Config) -> HttpServer:
@@ -59,12 +73,17 @@ async def serve(
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
     """The actor: serves for ever."""
+
+    async def page(of: NodeState, at: float, waiting: int) -> bytes:
+        return (await outside.metrics.get()).page(of, at, waiting)
+
     await run(
         EndpointPorts(
             server=outside.server,
             state=state,
             role=role,
             meter=outside.meter,
+            page=page,
             reached_by=outside.reached_by,
             inbox=lambda: inbox.statistics().current_buffer_used,
             debug=_view,

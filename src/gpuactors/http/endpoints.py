@@ -43,6 +43,9 @@ class EndpointPorts(Struct, frozen=True):
     role: LatestReader[Role]
     """The daemon's. The state changes with nearly every event, and nobody here is to wake for that."""
     meter: Meter
+    page: Callable[[NodeState, float, int], Awaitable[bytes]]
+    """Every metric of the state at a time of its clock, with how many events wait for the registry, in Prometheus' text
+    format."""
     reached_by: tuple[Reachable, ...]
     inbox: Callable[[], int]
     """How many events wait for the registry."""
@@ -134,7 +137,7 @@ class Routes:
 
     async def _metrics(self) -> HttpAnswer:
         state = self._ports.state.value
-        page = self._ports.meter.page(state, trio.current_time(), self._ports.inbox())
+        page = await self._ports.page(state, trio.current_time(), self._ports.inbox())
         return HttpAnswer(200, page, PROMETHEUS)
 
     async def _live(self) -> HttpAnswer:

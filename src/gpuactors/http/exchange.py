@@ -1,13 +1,14 @@
 """One request and its answer, by h11.
 
-Must not know the routes.
+Imported with the first connection (`serve.py`). Must not know the routes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import h11
 import trio
@@ -26,6 +27,10 @@ class Waits(Protocol):
     """Told when the client begins to wait for us, and when it lets us wait again."""
 
     def __call__(self, *, for_us: bool) -> None: ...
+
+
+Exchange: TypeAlias = Callable[[Answering, trio.abc.Stream, str, Waits], Awaitable[None]]
+"""The type of `exchange`."""
 
 
 async def exchange(answering: Answering, stream: trio.abc.Stream, address: str, waits: Waits) -> None:

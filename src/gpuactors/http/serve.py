@@ -15,15 +15,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
-from gpuactors.http.exchange import exchange
 from gpuactors.ports.http import Answering, HttpError
+
+if TYPE_CHECKING:
+    from gpuactors.http.exchange import Exchange
+
+
+def _exchange() -> Exchange:
+    from gpuactors.http.exchange import exchange  # with h11
+
+    return exchange
+
+
+EXCHANGE: Final = FirstUse(_exchange)
+"""Imported with the first connection: kubelet's registration does not wait for it."""
 
 
 @final
@@ -153,6 +166,7 @@ async def _connection(answering: Answering, places: _Places, stream: trio.abc.St
     try:
         if places.take(client):
             with client.scope, trio.move_on_after(limits.HTTP_REQUEST_S):
+                exchange = await EXCHANGE.get()
                 await exchange(answering, stream, client.address, client.now_waits)
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
         pass

@@ -8,7 +8,6 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from gpuactors.core.state import NodeState
 from gpuactors.core.values.effects import Answer
 from gpuactors.ports.errors import PortError
 from gpuactors.ports.node import Step
@@ -78,9 +77,4 @@ class Meter(Protocol):
 
     def turned_away(self) -> None:
         """A connection to the HTTP endpoints was closed without an answer, as there were too many."""
-        ...
-
-    def page(self, state: NodeState, at: float, inbox: int) -> bytes:
-        """Every metric at `at`, in seconds of the clock of the state's events, in Prometheus' text format. `inbox`: how
-        many events wait for the registry."""
         ...

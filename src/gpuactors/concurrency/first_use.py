@@ -1,0 +1,38 @@
+"""Imports when something is first needed, in a thread: kubelet's calls are answered meanwhile.
+
+A file of its own: the server and the metrics of the HTTP endpoints both need it. Must not know what is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, final
+
+import trio
+
+T = TypeVar("T")
+
+
+@final
+class FirstUse(Generic[T]):
+    """The result of `load`, which imports it. A `load` that fails is called again at the next use.
+
+    A thread may hold the interpreter for 5 ms before another one goes on (`sys.getswitchinterval`), and an import here
+    takes 10 to 20 ms: so a call of kubelet's waits 5 ms for it at most.
+    """
+
+    def __init__(self, load: Callable[[], T]) -> None:
+        self._load = load
+        self._loaded: list[T] = []
+
+    async def get(self) -> T:
+        """Raises as `load`. A caller that is cancelled does not wait for it."""
+        if not self._loaded:
+            try:
+                found = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
+            except (
+                RuntimeError
+            ):  # no thread can be started: a probe that is late is better than one that fails
+                found = self._load()
+            self._loaded = [found]
+        return self._loaded[0]

@@ -303,6 +303,38 @@ def test_a_node_that_cannot_be_read_is_a_fault(tree: HostTree) -> None:
     assert str(node) in function.fault
 
 
+def test_a_directory_that_cannot_be_opened_is_a_fault(tree: HostTree) -> None:
+    tree.plug(GPU)
+    link = tree.root / f"sys/bus/pci/devices/{GPU.address}"
+    link.unlink()
+    link.symlink_to(link.name)
+    (function,) = reader(tree).scan()
+    assert reader(tree).inspect(PciAddress(GPU.address)) == (function,)
+    assert (function.vendor, function.driver) == ("", None)
+    assert function.fault is not None
+    assert f"{link} cannot be opened" in function.fault
+
+
+def test_a_group_is_listed_once_a_look(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = replace(GPU, address="0000:24:00.0")
+    for spec in (GPU, AUDIO, second):
+        tree.plug(spec)
+    listed: list[str] = []
+    listdir = os.listdir
+
+    def listing(path: str) -> list[str]:
+        listed.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", listing)
+    group = f"{tree.root}/sys/kernel/iommu_groups/51/devices"
+    sysfs = reader(tree)
+    assert addresses(sysfs.scan()) == [GPU.address, AUDIO.address, second.address]
+    assert listed.count(group) == 1
+    assert addresses(sysfs.inspect(PciAddress(GPU.address))) == [GPU.address, AUDIO.address, second.address]
+    assert listed.count(group) == 2
+
+
 def test_what_vanishes_during_the_scan_is_not_there(tree: HostTree) -> None:
     tree.plug(GPU)
     tree.plug(SWITCH)

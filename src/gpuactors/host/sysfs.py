@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, final
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
 from gpuactors.host.nvidia import GpuUuids
 from gpuactors.host.pci_ids import PciIds
-from gpuactors.host.root import CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
+from gpuactors.host.root import CDEV_NODES, CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
 from gpuactors.host.root import cdev_node as cdev_node_of
 from gpuactors.host.root import group_node as group_node_of
 from gpuactors.ports.errors import HostError
@@ -48,12 +48,14 @@ _ATTRIBUTE_BYTES: Final = 4096
 
 
 class _Identity(Struct, frozen=True):
-    """The identity of a function. An empty part could not be read, which `faults` explains."""
+    """The identity of a function. An empty part could not be read."""
 
     vendor: str
     device: str
     class_code: str
-    faults: tuple[str, ...]
+
+
+_UNKNOWN: Final = _Identity("", "", "")
 
 
 @final
@@ -70,7 +72,10 @@ class SysfsReader:
         self._bus = root.real(PCI_DEVICES)
         self._groups = root.real(IOMMU_GROUPS)
         self._root = root
-        self._selectors = selectors
+        self._choosing = tuple(s for s in selectors if not s.exclude)
+        self._excluding = tuple(s for s in selectors if s.exclude)
+        self._vendors = frozenset(s.vendor for s in self._choosing)
+        """Those of the functions that may be selected; None among them: of any."""
         self._names = names
         self._own_names = own_names
         self._uuids = GpuUuids(root)
@@ -83,48 +88,57 @@ class SysfsReader:
         reads: Callable[[str], None] = lambda name: None,
     ) -> tuple[PciFunction, ...]:
         """Every function that is selected or `given`, and the other members of their IOMMU groups, sorted by address.
-        Reads the identity of each function on the bus, but the rest only of the selected ones: a host has thousands of
+        Reads the vendor of each function on the bus, but the rest only of the selected ones: a host has thousands of
         functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
 
         `unanswered`: functions of which only links are read, as reads of their attributes hang; they are at fault.
         `reads` is called with the name of each function before its attributes are read, and may raise.
         """
+        look = _Look(self._root)
         found: dict[PciAddress, PciFunction] = {}
         companions: set[PciAddress] = set()
         for name in self._list_bus():
             if name in unanswered:
-                if name in given or self._chosen(name, _Identity("", "", "", ())):
+                if name in given or self._chosen(name, _UNKNOWN):
                     found[pci_address(name)] = self._unanswered(name)
                 continue
             reads(name)
-            identity = self._identity(name) if name in given or self._candidate(name) else None
-            if identity is None or not (name in given or self._chosen(name, identity)):
-                continue
-            function = self._function(name, identity)
-            function, members = (None, ()) if function is None else self._with_group(function)
+            vendor = None
+            if name not in given and None not in self._vendors:
+                vendor = self._vendor(name)
+                if vendor is not None and vendor not in self._vendors:
+                    continue
+            function, _ = self._function(look, name, vendor, unless_chosen=name in given)
+            function, members = (None, ()) if function is None else self._with_group(look, function)
             if function is not None:
                 found[function.address] = function
                 companions.update(members)
         for silent in (companions - found.keys()) & frozenset(unanswered):
             found[silent] = self._unanswered(silent)
-        self._add_companions(found, companions, reads)
+        for member in sorted(companions - found.keys()):
+            reads(member)
+            function, _ = self._function(look, member)
+            if function is not None:
+                found[member] = function
         return tuple(found[address] for address in sorted(found))
 
     def inspect(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """The function and its IOMMU group, sorted by address, if any of them is selected or `given`; nothing if it
         does not exist. Raises `HostError` if there is no PCI bus to read.
         """
-        identity = self._identity(address)
-        function = None if identity is None else self._function(address, identity)
-        function, members = (None, ()) if function is None else self._with_group(function)
+        look = _Look(self._root)
+        function, chosen = self._function(look, address)
+        function, members = (None, ()) if function is None else self._with_group(look, function)
         if function is None:
             self._check_bus()
             return ()
-        found = {address: function}
-        self._add_companions(found, members)
-        if not any(f.address in given or self._chosen(f.address, _identity_of(f)) for f in found.values()):
-            return ()
-        return tuple(found[member] for member in sorted(found))
+        found, wanted = {address: function}, chosen or address in given
+        for member in members:
+            if member != address:
+                function, chosen = self._function(look, member)
+                if function is not None:
+                    found[member], wanted = function, wanted or chosen or member in given
+        return tuple(found[member] for member in sorted(found)) if wanted else ()
 
     # --- which functions ------------------------------------------------------------------------------------
 
@@ -142,16 +156,13 @@ class SysfsReader:
         if not os.path.isdir(self._bus):
             self._list_bus()
 
-    def _candidate(self, name: str) -> bool:
-        """Whether it may be selected, by its vendor only: one read for most functions of a large host."""
+    def _vendor(self, name: str) -> str | None:
+        """Its vendor, the one read for most functions of a large host; None if it cannot be read or makes no sense."""
         try:
             match = _ID.fullmatch(_read(f"{self._bus}/{name}/vendor"))
         except OSError:
-            return True
-        if match is None:
-            return True
-        vendor = match[1].decode()
-        return any(s.vendor in (None, vendor) for s in self._selectors if not s.exclude)
+            return None
+        return None if match is None else match[1].decode()
 
     def _chosen(self, address: str, identity: _Identity) -> bool:
         """Whether a selector matches it, or might if the unreadable parts were known."""
@@ -165,8 +176,7 @@ class SysfsReader:
                 class_code=identity.class_code or selector.class_prefix or "",
                 address=address,
             )
-            for selector in self._selectors
-            if not selector.exclude
+            for selector in self._choosing
         ) and not any(
             matches(
                 selector,
@@ -175,26 +185,12 @@ class SysfsReader:
                 class_code=identity.class_code,
                 address=address,
             )
-            for selector in self._selectors
-            if selector.exclude
+            for selector in self._excluding
         )
 
-    def _add_companions(
-        self,
-        found: dict[PciAddress, PciFunction],
-        members: Iterable[PciAddress],
-        reads: Callable[[str], None] = lambda name: None,
-    ) -> None:
-        for member in members:
-            if member in found:
-                continue
-            reads(member)
-            identity = self._identity(member)
-            function = None if identity is None else self._function(member, identity)
-            if function is not None:
-                found[member] = function
-
-    def _with_group(self, function: PciFunction) -> tuple[PciFunction | None, tuple[PciAddress, ...]]:
+    def _with_group(
+        self, look: _Look, function: PciFunction
+    ) -> tuple[PciFunction | None, Sequence[PciAddress]]:
         """The function and the addresses in its IOMMU group.
 
         At fault if the group cannot be listed, as the other functions that a tenant would get are not known then; None
@@ -202,47 +198,65 @@ class SysfsReader:
         """
         if function.iommu_group is None:
             return function, ()
-        path = f"{self._groups}/{function.iommu_group}/devices"
         try:
-            names = _listing(path)
+            return function, look.members(function.iommu_group)
         except OSError as error:
             if gone(f"{self._bus}/{function.address}"):
                 return None, ()
+            path = f"{self._groups}/{function.iommu_group}/devices"
             unlisted = fault(function.address, path, f"cannot be listed ({error.strerror})")
             return replace(function, fault=function.fault or unlisted), ()
-        return function, tuple(address for name in names if (address := _address(name)) is not None)
 
     # --- one function ---------------------------------------------------------------------------------------
 
-    def _identity(self, name: str) -> _Identity | None:
-        """The function's identity, as far as it can be read; None if `name` is no function's."""
-        if _address(name) is None:
-            return None
-        directory = f"{self._bus}/{name}"
-        faults: list[str] = []
-        vendor = _attribute(name, f"{directory}/vendor", _ID, "a PCI vendor id such as 0x10de", faults)
-        device = _attribute(name, f"{directory}/device", _ID, "a PCI device id such as 0x2330", faults)
-        class_code = _attribute(name, f"{directory}/class", _CLASS, "a class code such as 0x030200", faults)
-        return _Identity(vendor, device, class_code, tuple(faults))
+    def _function(
+        self, look: _Look, name: str, vendor: str | None = None, *, unless_chosen: bool = True
+    ) -> tuple[PciFunction | None, bool]:
+        """Everything about one function, and whether it is chosen; None if it vanished meanwhile, or `name` is no
+        function's. One that is not chosen is read no further than that, and is None, without `unless_chosen`.
 
-    def _function(self, name: str, identity: _Identity) -> PciFunction | None:
-        """Everything about one function; None if it vanished meanwhile."""
-        address = pci_address(name)
-        directory = f"{self._bus}/{name}"
-        faults = list(identity.faults)
-        driver = _link_name(name, f"{directory}/driver", faults)
-        group = self._iommu_group(name, f"{directory}/iommu_group", faults)
-        cdevs = _vfio_devices(f"{directory}/vfio-dev")
-        vfio_bound = driver is not None and (driver in VFIO_DRIVERS or cdevs is not None)
+        `vendor`: what was read of it just before.
+        """
+        if (address := _address(name)) is None:
+            return None, False
+        path = f"{self._bus}/{name}"
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise_if_short(error, path)
+            if error.errno in GONE:
+                return None, False
+            unread = fault(name, path, f"cannot be opened ({error.strerror})")
+            return replace(self._unanswered(name), fault=unread), self._chosen(name, _UNKNOWN)
+        try:
+            directory = _Directory(name, path, descriptor)
+            identity = directory.identity(vendor)
+            chosen = self._chosen(name, identity)
+            if not (chosen or unless_chosen):
+                return None, False
+            return self._read(look, address, directory, identity, chosen=chosen), chosen
+        finally:
+            os.close(descriptor)
+
+    def _read(
+        self, look: _Look, address: PciAddress, directory: _Directory, identity: _Identity, *, chosen: bool
+    ) -> PciFunction | None:
+        driver = directory.link("driver")
+        group = directory.group()
+        cdevs = self._cdevs(look, directory, driver) if driver is not None else None
+        vfio_bound = driver in VFIO_DRIVERS or cdevs is not None
         if vfio_bound:
-            nodes = self._nodes(name, group, cdevs or (), faults)
+            nodes = self._nodes(look, directory, group, cdevs or ())
         else:
             nodes = self._left(group) if driver is None else ()
-        numa_node = _numa_node(f"{directory}/numa_node")
-        root = _pcie_root(directory)
-        physical = _link_name(name, f"{directory}/physfn", faults)
+        numa_node = directory.numa_node()
+        root = _pcie_root(directory.path)
+        physical = directory.link("physfn")
+        # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
+        has_virtual_functions = directory.link("virtfn0") is not None
+        memory_bytes = directory.memory_bytes()
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
-        if (presence := presence_of(directory)) is None:
+        if (presence := presence_of(directory.path)) is None:
             return None
         return PciFunction(
             address=address,
@@ -255,27 +269,23 @@ class SysfsReader:
             numa_node=numa_node,
             pcie_root=root,
             nodes=nodes,
-            # Only of the selected ones: reading a vendor's names for the first time takes as long as a hundred
-            # inspections.
-            model=self._names.lookup(identity.vendor, identity.device)
-            if self._chosen(name, identity)
-            else None,
-            fault=faults[0] if faults else None,
+            # Only of the selected ones: reading a vendor's names for the first time takes as long as ten inspections.
+            model=self._names.lookup(identity.vendor, identity.device) if chosen else None,
+            fault=directory.faults[0] if directory.faults else None,
             without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
-            iommufd=os.path.exists(self._root.real(IOMMUFD_NODE)),
+            iommufd=look.node(IOMMUFD_NODE) is True,
             own_name=self._own_names.get((identity.vendor, identity.device)),
             physical=_address(physical) if physical is not None else None,
-            # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
-            has_virtual_functions=_link_name(name, f"{directory}/virtfn0", faults) is not None,
+            has_virtual_functions=has_virtual_functions,
             gpu_uuid=self._uuids.of(address, driver),
-            memory_bytes=_memory_bytes(f"{directory}/resource"),
+            memory_bytes=memory_bytes,
             presence=presence,
         )
 
     def _unanswered(self, name: str) -> PciFunction:
         """A function whose attributes are not read, as that hangs: links and listings do not."""
-        directory = f"{self._bus}/{name}"
-        driver = _link_name(name, f"{directory}/driver", [])
+        directory = _Directory(name, f"{self._bus}/{name}")
+        driver = directory.link("driver")
         return PciFunction(
             address=pci_address(name),
             vendor="",
@@ -283,25 +293,14 @@ class SysfsReader:
             class_code="",
             driver=driver,
             vfio_bound=driver in VFIO_DRIVERS,
-            iommu_group=self._iommu_group(name, f"{directory}/iommu_group", []),
+            iommu_group=directory.group(),
             numa_node=None,
             pcie_root=None,
             nodes=(),
             model=None,
-            fault=fault(name, directory, "does not answer: a read of its attributes hangs"),
-            presence=presence_of(directory) or 0,
+            fault=fault(name, directory.path, "does not answer: a read of its attributes hangs"),
+            presence=presence_of(directory.path) or 0,
         )
-
-    def _iommu_group(self, name: str, path: str, faults: list[str]) -> int | None:
-        group = _link_name(name, path, faults)
-        if group is None:
-            return None
-        if not (group.isascii() and group.isdigit()):
-            faults.append(
-                fault(name, path, f"points at {group!r}, which is not the number of an IOMMU group")
-            )
-            return None
-        return int(group)
 
     def _is_without_iommu(self, group: int) -> bool:
         """The group was made by vfio itself for a function without an IOMMU (drivers/vfio/group.c,
@@ -311,34 +310,157 @@ class SysfsReader:
         except OSError:
             return False
 
+    def _cdevs(self, look: _Look, directory: _Directory, driver: str) -> tuple[str, ...] | None:
+        """The names of its vfio devices, which matter where there are nodes of them; None if it is no vfio device."""
+        if driver in VFIO_DRIVERS and look.node(CDEV_NODES) is False:
+            return ()
+        return _vfio_devices(f"{directory.path}/vfio-dev")
+
     def _nodes(
-        self, name: str, group: int | None, cdevs: tuple[str, ...], faults: list[str]
+        self, look: _Look, directory: _Directory, group: int | None, cdevs: tuple[str, ...]
     ) -> tuple[str, ...]:
         """The nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the container."""
-        wanted = (
-            CONTAINER_NODE,
-            *(() if group is None else (group_node_of(group),)),
-            *(cdev_node_of(cdev) for cdev in cdevs),
-            IOMMUFD_NODE,
+        own = (*(() if group is None else (group_node_of(group),)), *(cdev_node_of(cdev) for cdev in cdevs))
+        found = (
+            (CONTAINER_NODE, look.node(CONTAINER_NODE)),
+            *((node, _exists(self._root.real(node))) for node in own),
+            (IOMMUFD_NODE, look.node(IOMMUFD_NODE)),
         )
-        return tuple(node for node in wanted if self._exists(name, node, faults))
+        for node, problem in found:
+            if isinstance(problem, str):
+                directory.at_fault(self._root.real(node), f"cannot be accessed ({problem})")
+        return tuple(node for node, is_there in found if is_there is True)
 
     def _left(self, group: int | None) -> tuple[str, ...]:
         """The group's node, if it is there for a function without a driver: its unbind may wait for its holder, which
         may be older than this daemon."""
         node = group_node_of(group) if group is not None else None
-        return (node,) if node is not None and os.path.exists(self._root.real(node)) else ()
+        return (node,) if node is not None and _exists(self._root.real(node)) is True else ()
 
-    def _exists(self, name: str, node: str, faults: list[str]) -> bool:
-        path = self._root.real(node)
+
+@final
+class _Look:
+    """One scan or inspection. What its functions have in common is read once, when it is first asked for."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._nodes: dict[str, bool | str] = {}
+        self._members: dict[int, list[PciAddress]] = {}
+
+    def node(self, node: str) -> bool | str:
+        """Whether that path of the host's /dev exists, as `_exists`."""
+        if node not in self._nodes:
+            self._nodes[node] = _exists(self._root.real(node))
+        return self._nodes[node]
+
+    def members(self, group: int) -> list[PciAddress]:
+        """The functions in an IOMMU group. Raises `OSError`; `HostError` for want of descriptors."""
+        members = self._members.get(group)
+        if members is None:
+            names = _listing(self._root.real(f"{IOMMU_GROUPS}/{group}/devices"))
+            members = [address for name in names if (address := _address(name)) is not None]
+            self._members[group] = members
+        return members
+
+
+@final
+class _Directory:
+    """The directory of one function, in which its files are found from `descriptor`, where there is one: the path to it
+    has ten parts. Collects the function's faults."""
+
+    def __init__(self, name: str, path: str, descriptor: int | None = None) -> None:
+        self.name = name
+        self.path = path
+        self._descriptor = descriptor
+        self.faults: list[str] = []
+
+    def at_fault(self, path: str, problem: str) -> None:
+        """Adds a fault."""
+        self.faults.append(fault(self.name, path, problem))
+
+    def identity(self, vendor: str | None) -> _Identity:
+        """The function's identity, as far as it can be read; `vendor` if that was read already."""
+        return _Identity(
+            vendor or self._attribute("vendor", _ID, "a PCI vendor id such as 0x10de"),
+            self._attribute("device", _ID, "a PCI device id such as 0x2330"),
+            self._attribute("class", _CLASS, "a class code such as 0x030200"),
+        )
+
+    def _attribute(self, attribute: str, form: re.Pattern[bytes], expected: str) -> str:
+        """The hex digits of an attribute; empty, with a fault, if it cannot be read or makes no sense."""
         try:
-            os.stat(path)
+            content = self._content(attribute)
         except OSError as error:
-            raise_if_short(error, path)
+            self.at_fault(f"{self.path}/{attribute}", f"cannot be read ({error.strerror})")
+            return ""
+        match = form.fullmatch(content)
+        if match is None:
+            read = content[:32].decode("latin-1")
+            self.at_fault(f"{self.path}/{attribute}", f"reads {read!r} instead of {expected}")
+            return ""
+        return match[1].decode()
+
+    def link(self, link: str) -> str | None:
+        """The last component of a link's target (which need not exist any more); None if there is no link.
+
+        A driver's name may be any bytes, UTF-8 or not.
+        """
+        try:
+            if self._descriptor is None:
+                target = os.readlink(f"{self.path}/{link}")
+            else:
+                target = os.readlink(link, dir_fd=self._descriptor)
+        except OSError as error:
             if error.errno not in GONE:
-                faults.append(fault(name, path, f"cannot be accessed ({error.strerror})"))
-            return False
-        return True
+                raise_if_short(error, f"{self.path}/{link}")
+                self.at_fault(f"{self.path}/{link}", f"cannot be read as a link ({error.strerror})")
+            return None
+        return encodable(target.rpartition("/")[2])
+
+    def group(self) -> int | None:
+        """The number of its IOMMU group."""
+        group = self.link("iommu_group")
+        if group is None:
+            return None
+        if not (group.isascii() and group.isdigit()):
+            path = f"{self.path}/iommu_group"
+            self.at_fault(path, f"points at {group!r}, which is not the number of an IOMMU group")
+            return None
+        return int(group)
+
+    def numa_node(self) -> int | None:
+        """None for -1 (no topology), and for anything unreadable: a GPU is usable without it."""
+        try:
+            node = int(self._content("numa_node"))
+        except (OSError, ValueError):
+            return None
+        return node if 0 <= node < _NODES else None
+
+    def memory_bytes(self) -> int:
+        """Compute `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver: the sum
+        of the BARs of 64 bits, rounded up to a power of two (go-nvlib, nvpci, GetTotalAddressableMemory). 0 if it
+        cannot be read."""
+        total = 0
+        try:
+            for line in self._content("resource").splitlines()[:_BARS]:
+                start, end, flags = (int(number, 16) for number in line.split())
+                if flags & _BAR_TYPE == _BAR_64_BIT and 0 <= start < end < _ADDRESSES:
+                    total += end - start + 1
+        except (OSError, ValueError):
+            return 0
+        return 1 << (total - 1).bit_length() if total else 0
+
+    def _content(self, attribute: str) -> bytes:
+        """An attribute, as `_read`."""
+        try:
+            descriptor = os.open(attribute, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
+        except OSError as error:
+            raise_if_short(error, f"{self.path}/{attribute}")
+            raise
+        try:
+            return os.read(descriptor, _ATTRIBUTE_BYTES)
+        finally:
+            os.close(descriptor)
 
 
 def presence_of(directory: str) -> int | None:
@@ -352,20 +474,6 @@ def presence_of(directory: str) -> int | None:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
-
-
-def _attribute(name: str, path: str, form: re.Pattern[bytes], expected: str, faults: list[str]) -> str:
-    """The hex digits of an attribute; empty, with a fault, if it cannot be read or makes no sense."""
-    try:
-        content = _read(path)
-    except OSError as error:
-        faults.append(fault(name, path, f"cannot be read ({error.strerror})"))
-        return ""
-    match = form.fullmatch(content)
-    if match is None:
-        faults.append(fault(name, path, f"reads {content[:32].decode('latin-1')!r} instead of {expected}"))
-        return ""
-    return match[1].decode()
 
 
 def _read(path: str) -> bytes:
@@ -391,18 +499,14 @@ def _listing(directory: str) -> list[str]:
         raise
 
 
-def _link_name(name: str, path: str, faults: list[str]) -> str | None:
-    """The last component of a link's target (which need not exist any more); None if there is no link.
-
-    A driver's name may be any bytes, UTF-8 or not.
-    """
+def _exists(path: str) -> bool | str:
+    """Whether there is such a node; if that cannot be known, why. Raises `HostError` for want of memory."""
     try:
-        return encodable(os.path.basename(os.readlink(path)))
+        os.stat(path)
     except OSError as error:
         raise_if_short(error, path)
-        if error.errno not in GONE:
-            faults.append(fault(name, path, f"cannot be read as a link ({error.strerror})"))
-        return None
+        return error.errno not in GONE and (error.strerror or str(error))
+    return True
 
 
 def _vfio_devices(path: str) -> tuple[str, ...] | None:
@@ -415,30 +519,6 @@ def _vfio_devices(path: str) -> tuple[str, ...] | None:
         return tuple(sorted(name for name in _listing(path) if _VFIO_DEVICE.fullmatch(name)))
     except OSError:
         return None
-
-
-def _numa_node(path: str) -> int | None:
-    """None for -1 (no topology), and for anything unreadable: a GPU is usable without it."""
-    try:
-        node = int(_read(path))
-    except (OSError, ValueError):
-        return None
-    return node if 0 <= node < _NODES else None
-
-
-def _memory_bytes(path: str) -> int:
-    """Compute `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver: the sum
-    of the BARs of 64 bits, rounded up to a power of two (go-nvlib, nvpci, GetTotalAddressableMemory). 0 if it cannot be
-    read."""
-    total = 0
-    try:
-        for line in _read(path).splitlines()[:_BARS]:
-            start, end, flags = (int(number, 16) for number in line.split())
-            if flags & _BAR_TYPE == _BAR_64_BIT and 0 <= start < end < _ADDRESSES:
-                total += end - start + 1
-    except (OSError, ValueError):
-        return 0
-    return 1 << (total - 1).bit_length() if total else 0
 
 
 def _pcie_root(directory: str) -> str | None:
@@ -455,7 +535,3 @@ def _address(name: str) -> PciAddress | None:
         return pci_address(name)
     except ValueError:
         return None
-
-
-def _identity_of(function: PciFunction) -> _Identity:
-    return _Identity(function.vendor, function.device, function.class_code, ())

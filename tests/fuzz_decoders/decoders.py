@@ -594,7 +594,7 @@ def _settings(directory: Path) -> tuple[Decoder, ...]:
         Decoder(
             "pci.ids",
             (names,),
-            lambda b: pci_ids._parse(b, "10de"),
+            lambda b: pci_ids._names(pci_ids._section(b, "10de")),
             (),
             of_bytes,
             3,

@@ -31,20 +31,23 @@ SHIPPED: Final = Path(__file__).with_name("data") / "pci.ids"
 
 NVIDIA: Final = "10de"
 
-_DEVICE = re.compile(rb"\t([0-9a-f]{4})[ \t]+(.*)")
+_DEVICE = re.compile(rb"^\t([0-9a-f]{4})[ \t]+(.*)", re.MULTILINE)
+_ID = re.compile(r"[0-9a-f]{4}")
+_NO_DEVICE = re.compile(rb"^(?![\t#]).*\S", re.MULTILINE)
+"""A line that ends a vendor's section."""
 _DATE = re.compile(rb"^#\s*Date:\s*(\d{4}-\d\d-\d\d)\b", re.MULTILINE)
 _HEAD_BYTES: Final = 4096
 """The date is in the comment that the file begins with, which has some 1,500 bytes."""
-_NOTHING: Final[Mapping[str, str]] = {}
 
 
 @final
 class PciIds:
-    """Finds names in `file`. A vendor's section is read at its first request, then kept."""
+    """Finds names in `file`. A vendor's section is read at its first request, then kept as text: it has two thousand
+    models, and a node a few of them."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._sections: dict[str, Mapping[str, str]] = {}
+        self._sections: dict[str, bytes] = {}
 
     @classmethod
     def open(cls, explicit: str | os.PathLike[str] | None) -> PciIds:
@@ -56,7 +59,7 @@ class PciIds:
         if explicit is None:
             return cls(SHIPPED)
         path = Path(explicit)
-        if not _parse(_read(path), NVIDIA):
+        if not _names(_section(_read(path), NVIDIA)):
             raise HostError(
                 f"{path} has no device of vendor {NVIDIA}, so it is no pci.ids file with NVIDIA's GPUs: name one with "
                 "--pci-ids, or leave the option out to use the shipped one"
@@ -68,14 +71,21 @@ class PciIds:
 
         Raises `HostError` if the file has become unreadable: a GPU must not change its resource's name because of that.
         """
-        return self.section(vendor).get(device)
+        if not _ID.fullmatch(device):
+            return None
+        line = re.compile(rb"^\t" + device.encode() + rb"[ \t]+(.*)", re.MULTILINE)
+        found = line.search(self._of_vendor(vendor))
+        return _text(found[1]) if found is not None else None
 
     def section(self, vendor: str) -> Mapping[str, str]:
         """The names of all devices of a vendor by their ids; empty if the file does not know it. Raises `HostError`."""
-        # Inspections run in threads side by side; two that read a section at once put the same mapping there twice.
+        return _names(self._of_vendor(vendor))
+
+    def _of_vendor(self, vendor: str) -> bytes:
+        # Inspections run in threads side by side; two that read a section at once put the same text there twice.
         section = self._sections.get(vendor)
         if section is None:
-            section = self._sections[vendor] = _parse(_read(self.file), vendor)
+            section = self._sections[vendor] = _section(_read(self.file), vendor)
         return section
 
 
@@ -131,22 +141,21 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _parse(content: bytes, vendor: str) -> Mapping[str, str]:
-    """Device names of one vendor. The first of two equal ids counts, as in NVIDIA's plugin."""
-    heading = re.compile(rb"^" + re.escape(vendor.encode()) + rb"\s", re.MULTILINE).search(content)
+def _section(content: bytes, vendor: str) -> bytes:
+    """The lines after a vendor's own, of its devices; empty if it is not there."""
+    content = b"\n" + content  # a fixed text is found faster than the beginning of a line
+    heading = re.compile(rb"\n" + re.escape(vendor.encode()) + rb"\s.*").search(content)
     if not vendor or heading is None:
-        return _NOTHING
+        return b""
+    end = _NO_DEVICE.search(content, heading.end())
+    return content[heading.end() : end.start() if end is not None else len(content)]
+
+
+def _names(section: bytes) -> Mapping[str, str]:
+    """The names of a section's devices. The first of two equal ids counts, as in NVIDIA's plugin."""
     names: dict[str, str] = {}
-    position = content.find(b"\n", heading.end()) + 1
-    while position > 0:
-        end = content.find(b"\n", position)
-        line = content[position:end] if end >= 0 else content[position:]
-        if line.strip() and not line.startswith((b"\t", b"#")):
-            break
-        device = _DEVICE.match(line)
-        if device is not None:
-            names.setdefault(device[1].decode(), _text(device[2]))
-        position = end + 1
+    for device, name in _DEVICE.findall(section):
+        names.setdefault(device.decode(), _text(name))
     return names
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuactors.control.view import AGELESS, LastCallView, view_of
+from gpuactors.control.node_view import AGELESS, view_of
+from gpuactors.control.view import LastCallView
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
 from gpuactors.core.events.host import FunctionInspected, HostChanged
 from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Token, pci_address

@@ -7,9 +7,10 @@ import pytest
 
 from gpuactors.control.about import About, Setting
 from gpuactors.control.client import OtherVersionError, Running, running
+from gpuactors.control.node_view import view_of
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.pods_view import pods_view
-from gpuactors.control.view import NOT_LISTED, DaemonStatus, DeviceView, NodeView, view_of
+from gpuactors.control.view import NOT_LISTED, DaemonStatus, DeviceView, NodeView
 from gpuactors.core.events.host import (
     FunctionInspected,
     HostChanged,

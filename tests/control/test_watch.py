@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.control import view
+from gpuactors.control import node_view
 from gpuactors.control.about import About
 from gpuactors.control.client import NoDaemonError, OtherVersionError, Running, read_status, watch
+from gpuactors.control.node_view import view_of
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import ControlService
 from gpuactors.control.unix import socket_path
-from gpuactors.control.view import NodeView, view_of
+from gpuactors.control.view import NodeView
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Server, bind_unix
@@ -172,7 +173,7 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
             assert (await anext(answers)).status
             nursery.start_soon(anext, answers)
         await trio.sleep(limits.WATCH_PAUSE_S)
-        monkeypatch.setattr(view, "view_of", counted)
+        monkeypatch.setattr(node_view, "view_of", counted)
         for number in range(500):  # in two seconds
             host = replace(
                 core.state.host, inspections=replace(core.state.host.inspections, last=1000 + number)

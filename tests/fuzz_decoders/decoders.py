@@ -26,10 +26,11 @@ from gpuactors.cli.doctor.settings import of_daemon
 from gpuactors.config import ConfigError, resolve
 from gpuactors.control.about import About
 from gpuactors.control.client import OtherVersionError, running
+from gpuactors.control.node_view import view_of
 from gpuactors.control.pb.control import v1 as control_pb
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
-from gpuactors.control.view import DaemonStatus, view_of
+from gpuactors.control.view import DaemonStatus
 from gpuactors.core.claims.checkpoint import Checkpoint, encoded
 from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.domains import config as domain_config

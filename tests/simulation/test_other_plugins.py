@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.control.view import view_of
+from gpuactors.control.node_view import view_of
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.replay.counts import Counts

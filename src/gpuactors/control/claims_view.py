@@ -1,6 +1,6 @@
 """The operator's view of the claims of one DRA driver, of its slices, and of what claims may do with a device.
 
-Derived from the state, never kept; a part of `view.py`.
+Derived from the state, never kept; a part of `node_view.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
+from gpuactors.control.view import (
+    BlockedView,
+    ClaimsView,
+    ClaimView,
+    DeviceOfClaimsView,
+    OriginalDriverView,
+    SlicesView,
+)
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import PciAddress
 
@@ -18,92 +24,6 @@ if TYPE_CHECKING:
     from gpuactors.core.claims.report import ClaimReport
     from gpuactors.core.state.claims import Claims
     from gpuactors.core.values.slices import Publication
-
-
-class ClaimView(Struct, frozen=True):
-    """One claim."""
-
-    namespace: str
-    name: str
-    uid: str
-    state: str
-    """Of `core/values/claim_states.py`."""
-    age_s: float
-    """Seconds since it came to this state, as far as this daemon has seen it."""
-    devices: tuple[str, ...]
-    """Those that it has for itself, or waits for: GPUs by PCI address, devices of a compute domain by their names."""
-    admin_devices: tuple[str, ...]
-    """Those to which it has admin access."""
-    problem: str
-    """Why it is not further, as a sentence."""
-    waiting_calls: int
-    """Calls of kubelet that wait for an answer about it."""
-    domain: str = ""
-    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-class BlockedView(Struct, frozen=True):
-    """A device that must not be given to a claim now."""
-
-    name: str
-    """The name in the slice; the PCI address if the device is never offered."""
-    reason: str
-
-
-class SlicesView(Struct, frozen=True):
-    """The devices of this node that the API server has stored."""
-
-    slices: int
-    generation: int
-    settled: bool
-    """All is stored as it should be."""
-    tainted: tuple[BlockedView, ...]
-    withdrawn: tuple[BlockedView, ...]
-    """Not offered, as the server keeps no taints."""
-    left_out: tuple[BlockedView, ...]
-    """Never offered."""
-    problem: str
-    keeps_taints: str
-    """Whether the server does: `yes`, `no`, `unknown`."""
-
-
-class ClaimsView(Struct, frozen=True):
-    """The claims of one DRA driver on a node, and its slices."""
-
-    driver: str
-    """The name of the DRA driver."""
-    problem: str
-    """Why no claim is served, or why the checkpoint cannot be written; empty if all is well."""
-    claims: tuple[ClaimView, ...]
-    """In the order in which they came."""
-    slices: SlicesView | None
-    """None while nothing is known of them."""
-
-    def of(self, uid: str | None) -> ClaimView | None:
-        """The claim of this UID."""
-        return next((claim for claim in self.claims if claim.uid == uid), None)
-
-
-class OriginalDriverView(Struct, frozen=True):
-    """The original driver of a function in this boot, before any act of gpuactors; None: it had none."""
-
-    address: str
-    driver: str | None
-
-
-class DeviceOfClaimsView(Struct, frozen=True):
-    """The ways in which claims may use one device; see `core.gpus.report.DeviceOfClaims`."""
-
-    claim_uid: str | None
-    stays: bool
-    rule: str
-    why: str
-    first_drivers: tuple[OriginalDriverView, ...]
-    offer: str
-    blocked: str = ""
 
 
 def ago(then: float, at: float) -> float | None:

@@ -1,81 +1,19 @@
 """The operator's view of compute domains: each domain, the node's label, the host's IMEX, and the claims.
 
-Copied from the report of the core (`core/domains/report.py`), which decides what is said; a part of `view.py`.
+Copied from the report of the core (`core/domains/report.py`), which decides what is said; a part of
+`node_view.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from gpuactors.control.claims_view import ClaimsView, ClaimView, ago, of_claims
+from gpuactors.control.claims_view import ago, of_claims
+from gpuactors.control.view import DomainsView, DomainView, ImexView, LabelView
 from gpuactors.core.state import NodeState
 
 if TYPE_CHECKING:
     from gpuactors.core.domains.report import DomainReport, ImexReport
-
-
-class ImexView(Struct, frozen=True):
-    """The host's state of IMEX; as `report.ImexReport`."""
-
-    known: bool
-    present: bool
-    clique_id: str
-    reason: str
-    host_problem: str
-    problem: str
-
-
-class LabelView(Struct, frozen=True):
-    """The node's label; as `report.LabelReport`."""
-
-    status: str
-    """A `LabelStatus`."""
-    value: str | None
-    said: str
-    """Both in words."""
-    problem: str
-
-
-class DomainView(Struct, frozen=True):
-    """One compute domain; as `report.DomainReport`."""
-
-    uid: str
-    name: str
-    namespace: str
-    status: str
-    """A `DomainStatus`."""
-    missing: str
-    labelled: bool
-    daemon_uid: str | None
-    readiness: str | None
-    """A `Readiness`."""
-    problem: str
-    since_s: float | None = None
-    """Seconds since it has had this status, as far as this daemon has seen it; None: not known, as below."""
-    read_s: float | None = None
-    """Seconds since the API server was last heard of it."""
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.name else self.uid
-
-
-class DomainsView(Struct, frozen=True):
-    """All of a node that has to do with compute domains."""
-
-    mode: str
-    """`on` or `host-managed`."""
-    claims: ClaimsView
-    """Of channels and daemons."""
-    imex: ImexView
-    label: LabelView
-    domains: tuple[DomainView, ...]
-    """In the order in which their claims came."""
-
-    def of(self, claim: ClaimView) -> DomainView | None:
-        """The domain that a claim is for."""
-        return next((domain for domain in self.domains if domain.uid == claim.domain), None)
 
 
 def domains_view(state: NodeState, at: float) -> DomainsView | None:

@@ -1,36 +1,16 @@
 """The operator's view of pods: the GPUs that kubelet has given each, and those that one left behind.
 
-Derived from the state, never kept; a part of `view.py`.
+Derived from the state, never kept; a part of `node_view.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
-
+from gpuactors.control.view import PodView
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod, PodClaim
 from gpuactors.core.values.remade import grouped
-
-
-class PodView(Struct, frozen=True):
-    """One pod of which kubelet's ledger names a GPU, or did until lately, or that uses a claim without one: a claim
-    that waits, or that is for a compute domain."""
-
-    name: str
-    """`default/vm-1`; empty where only the UID is known, as no kubelet runs."""
-    uid: str
-    """Empty where kubelet names the pod."""
-    devices: tuple[str, ...]
-    """The PCI addresses that kubelet has given it."""
-    claims: tuple[str, ...]
-    """The claims by which it has some of them, and those without a GPU."""
-    left: tuple[str, ...]
-    """Those that it had: it has left kubelet's ledger, and they may still be held."""
-
-    def __str__(self) -> str:
-        return self.name or f"with UID {self.uid}"
 
 
 def pods_view(state: NodeState) -> tuple[PodView, ...]:

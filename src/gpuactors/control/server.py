@@ -53,14 +53,15 @@ class ControlService(TrioService, pb.ControlBase):
 
     def _facts(self, state: NodeState) -> NodeView:
         """Everything of the state but its ages, derived once for all watchers."""
-        from gpuactors.control.view import AGELESS, view_of  # with the first command that asks
+        from gpuactors.control.node_view import AGELESS, view_of  # with the first command that asks
 
         if self._derived is None or self._derived[0] is not state:
             self._derived = state, view_of(state, AGELESS)
         return self._derived[1]
 
     def _answer(self, state: NodeState) -> pb.ViewResponse:
-        from gpuactors.control.view import DaemonStatus, view_of  # as in `_facts`
+        from gpuactors.control.node_view import view_of  # as in `_facts`
+        from gpuactors.control.view import DaemonStatus  # as in `_facts`
 
         status = DaemonStatus(self._about, view_of(state, trio.current_time()))
         return pb.ViewResponse(pid=self._pid, version=_version(), status=msgspec.json.encode(status))

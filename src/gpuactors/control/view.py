@@ -1,46 +1,194 @@
-"""The operator's view of a node: every device with the one reason, its holders, and its history.
+"""The operator's view of a node, as values: every device with the one reason, its holders, and its history.
 
-Derived from the state, never kept. Made by the daemon for its control socket, and by a command that reads the node
-itself. Must not decide anything again: health and reason are the advertised ones.
+The daemon derives it from its state (`node_view.py`) for its control socket, as does a command that reads the node
+itself. All other commands decode it, and import nothing else of what makes it. Must not import the core's state.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from typing import Final
-
 from msgspec import Struct
 
 from gpuactors.control.about import About
-from gpuactors.control.claims_view import (
-    ClaimsView,
-    DeviceOfClaimsView,
-    ago,
-    claims_view,
-    device_of_claims_view,
-)
-from gpuactors.control.domains_view import DomainsView, domains_view
-from gpuactors.control.pods_view import PodView, pods_view
-from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.devices.presence import GONE
-from gpuactors.core.host.usage import use_of
-from gpuactors.core.ledger.ledger import allocated_ids
-from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
-from gpuactors.core.reports.snapshot import DeviceReport, registered, report
-from gpuactors.core.state import NodeState
-from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import AdvertisedDevice, Health, Holder, PciAddress, Seen, Transition
+from gpuactors.core.values.model import Holder
 
 NOT_LISTED = "not listed"
 """The health of a device that is gone and not advertised."""
 
-AGELESS: Final = -math.inf
-"""The time of a view without ages: all are 0, so two views of the same facts are equal."""
 
-_SHARED_NODES: Final = ("/dev/vfio/vfio", "/dev/iommu")
-"""The nodes that every device of the node has in common."""
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+class ClaimView(Struct, frozen=True):
+    """One claim."""
+
+    namespace: str
+    name: str
+    uid: str
+    state: str
+    """Of `core/values/claim_states.py`."""
+    age_s: float
+    """Seconds since it came to this state, as far as this daemon has seen it."""
+    devices: tuple[str, ...]
+    """Those that it has for itself, or waits for: GPUs by PCI address, devices of a compute domain by their names."""
+    admin_devices: tuple[str, ...]
+    """Those to which it has admin access."""
+    problem: str
+    """Why it is not further, as a sentence."""
+    waiting_calls: int
+    """Calls of kubelet that wait for an answer about it."""
+    domain: str = ""
+    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class BlockedView(Struct, frozen=True):
+    """A device that must not be given to a claim now."""
+
+    name: str
+    """The name in the slice; the PCI address if the device is never offered."""
+    reason: str
+
+
+class SlicesView(Struct, frozen=True):
+    """The devices of this node that the API server has stored."""
+
+    slices: int
+    generation: int
+    settled: bool
+    """All is stored as it should be."""
+    tainted: tuple[BlockedView, ...]
+    withdrawn: tuple[BlockedView, ...]
+    """Not offered, as the server keeps no taints."""
+    left_out: tuple[BlockedView, ...]
+    """Never offered."""
+    problem: str
+    keeps_taints: str
+    """Whether the server does: `yes`, `no`, `unknown`."""
+
+
+class ClaimsView(Struct, frozen=True):
+    """The claims of one DRA driver on a node, and its slices."""
+
+    driver: str
+    """The name of the DRA driver."""
+    problem: str
+    """Why no claim is served, or why the checkpoint cannot be written; empty if all is well."""
+    claims: tuple[ClaimView, ...]
+    """In the order in which they came."""
+    slices: SlicesView | None
+    """None while nothing is known of them."""
+
+    def of(self, uid: str | None) -> ClaimView | None:
+        """The claim of this UID."""
+        return next((claim for claim in self.claims if claim.uid == uid), None)
+
+
+class OriginalDriverView(Struct, frozen=True):
+    """The original driver of a function in this boot, before any act of gpuactors; None: it had none."""
+
+    address: str
+    driver: str | None
+
+
+class DeviceOfClaimsView(Struct, frozen=True):
+    """The ways in which claims may use one device; see `core.gpus.report.DeviceOfClaims`."""
+
+    claim_uid: str | None
+    stays: bool
+    rule: str
+    why: str
+    first_drivers: tuple[OriginalDriverView, ...]
+    offer: str
+    blocked: str = ""
+
+
+# --- compute domains --------------------------------------------------------------------------------------
+
+
+class ImexView(Struct, frozen=True):
+    """The host's state of IMEX; as `report.ImexReport`."""
+
+    known: bool
+    present: bool
+    clique_id: str
+    reason: str
+    host_problem: str
+    problem: str
+
+
+class LabelView(Struct, frozen=True):
+    """The node's label; as `report.LabelReport`."""
+
+    status: str
+    """A `LabelStatus`."""
+    value: str | None
+    said: str
+    """Both in words."""
+    problem: str
+
+
+class DomainView(Struct, frozen=True):
+    """One compute domain; as `report.DomainReport`."""
+
+    uid: str
+    name: str
+    namespace: str
+    status: str
+    """A `DomainStatus`."""
+    missing: str
+    labelled: bool
+    daemon_uid: str | None
+    readiness: str | None
+    """A `Readiness`."""
+    problem: str
+    since_s: float | None = None
+    """Seconds since it has had this status, as far as this daemon has seen it; None: not known, as below."""
+    read_s: float | None = None
+    """Seconds since the API server was last heard of it."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.name else self.uid
+
+
+class DomainsView(Struct, frozen=True):
+    """All of a node that has to do with compute domains."""
+
+    mode: str
+    """`on` or `host-managed`."""
+    claims: ClaimsView
+    """Of channels and daemons."""
+    imex: ImexView
+    label: LabelView
+    domains: tuple[DomainView, ...]
+    """In the order in which their claims came."""
+
+    def of(self, claim: ClaimView) -> DomainView | None:
+        """The domain that a claim is for."""
+        return next((domain for domain in self.domains if domain.uid == claim.domain), None)
+
+
+# --- pods, devices, resources -----------------------------------------------------------------------------
+
+
+class PodView(Struct, frozen=True):
+    """One pod of which kubelet's ledger names a GPU, or did until lately, or that uses a claim without one: a claim
+    that waits, or that is for a compute domain."""
+
+    name: str
+    """`default/vm-1`; empty where only the UID is known, as no kubelet runs."""
+    uid: str
+    """Empty where kubelet names the pod."""
+    devices: tuple[str, ...]
+    """The PCI addresses that kubelet has given it."""
+    claims: tuple[str, ...]
+    """The claims by which it has some of them, and those without a GPU."""
+    left: tuple[str, ...]
+    """Those that it had: it has left kubelet's ledger, and they may still be held."""
+
+    def __str__(self) -> str:
+        return self.name or f"with UID {self.uid}"
 
 
 class Member(Struct, frozen=True):
@@ -169,187 +317,3 @@ class DaemonStatus(Struct, frozen=True):
 
     about: About
     view: NodeView
-
-
-def view_of(state: NodeState, at: float) -> NodeView:
-    """The view at `at`, in seconds of the clock of the state's events."""
-    return NodeView(
-        role=str(state.daemon.role),
-        resources=_resources(state),
-        devices=_devices(state, at),
-        kubelet_problem="" if state.kubelet.socket is not None else state.kubelet.missing,
-        ledger_problem=state.kubelet.ledger.problem
-        or ("" if state.kubelet.ledger.read else "it has not been read yet"),
-        uevents_problem=state.host.uevents and f"not received: {state.host.uevents}; only scans find changes",
-        claims=claims_view(state, at),
-        domains=domains_view(state, at),
-        ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
-        offers_problem="" if offers_anything(state) else OFFERS_NOTHING,
-        pods=pods_view(state),
-    )
-
-
-def _resources(state: NodeState) -> tuple[ResourceView, ...]:
-    accepted = registered(state)
-    allocated = {
-        resource: len(ids) for resource, ids in allocated_ids(state, state.published.device_lists).items()
-    }
-    is_on = state.daemon.settings.device_plugin
-    not_served = f"this daemon is {state.daemon.role}" if is_on else "--device-plugin is off"
-    views = []
-    for resource, device_list in sorted(state.published.device_lists.items()):
-        plugin = state.published.plugins.get(resource)
-        views.append(
-            ResourceView(
-                name=resource,
-                registered=accepted.get(resource, False),
-                problem=(plugin.problem or "") if plugin is not None else not_served,
-                listed=len(device_list),
-                healthy=sum(device.health is Health.HEALTHY for device in device_list),
-                allocated=allocated.get(resource, 0),
-            )
-        )
-    return tuple(views)
-
-
-def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
-    known = state.index.devices
-    views = [_present(state, r, known[r.function.address], at) for r in report(state)]
-    views += _gone_devices(state, at)
-    return tuple(sorted(views, key=lambda view: view.address))
-
-
-def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
-    function = found.function
-    seen = state.host.seen.get(function.address)
-    polled = state.host.polls.seen.get(-1 if function.iommu_group is None else function.iommu_group)
-    return DeviceView(
-        address=function.address,
-        id=found.id,
-        present=True,
-        vendor=function.vendor,
-        device=function.device,
-        class_code=function.class_code,
-        driver=function.driver,
-        iommu_group=function.iommu_group,
-        group=tuple(Member(member.address, member.driver) for member in device.group),
-        numa_node=function.numa_node,
-        model=function.model,
-        resource=found.resource,
-        health=str(found.health),
-        cause=str(found.cause),
-        reason=found.reason,
-        owner=found.owner,
-        holders=found.holders,
-        history=_changes(found.history, at),
-        remedy=_remedy(state, device, found.holders),
-        listed=found.listed,
-        for_claims=device_of_claims_view(state, function.address),
-        since_s=ago(_since(found, seen), at),
-        nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
-        inspected_s=ago(seen.at, at) if seen is not None else None,
-        polled_s=ago(polled.at, at) if polled is not None else None,
-        calls=_calls(state, function.address, at),
-    )
-
-
-def _since(found: DeviceReport, seen: Seen | None) -> float:
-    """When the device came to its health and cause. Of one that is not listed these follow from what was inspected."""
-    since = -math.inf
-    for change in reversed(found.history):
-        if (change.health, change.cause) != (found.health if found.listed else None, found.cause):
-            break
-        since = change.at
-    return since if found.listed or seen is None else max(since, seen.changed_at)
-
-
-def _calls(state: NodeState, address: PciAddress, at: float) -> tuple[LastCallView, ...]:
-    return tuple(
-        LastCallView(str(call.kind), max(0.0, at - call.at), call.refused, tuple(map(str, call.causes)))
-        for call in state.calls.last.get(address, ())
-    )
-
-
-def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
-    """Devices that are gone: still listed because a pod has them, or known from their history."""
-    index = state.index
-    listed = {
-        a.address: (resource, a)
-        for resource, device_list in state.published.device_lists.items()
-        for a in device_list
-    }
-    for address in (listed.keys() | state.published.history.keys()) - index.devices.keys():
-        resource, entry = listed.get(address, ("", None))
-        owner = index.owners.get(address)
-        yield _gone(address, resource, entry, owner.name if owner is not None else None, state, at)
-
-
-def _gone(
-    address: PciAddress,
-    resource: str,
-    entry: AdvertisedDevice | None,
-    owner: str | None,
-    state: NodeState,
-    at: float,
-) -> DeviceView:
-    history = state.published.history.get(address, ())
-    return DeviceView(
-        address=address,
-        id=entry.id if entry is not None else address,
-        present=False,
-        vendor="",
-        device="",
-        class_code="",
-        driver=None,
-        iommu_group=None,
-        group=(),
-        numa_node=entry.numa_node if entry is not None else None,
-        model=None,
-        resource=resource,
-        health=str(entry.health) if entry is not None else NOT_LISTED,
-        cause=str(entry.cause if entry is not None else GONE.cause),
-        reason=entry.reason if entry is not None else GONE.message,
-        owner=owner,
-        holders=(),
-        history=_changes(history, at),
-        remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
-        listed=entry is not None,
-        since_s=ago(history[-1].at if history else -math.inf, at),
-        calls=_calls(state, address, at),
-    )
-
-
-def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
-    return tuple(
-        Change(
-            max(0.0, at - change.at),
-            str(change.health) if change.health is not None else None,
-            change.reason,
-            str(change.cause),
-        )
-        for change in history
-    )
-
-
-def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
-    """The remedy for its owner or holder. What to do about its files is in the reason itself."""
-    named = " and ".join(str(holder) for holder in holders) or "its holder"
-    if is_unbinding(device.function, use_of(state, device)):
-        return None
-    held = state.assessments[device.function.address].holding
-    match held.reason.cause if held is not None else Cause.FREE:
-        case Cause.GROUP_IN_USE:
-            return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
-        case Cause.ORPHANED:
-            return (
-                f"wait until {named} has ended, or end it; the GPU is offered again as soon as it is closed"
-            )
-        case Cause.HELD_BY_OTHER:
-            ask = "" if holders else " (--holders proc names it)"
-            return (
-                f"end {named}{ask} if it should not have the GPU; it is offered again as soon as it is closed"
-            )
-        case Cause.HOLDER_UNKNOWN:
-            return "nothing at first; if it persists, make kubelet's ledger readable"
-        case _:
-            return None

@@ -95,6 +95,6 @@ async def serve(
 
 
 def _view(state: NodeState, at: float) -> bytes:
-    from gpuactors.control.view import view_of  # with the first request
+    from gpuactors.control.node_view import view_of  # with the first request
 
     return msgspec.json.encode(view_of(state, at))

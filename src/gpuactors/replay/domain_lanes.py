@@ -6,18 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.domains.report import (
-    DomainReport,
-    DomainStatus,
-    LabelStatus,
-    domain_reports,
-    label_report,
-)
+from gpuactors.core.domains.report import DomainReport, domain_reports, label_report
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import DomainDevice, DomainUid
 from gpuactors.core.values.model import Role
+from gpuactors.core.values.reported import DomainStatus, LabelStatus
 from gpuactors.replay.lane import Lane
 from gpuactors.replay.words import claim_words
 

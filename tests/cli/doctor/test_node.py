@@ -22,15 +22,22 @@ from gpuactors.cli.doctor.finding import Check, Level
 from gpuactors.cli.doctor.settings import OWN, of_daemon
 from gpuactors.config import resolve
 from gpuactors.control.about import Setting
-from gpuactors.control.claims_view import BlockedView, ClaimsView, SlicesView
 from gpuactors.control.client import Running
-from gpuactors.control.domains_view import DomainsView, ImexView, LabelView
-from gpuactors.control.pods_view import PodView
-from gpuactors.control.view import DeviceView, NodeView
-from gpuactors.core.domains.report import LabelStatus
+from gpuactors.control.view import (
+    BlockedView,
+    ClaimsView,
+    DeviceView,
+    DomainsView,
+    ImexView,
+    LabelView,
+    NodeView,
+    PodView,
+    SlicesView,
+)
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.domain import DRIVER
 from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
+from gpuactors.core.values.reported import LabelStatus
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
 from gpuactors.simulation.kube.status import CLASSES

@@ -23,7 +23,7 @@ from gpuactors.cli.inspect.view import (
     find,
     find_named,
 )
-from gpuactors.control.view import view_of
+from gpuactors.control.node_view import view_of
 from gpuactors.core.events.claims import CheckpointRefused, FitnessChecked, SlicesPublished
 from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.state.gpus import GpuSettings

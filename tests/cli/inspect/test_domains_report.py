@@ -24,7 +24,7 @@ from gpuactors.cli.inspect.view import (
     UnknownAddressError,
     find_named,
 )
-from gpuactors.control.view import view_of
+from gpuactors.control.node_view import view_of
 from gpuactors.core.events.claims import CheckpointRefused, SlicesPublished
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainMode, ImexFacts

@@ -37,8 +37,9 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
 from gpuactors.control import client
 from gpuactors.control.about import About
+from gpuactors.control.node_view import view_of
 from gpuactors.control.unix import UnixControl
-from gpuactors.control.view import Change, NodeView, view_of
+from gpuactors.control.view import Change, NodeView
 from gpuactors.core.events.host import UeventsOpened, UeventsUnavailable
 from gpuactors.core.reports.readiness import OFFERS_NOTHING
 from gpuactors.core.state import NodeState

@@ -17,7 +17,7 @@ from gpuactors.cli.inspect.view import (
     UnknownAddressError,
     find_named,
 )
-from gpuactors.control.view import view_of
+from gpuactors.control.node_view import view_of
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, Holder, Pod, PodClaim, ResourceName
 from gpuactors.core.values.owner import Allocation, owner_of
 from tests.core.builders import Core, gpu

@@ -11,7 +11,7 @@ from gpuactors.cli.live.text import Style, cut, end, padded, width
 from gpuactors.cli.live.watched import Watched
 from gpuactors.control.about import About
 from gpuactors.control.client import Running
-from gpuactors.control.view import view_of
+from gpuactors.control.node_view import view_of
 from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.values.model import Holder

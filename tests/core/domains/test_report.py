@@ -9,13 +9,10 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.report import ClaimReport
-from gpuactors.core.domains.exclusion import Readiness
 from gpuactors.core.domains.report import (
     DomainReport,
-    DomainStatus,
     ImexReport,
     LabelReport,
-    LabelStatus,
     claim_reports,
     domain_reports,
     imex_report,
@@ -26,6 +23,7 @@ from gpuactors.core.values.claim import ClaimName, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts
 from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.reported import DomainStatus, LabelStatus, Readiness
 from tests.core.domains.domain_core import (
     AWAY,
     BLUE,

@@ -9,11 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpuactors.cli.output import folded
-from gpuactors.control.claims_view import BlockedView, ClaimsView, ClaimView, DeviceOfClaimsView, SlicesView
-from gpuactors.control.view import NOT_LISTED, DeviceView, NodeView
-from gpuactors.core.gpus.report import CLAIMED, OFFERED
+from gpuactors.control.view import (
+    NOT_LISTED,
+    BlockedView,
+    ClaimsView,
+    ClaimView,
+    DeviceOfClaimsView,
+    DeviceView,
+    NodeView,
+    SlicesView,
+)
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.quote import first_of
+from gpuactors.core.values.reported import CLAIMED, OFFERED
 
 MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.FETCHING: "it is being read from the API server",

@@ -19,13 +19,11 @@ from gpuactors.cli.inspect.claims_report import (
     slices_lines,
     wrapped,
 )
-from gpuactors.control.claims_view import ClaimView
-from gpuactors.control.domains_view import DomainsView, DomainView
-from gpuactors.core.domains.exclusion import Readiness
-from gpuactors.core.domains.report import DomainStatus, LabelStatus
+from gpuactors.control.view import ClaimView, DomainsView, DomainView
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import LABEL, DomainMode
 from gpuactors.core.values.quote import first_of
+from gpuactors.core.values.reported import DomainStatus, LabelStatus, Readiness
 
 _CLAIM_MEANINGS: Final[Mapping[str, str]] = {
     **MEANINGS,

@@ -18,12 +18,10 @@ from gpuactors.cli.inspect import claims_report, domains_report
 from gpuactors.cli.progress import SILENT, Progress
 from gpuactors.config import Config, Resolved
 from gpuactors.control.about import Setting
-from gpuactors.control.claims_view import ClaimView
 from gpuactors.control.client import NoDaemonError, Running, read_status
-from gpuactors.control.domains_view import DomainView
-from gpuactors.control.pods_view import PodView
+from gpuactors.control.node_view import view_of
 from gpuactors.control.unix import socket_path
-from gpuactors.control.view import DeviceView, NodeView, ResourceView, view_of
+from gpuactors.control.view import ClaimView, DeviceView, DomainView, NodeView, PodView, ResourceView
 from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import GroupsObserved, HostScanned

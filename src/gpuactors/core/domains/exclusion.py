@@ -7,7 +7,6 @@ Every entry that owns a device is considered, in whatever state it is.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
 from gpuactors import limits
 from gpuactors.core.claims.report import belongs
@@ -27,6 +26,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.domain_reservation import devices_wanted
 from gpuactors.core.values.quote import quoted
+from gpuactors.core.values.reported import Readiness
 from gpuactors.core.values.status import Conflict, Reason
 
 
@@ -223,15 +223,6 @@ def daemon_lacks(domains: Domains, uid: DomainUid) -> Reason | None:
 def _named(domains: Domains, uid: DomainUid) -> str:
     view = domains.known.get(uid)
     return f"the ComputeDomain {view.domain if view is not None and view.domain is not None else uid}"
-
-
-class Readiness(StrEnum):
-    """The API server's view of a domain's daemon on this node."""
-
-    READY = "Ready"
-    NOT_READY = "NotReady"
-    UNREAD = "Unread"
-    """It has not been read since the label was added: what was read before is no fact of this daemon."""
 
 
 def readiness(domains: Domains, uid: DomainUid) -> Readiness:

@@ -8,14 +8,12 @@ for is not shown as Ready.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from typing import Final, assert_never
 
 from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.domains import exclusion, label, reads
-from gpuactors.core.domains.exclusion import Readiness
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import ClaimUid
@@ -23,21 +21,10 @@ from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.domain import DeviceKind, DomainDevice, DomainMode, DomainUid
 from gpuactors.core.values.domain_reservation import devices_wanted
 from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.reported import DomainStatus, LabelStatus, Readiness
 
 _HERE: Final = OWNING | {ClaimState.WAITING}
 """The states in which a claim takes part in its domain."""
-
-
-class DomainStatus(StrEnum):
-    """Whether the channels of a domain can be used on this node."""
-
-    READY = "Ready"
-    """Nothing is missing."""
-    NOT_READY = "NotReady"
-    UNREAD = "Unread"
-    """Label and daemon are there. Readiness was not read since, as no claim waits for it."""
-    UNUSED = "Unused"
-    """No claim here is for a channel of it."""
 
 
 class DomainReport(Struct, frozen=True):
@@ -148,22 +135,6 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
 
 
 # --- the label, and the host ----------------------------------------------------------------------------------
-
-
-class LabelStatus(StrEnum):
-    """The node's label as far as known."""
-
-    UNREAD = "Unread"
-    """It has not been read since this daemon serves."""
-    UNSURE = "Unsure"
-    """A patch has failed, or met another label: it is read again."""
-    ABSENT = "Absent"
-    ADDING = "Adding"
-    SET = "Set"
-    """It names the domain of a claim that is here, or was; or whose it is is not known before every claim is read."""
-    REMOVING = "Removing"
-    FOREIGN = "Foreign"
-    """No claim here has set it, and it is not touched."""
 
 
 class LabelReport(Struct, frozen=True):

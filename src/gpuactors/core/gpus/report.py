@@ -6,8 +6,6 @@ its devices.
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
@@ -20,9 +18,7 @@ from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
-
-OFFERED: Final = "offered"
-CLAIMED: Final = "claimed"
+from gpuactors.core.values.reported import CLAIMED, OFFERED
 
 
 def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:

@@ -7,9 +7,8 @@ from shlex import quote
 
 from gpuactors.cli.doctor.facts import Claims, Facts, NewerCheckpoint, Place, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, sentence, warned
-from gpuactors.control.claims_view import ClaimsView
 from gpuactors.control.client import Running
-from gpuactors.control.domains_view import DomainsView
+from gpuactors.control.view import ClaimsView, DomainsView
 from gpuactors.core.claims.checkpoint import VERSION
 from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
 from gpuactors.core.ledger.identity import claimed_address

@@ -1,0 +1,224 @@
+"""The operator's view of a node: every device with the one reason, its holders, and its history.
+
+Derived from the state, never kept. Made by the daemon for its control socket, and by a command that reads the node
+itself. Must not decide anything again: health and reason are the advertised ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from gpuactors.control.claims_view import ago, claims_view, device_of_claims_view
+from gpuactors.control.domains_view import domains_view
+from gpuactors.control.pods_view import pods_view
+from gpuactors.control.view import (
+    NOT_LISTED,
+    Change,
+    DeviceView,
+    LastCallView,
+    Member,
+    NodeView,
+    ResourceView,
+)
+from gpuactors.core.assessment.blockers import is_unbinding
+from gpuactors.core.devices.presence import GONE
+from gpuactors.core.host.usage import use_of
+from gpuactors.core.ledger.ledger import allocated_ids
+from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
+from gpuactors.core.reports.snapshot import DeviceReport, registered, report
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import AdvertisedDevice, Health, Holder, PciAddress, Seen, Transition
+
+AGELESS: Final = -math.inf
+"""The time of a view without ages: all are 0, so two views of the same facts are equal."""
+
+_SHARED_NODES: Final = ("/dev/vfio/vfio", "/dev/iommu")
+"""The nodes that every device of the node has in common."""
+
+
+def view_of(state: NodeState, at: float) -> NodeView:
+    """The view at `at`, in seconds of the clock of the state's events."""
+    return NodeView(
+        role=str(state.daemon.role),
+        resources=_resources(state),
+        devices=_devices(state, at),
+        kubelet_problem="" if state.kubelet.socket is not None else state.kubelet.missing,
+        ledger_problem=state.kubelet.ledger.problem
+        or ("" if state.kubelet.ledger.read else "it has not been read yet"),
+        uevents_problem=state.host.uevents and f"not received: {state.host.uevents}; only scans find changes",
+        claims=claims_view(state, at),
+        domains=domains_view(state, at),
+        ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
+        offers_problem="" if offers_anything(state) else OFFERS_NOTHING,
+        pods=pods_view(state),
+    )
+
+
+def _resources(state: NodeState) -> tuple[ResourceView, ...]:
+    accepted = registered(state)
+    allocated = {
+        resource: len(ids) for resource, ids in allocated_ids(state, state.published.device_lists).items()
+    }
+    is_on = state.daemon.settings.device_plugin
+    not_served = f"this daemon is {state.daemon.role}" if is_on else "--device-plugin is off"
+    views = []
+    for resource, device_list in sorted(state.published.device_lists.items()):
+        plugin = state.published.plugins.get(resource)
+        views.append(
+            ResourceView(
+                name=resource,
+                registered=accepted.get(resource, False),
+                problem=(plugin.problem or "") if plugin is not None else not_served,
+                listed=len(device_list),
+                healthy=sum(device.health is Health.HEALTHY for device in device_list),
+                allocated=allocated.get(resource, 0),
+            )
+        )
+    return tuple(views)
+
+
+def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
+    known = state.index.devices
+    views = [_present(state, r, known[r.function.address], at) for r in report(state)]
+    views += _gone_devices(state, at)
+    return tuple(sorted(views, key=lambda view: view.address))
+
+
+def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
+    function = found.function
+    seen = state.host.seen.get(function.address)
+    polled = state.host.polls.seen.get(-1 if function.iommu_group is None else function.iommu_group)
+    return DeviceView(
+        address=function.address,
+        id=found.id,
+        present=True,
+        vendor=function.vendor,
+        device=function.device,
+        class_code=function.class_code,
+        driver=function.driver,
+        iommu_group=function.iommu_group,
+        group=tuple(Member(member.address, member.driver) for member in device.group),
+        numa_node=function.numa_node,
+        model=function.model,
+        resource=found.resource,
+        health=str(found.health),
+        cause=str(found.cause),
+        reason=found.reason,
+        owner=found.owner,
+        holders=found.holders,
+        history=_changes(found.history, at),
+        remedy=_remedy(state, device, found.holders),
+        listed=found.listed,
+        for_claims=device_of_claims_view(state, function.address),
+        since_s=ago(_since(found, seen), at),
+        nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
+        inspected_s=ago(seen.at, at) if seen is not None else None,
+        polled_s=ago(polled.at, at) if polled is not None else None,
+        calls=_calls(state, function.address, at),
+    )
+
+
+def _since(found: DeviceReport, seen: Seen | None) -> float:
+    """When the device came to its health and cause. Of one that is not listed these follow from what was inspected."""
+    since = -math.inf
+    for change in reversed(found.history):
+        if (change.health, change.cause) != (found.health if found.listed else None, found.cause):
+            break
+        since = change.at
+    return since if found.listed or seen is None else max(since, seen.changed_at)
+
+
+def _calls(state: NodeState, address: PciAddress, at: float) -> tuple[LastCallView, ...]:
+    return tuple(
+        LastCallView(str(call.kind), max(0.0, at - call.at), call.refused, tuple(map(str, call.causes)))
+        for call in state.calls.last.get(address, ())
+    )
+
+
+def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
+    """Devices that are gone: still listed because a pod has them, or known from their history."""
+    index = state.index
+    listed = {
+        a.address: (resource, a)
+        for resource, device_list in state.published.device_lists.items()
+        for a in device_list
+    }
+    for address in (listed.keys() | state.published.history.keys()) - index.devices.keys():
+        resource, entry = listed.get(address, ("", None))
+        owner = index.owners.get(address)
+        yield _gone(address, resource, entry, owner.name if owner is not None else None, state, at)
+
+
+def _gone(
+    address: PciAddress,
+    resource: str,
+    entry: AdvertisedDevice | None,
+    owner: str | None,
+    state: NodeState,
+    at: float,
+) -> DeviceView:
+    history = state.published.history.get(address, ())
+    return DeviceView(
+        address=address,
+        id=entry.id if entry is not None else address,
+        present=False,
+        vendor="",
+        device="",
+        class_code="",
+        driver=None,
+        iommu_group=None,
+        group=(),
+        numa_node=entry.numa_node if entry is not None else None,
+        model=None,
+        resource=resource,
+        health=str(entry.health) if entry is not None else NOT_LISTED,
+        cause=str(entry.cause if entry is not None else GONE.cause),
+        reason=entry.reason if entry is not None else GONE.message,
+        owner=owner,
+        holders=(),
+        history=_changes(history, at),
+        remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
+        listed=entry is not None,
+        since_s=ago(history[-1].at if history else -math.inf, at),
+        calls=_calls(state, address, at),
+    )
+
+
+def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
+    return tuple(
+        Change(
+            max(0.0, at - change.at),
+            str(change.health) if change.health is not None else None,
+            change.reason,
+            str(change.cause),
+        )
+        for change in history
+    )
+
+
+def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
+    """The remedy for its owner or holder. What to do about its files is in the reason itself."""
+    named = " and ".join(str(holder) for holder in holders) or "its holder"
+    if is_unbinding(device.function, use_of(state, device)):
+        return None
+    held = state.assessments[device.function.address].holding
+    match held.reason.cause if held is not None else Cause.FREE:
+        case Cause.GROUP_IN_USE:
+            return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
+        case Cause.ORPHANED:
+            return (
+                f"wait until {named} has ended, or end it; the GPU is offered again as soon as it is closed"
+            )
+        case Cause.HELD_BY_OTHER:
+            ask = "" if holders else " (--holders proc names it)"
+            return (
+                f"end {named}{ask} if it should not have the GPU; it is offered again as soon as it is closed"
+            )
+        case Cause.HOLDER_UNKNOWN:
+            return "nothing at first; if it persists, make kubelet's ledger readable"
+        case _:
+            return None

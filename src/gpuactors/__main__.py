@@ -17,10 +17,10 @@ def main() -> NoReturn:
     if sys.argv[1:2] == ["run"]:
         startup_signals.guard()
         gc.disable()  # the imports make 50,000 objects that stay; `malloc.keep_the_start` switches it on
-        from gpuactors.cli import start
+        from gpuactors.cli import settings, start
 
         if (flags := start.flags_of(sys.argv[2:])) is not None:
-            start.run(start.resolved(flags))
+            start.run(settings.resolved(flags))
             sys.exit()
     from gpuactors.cli import commands
 

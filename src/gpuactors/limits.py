@@ -294,6 +294,9 @@ once."""
 CONTROL_CALL_S: Final = 2.0
 """One reading of the running daemon's state by a command; it takes milliseconds."""
 
+CONTROL_ANSWER_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Of the running daemon's state. The daemon sends no longer message (MESSAGE_MAX_BYTES in `grpc_trio/limits.py`)."""
+
 COMPLETION_S: Final = 0.5
 """The running daemon's answer while somebody types a command; it takes milliseconds."""
 

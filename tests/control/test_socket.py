@@ -13,10 +13,12 @@ import trio
 from grpclib import GRPCError, Status
 
 from gpuactors.concurrency.latest import Latest
-from gpuactors.control.client import HandedOver, NotRunning, Unanswered, ask_to_hand_over, read_status
+from gpuactors.control.client import read_status
+from gpuactors.control.hand_over import HandedOver, NotRunning, Unanswered, ask_to_hand_over
+from gpuactors.control.path import path_problem, socket_path
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import UnixHeldControl
-from gpuactors.control.unix import UnixControl, path_problem, socket_path
+from gpuactors.control.unix import UnixControl
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import (
     Owner,
@@ -153,7 +155,7 @@ async def test_a_successor_that_goes_away_changes_nothing_for_the_others(tmp_pat
                 nursery.start_soon(_ask, path)
                 await held.asked()
                 nursery.cancel_scope.cancel()
-            assert (await read_status(path)).view.devices
+            assert (await trio.to_thread.run_sync(read_status, path)).view.devices
             await held.give_up()
         assert not await old.control.is_held()
 
@@ -201,7 +203,7 @@ async def test_a_daemon_that_hangs_is_taken_over_anyway(tmp_path: Path) -> None:
             assert new.hanging.value == {Owner(os.getpid())}
             async with new.holds() as held:
                 assert held.still_ours()
-                assert (await read_status(path)).view.role == "serving"
+                assert (await trio.to_thread.run_sync(read_status, path)).view.role == "serving"
 
 
 @pytest.mark.trio
@@ -222,7 +224,7 @@ async def test_garbage_on_the_socket(tmp_path: Path, speak: bytes) -> None:
     with trio.fail_after(WITHIN_S):
         async with listening(path, speak):
             with pytest.raises(ControlError):
-                await read_status(path)
+                await trio.to_thread.run_sync(read_status, path)
             assert isinstance(await ask_to_hand_over(path, within_s=PATIENCE_S), Unanswered)
             await new.control.ask()
             async with new.holds() as held:
@@ -324,21 +326,21 @@ async def test_status_is_what_the_daemon_knows_now(tmp_path: Path) -> None:
     side, path = Side(tmp_path), socket_path(str(tmp_path))
     with trio.fail_after(WITHIN_S):
         async with side.holds():
-            running = await read_status(path)
+            running = await trio.to_thread.run_sync(read_status, path)
             assert running.pid == os.getpid()
             (device,) = running.view.devices
             assert (device.address, device.health) == ("0000:23:00.0", "Healthy")
             side.core.enabled["0000:23:00.0"] = 1
             side.core.pass_time(10)
             side.state.set(side.core.state)
-            (device,) = (await read_status(path)).view.devices
+            (device,) = (await trio.to_thread.run_sync(read_status, path)).view.devices
             assert (device.health, device.history[-1].health) == ("Unhealthy", "Unhealthy")
 
 
 @pytest.mark.trio
 async def test_no_daemon_to_read_from(tmp_path: Path) -> None:
     with pytest.raises(ControlError, match="no daemon runs"):
-        await read_status(socket_path(str(tmp_path)))
+        await trio.to_thread.run_sync(read_status, socket_path(str(tmp_path)))
 
 
 async def _ask(path: str) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpuactors.control.about import About, Setting
-from gpuactors.control.client import OtherVersionError, Running, running
+from gpuactors.control.client import OtherVersionError, Running, running, view_response
 from gpuactors.control.node_view import view_of
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.pods_view import pods_view
@@ -167,7 +167,7 @@ ABOUT = About("gpu-17", (Setting("holders", '"proc"', "flag --holders"), Setting
 def received(view: NodeView, about: About = ABOUT) -> Running:
     """What a command has of a view after the wire."""
     sent = pb.ViewResponse(pid=7, version="1.2.3", status=msgspec.json.encode(DaemonStatus(about, view)))
-    return running("/s", pb.ViewResponse.parse(bytes(sent)))
+    return running("/s", *view_response(bytes(sent)))
 
 
 def test_the_wire_changes_nothing() -> None:
@@ -187,7 +187,7 @@ def test_a_newer_daemon_may_report_more_and_an_older_one_less() -> None:
     status = msgspec.to_builtins(DaemonStatus(ABOUT, view))
     del status["view"]["domains"]
     sent = pb.ViewResponse(7, "2.0.0", msgspec.json.encode({**status, "new": {"of": [1]}}))
-    assert running("/s", sent) == Running(7, "2.0.0", ABOUT, view)
+    assert running("/s", *view_response(bytes(sent))) == Running(7, "2.0.0", ABOUT, view)
 
 
 def test_a_daemon_whose_view_cannot_be_decoded_is_of_another_version() -> None:
@@ -196,7 +196,7 @@ def test_a_daemon_whose_view_cannot_be_decoded_is_of_another_version() -> None:
     with pytest.raises(
         OtherVersionError, match=r"^the daemon behind /s is of another version \(2\.0\.0\) than this"
     ):
-        running("/s", pb.ViewResponse(7, "2.0.0", msgspec.json.encode(status)))
+        running("/s", 7, "2.0.0", msgspec.json.encode(status))
 
 
 def test_each_pod_is_named_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:

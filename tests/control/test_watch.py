@@ -16,12 +16,13 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.control import node_view
 from gpuactors.control.about import About
-from gpuactors.control.client import NoDaemonError, OtherVersionError, Running, read_status, watch
+from gpuactors.control.client import NoDaemonError, OtherVersionError, Running, read_status
 from gpuactors.control.node_view import view_of
+from gpuactors.control.path import socket_path
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import ControlService
-from gpuactors.control.unix import socket_path
 from gpuactors.control.view import NodeView
+from gpuactors.control.watch import watch
 from gpuactors.core.events.kubelet import KubeletGone
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import Server, bind_unix
@@ -146,7 +147,7 @@ async def test_a_daemon_of_an_older_version_is_reported_as_one(tmp_path: Path) -
             with pytest.raises(
                 OtherVersionError, match="of another version than this command: run the command of"
             ):
-                await read_status(path)
+                await trio.to_thread.run_sync(read_status, path)
             nursery.cancel_scope.cancel()
 
 

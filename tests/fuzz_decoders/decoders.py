@@ -25,7 +25,7 @@ from gpuactors.acts.theirs import TheirClaims
 from gpuactors.cli.doctor.settings import of_daemon
 from gpuactors.config import ConfigError, resolve
 from gpuactors.control.about import About
-from gpuactors.control.client import OtherVersionError, running
+from gpuactors.control.client import OtherVersionError, running, view_response
 from gpuactors.control.node_view import view_of
 from gpuactors.control.pb.control import v1 as control_pb
 from gpuactors.control.served import FILE_NAME as SERVED
@@ -634,7 +634,7 @@ def _status() -> bytes:
 
 
 def _shown(content: bytes) -> None:
-    of_daemon(resolve({}, {}), running("/s", decode(content, control_pb.ViewResponse)))
+    of_daemon(resolve({}, {}), running("/s", *view_response(content)))
 
 
 def _callers() -> tuple[Decoder, ...]:

@@ -20,7 +20,7 @@ from gpuactors.control.unix import UnixControl
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.selector import parse_selector
-from gpuactors.daemon.app import node_of
+from gpuactors.daemon.about import node_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.procfs import ProcReader

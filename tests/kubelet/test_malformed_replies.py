@@ -12,7 +12,8 @@ import grpc
 import pytest
 import trio
 
-from gpuactors.control.client import Unanswered, ask_to_hand_over, read_status
+from gpuactors.control.client import read_status
+from gpuactors.control.hand_over import Unanswered, ask_to_hand_over
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
@@ -90,7 +91,7 @@ async def test_a_malformed_answer_of_the_running_daemon(tmp_path: Path, body: by
         answering(socket, body),
         pytest.raises(ControlError, match="not a valid ViewResponse"),
     ):
-        await read_status(str(socket))
+        await trio.to_thread.run_sync(read_status, str(socket))
 
 
 @pytest.mark.trio

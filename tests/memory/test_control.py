@@ -8,7 +8,8 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.control.unix import SOCKET_NAME, UnixControl
+from gpuactors.control.path import SOCKET_NAME
+from gpuactors.control.unix import UnixControl
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.model import Settings

@@ -29,8 +29,8 @@ def load() -> None:
     """Imports what a daemon with everything on imports, and the commands."""
     import gpuactors.cli.commands
     import gpuactors.cli.doctor.run
+    import gpuactors.cli.inspect.own
     import gpuactors.cli.inspect.report
-    import gpuactors.cli.inspect.view
     import gpuactors.cli.live.run
     import gpuactors.daemon.app
     import gpuactors.daemon.claims

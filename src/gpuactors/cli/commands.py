@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from gpuactors.cli import completion, start
+from gpuactors.cli import completion, settings
 from gpuactors.cli.ending import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, fail, first
 from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
@@ -58,6 +58,8 @@ def cli() -> None:
 @cli.command(cls=ConfiguredDaemon, epilog=epilog("run"))
 def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
+    from gpuactors.cli import start
+
     start.run(_resolved(flags))
 
 
@@ -357,7 +359,7 @@ def _config(flags: dict[str, object]) -> Config:
 
 
 def _resolved(flags: dict[str, object]) -> Resolved:
-    return start.resolved(_given(flags))
+    return settings.resolved(_given(flags))
 
 
 def _given(flags: dict[str, object]) -> dict[str, object]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import click
-import trio
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
@@ -89,7 +88,7 @@ def explainable(
         config = resolve(given, os.environ).config
     except ConfigError:
         return []
-    found = [CompletionItem(name, help=said) for name, said in trio.run(_known, config)]
+    found = [CompletionItem(name, help=said) for name, said in _known(config)]
     fitting = [item for item in found if item.value.startswith(incomplete)]
     # Without the PCI domain, as it is typed.
     short = [CompletionItem(item.value.removeprefix(_DOMAIN), help=item.help) for item in found]
@@ -108,29 +107,25 @@ def scenarios(
     return [CompletionItem(name, help=line) for name, line in list_scenarios() if name.startswith(incomplete)]
 
 
-async def _known(config: Config) -> list[tuple[str, str]]:
+def _known(config: Config) -> Iterator[tuple[str, str]]:
     from gpuactors.control.client import read_status
-    from gpuactors.control.unix import socket_path
-    from gpuactors.control.view import NodeView
+    from gpuactors.control.path import socket_path
     from gpuactors.ports.errors import ControlError
 
-    def names(view: NodeView) -> Iterator[tuple[str, str]]:
-        for device in view.devices:
-            yield device.address, f"{device.model or 'GPU'}, {device.health}"
-        for resource in view.resources:
-            yield resource.name, f"resource, {resource.free} free"
-        for pod in view.pods:
-            yield str(pod), f"pod, {len(pod.devices)} GPUs"
-        of_domains = view.domains
-        for claims in (view.claims, of_domains.claims if of_domains is not None else None):
-            for claim in claims.claims if claims is not None else ():
-                yield str(claim), f"claim, {claim.state}"
-        for domain in of_domains.domains if of_domains is not None else ():
-            yield str(domain), f"ComputeDomain, {domain.status}"
-
-    with trio.move_on_after(limits.COMPLETION_S):
-        try:
-            return list(names((await read_status(socket_path(str(config.state_dir)))).view))
-        except ControlError:
-            pass
-    return []
+    within_s = limits.COMPLETION_S / 2  # for each of the two
+    try:
+        view = read_status(socket_path(str(config.state_dir)), within_s, within_s).view
+    except ControlError:
+        return
+    for device in view.devices:
+        yield device.address, f"{device.model or 'GPU'}, {device.health}"
+    for resource in view.resources:
+        yield resource.name, f"resource, {resource.free} free"
+    for pod in view.pods:
+        yield str(pod), f"pod, {len(pod.devices)} GPUs"
+    of_domains = view.domains
+    for claims in (view.claims, of_domains.claims if of_domains is not None else None):
+        for claim in claims.claims if claims is not None else ():
+            yield str(claim), f"claim, {claim.state}"
+    for domain in of_domains.domains if of_domains is not None else ():
+        yield str(domain), f"ComputeDomain, {domain.status}"

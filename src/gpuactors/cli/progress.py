@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, TextIO, TypeVar, final
-
-import trio
 
 from gpuactors import limits
 
@@ -48,6 +47,8 @@ class Progress:
 
     async def during(self, what: str, read: Callable[[], Awaitable[T]]) -> T:
         """Return or raise what `read` does; show its name if it takes longer than PROGRESS_SILENT_S."""
+        import trio  # most commands run none
+
         results: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -64,10 +65,37 @@ class Progress:
         return results[0]
 
     async def _tell(self, what: str) -> None:
+        import trio
+
         began = trio.current_time()
         while True:
             await trio.sleep(limits.PROGRESS_SILENT_S)
-            self.show(f"gpuactors: reading {what} … {trio.current_time() - began:.0f} s")
+            self._waits(what, trio.current_time() - began)
+
+    def while_blocked(self, what: str, read: Callable[[], T]) -> T:
+        """Return or raise what `read` does, which blocks; show its name as `during` does."""
+        if self._out is None:
+            return read()
+        import threading
+
+        is_read = threading.Event()
+
+        def tell() -> None:
+            began = time.monotonic()
+            while not is_read.wait(limits.PROGRESS_SILENT_S):
+                self._waits(what, time.monotonic() - began)
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        try:
+            return read()
+        finally:
+            is_read.set()
+            teller.join()
+            self.clear()
+
+    def _waits(self, what: str, seconds: float) -> None:
+        self.show(f"gpuactors: reading {what} … {seconds:.0f} s")
 
     def _write(self, text: str) -> None:
         assert self._out is not None

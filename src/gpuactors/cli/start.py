@@ -6,14 +6,13 @@ parsed by click in `commands.py`, which takes 30 ms more, and says what is wrong
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import trio
 
 from gpuactors.cli.ending import EX_CONFIG, EX_SOFTWARE, EX_UNAVAILABLE, fail, first
-from gpuactors.config import DECLARATIONS, ConfigError, Resolved, resolve
+from gpuactors.config import DECLARATIONS, Resolved
 from gpuactors.config.declaration import CONFIG_FILE_KEY, flag_of
 from gpuactors.observe import log
 from gpuactors.ports.errors import HostError
@@ -43,21 +42,14 @@ def flags_of(words: Sequence[str]) -> dict[str, object] | None:
     return flags | lists
 
 
-def resolved(flags: Mapping[str, object]) -> Resolved:
-    """The settings. Ends the process where one is wrong."""
-    try:
-        return resolve(flags, os.environ)
-    except ConfigError as exc:
-        fail(str(exc), EX_CONFIG)
-
-
 def run(found: Resolved) -> None:
     """Run the daemon until a signal stops it. Ends the process with a code where it fails."""
     config, sources = found.config, {key: str(source) for key, source in found.provenance.items()}
     from gpuactors.daemon import app
+    from gpuactors.daemon.about import node_of
     from gpuactors.daemon.startup_checks import AbsentError
 
-    log.configure(config.log_format, config.log_level, node=app.node_of(config))
+    log.configure(config.log_format, config.log_level, node=node_of(config))
 
     malloc.give_back()
     malloc.keep_the_start()

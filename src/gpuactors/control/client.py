@@ -1,38 +1,24 @@
-"""Requests to the running daemon over its control socket: its status, and the hand-over.
+"""The running daemon's status, asked of it by a command over its control socket.
 
-Every wait has a deadline: a daemon that hangs still has the kernel accept connections for it.
+Every wait has a deadline: a daemon that hangs still has the kernel accept connections for it. `watch.py` asks for the
+changes as well.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final
 
-import trio
 from grpclib import GRPCError, Status
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.control import unary
 from gpuactors.control.about import About
-from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.view import DaemonStatus, NodeView
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
-from gpuactors.grpc_trio import (
-    ConnectError,
-    Dial,
-    OwnerOf,
-    SocketError,
-    connect_unix,
-    open_unix_channel,
-    owner_of,
-)
 from gpuactors.ports.errors import ControlError
-from gpuactors.process.resource_exhaustion import shortage
-
-if TYPE_CHECKING:
-    from gpuactors.control.view import NodeView
 
 
 class Running(Struct, frozen=True):
@@ -53,132 +39,120 @@ class OtherVersionError(ControlError):
     """The daemon is of another version than this command, which cannot read its view."""
 
 
-_WATCH: Final = "/v1.Control/WatchView"
-
-
-async def read_status(path: str) -> Running:
-    """The status of the daemon that serves the control socket at `path`.
+def read_status(
+    path: str, connect_s: float = limits.CONTROL_CONNECT_S, call_s: float = limits.CONTROL_CALL_S
+) -> Running:
+    """The status of the daemon that serves the control socket at `path`. Blocks for so long at most.
 
     Raises `NoDaemonError` if there is none, `OtherVersionError` if this command cannot read its view, and
     `ControlError` if there may be one and it does not answer.
     """
-    with _explained(path, "report its status", limits.CONTROL_CALL_S):
-        with trio.fail_after(limits.CONTROL_CONNECT_S + limits.CONTROL_CALL_S):
-            async with open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel:
-                return running(path, await pb.ControlStub(channel).view(pb.ViewRequest()))
-
-
-async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
-    """Calls `show` with the status of that daemon, at once and after each change, for as long as it runs.
-
-    Raises `NoDaemonError` if there is none, `OtherVersionError` if this command cannot read its view, and
-    `ControlError` if it has ended or does not answer.
-    """
-    silence_s = limits.WATCH_BEAT_S + limits.CONTROL_CALL_S
-    with _explained(path, "say anything", silence_s):
-        async with (
-            open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel,
-            channel.server_stream(_WATCH, pb.ViewRequest(), pb.ViewResponse) as answers,
-        ):
-            while True:
-                with trio.fail_after(silence_s):
-                    answer = await anext(answers, None)
-                if answer is None:
-                    raise ControlError(f"the daemon behind {path} is ending")
-                if answer.status:
-                    show(running(path, answer))
-
-
-def running(path: str, answer: pb.ViewResponse) -> Running:
-    """The daemon that has answered so at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
-    from gpuactors.control.view import DaemonStatus  # a daemon asks for no view
-
     try:
-        status = decode_json(answer.status, DaemonStatus)
+        answer = unary.call(path, "/v1.Control/View", connect_s=connect_s, call_s=call_s)
+        pid, version, status = view_response(answer)
+    except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
+        raise no_daemon(path) from None
+    except PermissionError as exc:
+        raise forbidden(path) from exc
+    except GRPCError as exc:
+        raise refused(path, "report its status", exc) from exc
+    except TimeoutError as exc:
+        raise too_slow(path, "report its status", call_s) from exc
+    except BlockingIOError as exc:
+        raise hanging(f"no process accepts connections at {path}: the queue of its listener is full") from exc
+    except (unary.NoHttp2Error, OSError) as exc:
+        raise hanging(str(exc)) from exc
+    except ValueError as exc:
+        raise ControlError(
+            f"the daemon behind {path} answered what is not a valid ViewResponse: {exc}"
+        ) from exc
+    return running(path, pid, version, status)
+
+
+def view_response(message: bytes) -> tuple[int, str, bytes]:
+    """The fields of a ViewResponse (`protos/control.proto`). Raises ValueError unless it is one.
+
+    Read here because betterproto2 takes as long to import as the rest of a command.
+    """
+    numbers, texts, at = {1: 0}, {2: b"", 3: b""}, 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        value, at = _varint(message, at)  # a number, or how many bytes follow
+        number, wire_type = key >> 3, key & 7
+        if wire_type == _BYTES and number not in numbers:
+            found, at = message[at : at + value], at + value
+            if at > len(message):
+                raise ValueError("a field runs over the end")
+            texts[number] = found
+        elif wire_type == _VARINT and number not in texts:
+            numbers[number] = value
+        else:
+            raise ValueError(f"field {number} has wire type {wire_type}")
+    return numbers[1], texts[2].decode(), texts[3]
+
+
+_VARINT: Final = 0
+_BYTES: Final = 2
+"""Wire types (protobuf.dev, Encoding)."""
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number of at most 64 bits, and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at == len(message):
+            raise ValueError("a number runs over the end")
+        value |= (message[at] & 0x7F) << shift
+        at += 1
+        if message[at - 1] < 0x80:
+            return value, at
+    raise ValueError("a number of more than 64 bits")
+
+
+def running(path: str, pid: int, version: str, status: bytes) -> Running:
+    """The daemon that has answered so at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
+    try:
+        decoded = decode_json(status, DaemonStatus)
     except UndecodableError as exc:
-        raise _other_version(path, f" ({quoted(answer.version)})" if answer.version else "") from exc
-    return Running(answer.pid, answer.version, status.about, status.view)
+        raise other_version(path, f" ({quoted(version)})" if version else "") from exc
+    return Running(pid, version, decoded.about, decoded.view)
 
 
-def _other_version(path: str, version: str = "") -> OtherVersionError:
+# --- why there is no answer -------------------------------------------------------------------------------
+
+
+def other_version(path: str, version: str = "") -> OtherVersionError:
     return OtherVersionError(
         f"the daemon behind {path} is of another version{version} than this command: run the command of its version, "
         "in its own pod or image"
     )
 
 
-@contextmanager
-def _explained(path: str, what: str, within_s: float) -> Iterator[None]:
-    """The failures of a request as `ControlError`; `what` the daemon did not do, and within how many seconds."""
-    try:
-        is_free = owner_of(path) is None
-    except SocketError as exc:
-        raise ControlError(
-            f"user {os.geteuid()} may not connect to {path}, a running daemon's control socket: run this as the "
-            "daemon's user, usually root"
-        ) from exc
-    try:
-        yield
-    except SocketError as exc:
-        if is_free:
-            raise NoDaemonError(f"no daemon runs (no process listens at {path})") from exc
-        raise ControlError(f"a daemon has the socket and does not answer; does it hang? {exc}") from exc
-    except GRPCError as exc:
-        if exc.status is Status.UNIMPLEMENTED:
-            raise _other_version(path) from exc
-        if exc.status is Status.UNAVAILABLE:
-            raise ControlError(f"the daemon behind {path} is ending") from exc
-        raise ControlError(
-            f"the daemon behind {path} refused to {what}: {exc.status.name}: {quoted(exc.message or '')}"
-        ) from exc
-    except trio.TooSlowError as exc:
-        raise ControlError(
-            f"the daemon behind {path} did not {what} within {within_s:g} s; does it hang?"
-        ) from exc
+def no_daemon(path: str) -> NoDaemonError:
+    return NoDaemonError(f"no daemon runs (no process listens at {path})")
 
 
-class NotRunning(Struct, frozen=True):
-    """No daemon runs."""
+def forbidden(path: str) -> ControlError:
+    return ControlError(
+        f"user {os.geteuid()} may not connect to {path}, a running daemon's control socket: run this as the "
+        "daemon's user, usually root"
+    )
 
 
-class HandedOver(Struct, frozen=True):
-    """The daemon that ran has ended its streams and released the control socket."""
-
-    pid: int
+def hanging(why: str) -> ControlError:
+    return ControlError(f"a daemon has the socket and does not answer; does it hang? {why}")
 
 
-class Unanswered(Struct, frozen=True):
-    """Another process has the socket and did not hand over; `reason` is the failure."""
-
-    reason: str
+def too_slow(path: str, what: str, within_s: float) -> ControlError:
+    return ControlError(f"the daemon behind {path} did not {what} within {within_s:g} s; does it hang?")
 
 
-Asked = NotRunning | HandedOver | Unanswered
-
-_TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCELLED})
-"""It hands over to another successor, or it has just ended: a moment later the answer is another one."""
-
-
-async def ask_to_hand_over(
-    path: str, *, within_s: float, dial: Dial = connect_unix, owner_of: OwnerOf = owner_of
-) -> Asked:
-    """Asks the daemon that serves the control socket at `path` until there is an answer, for at most `within_s`."""
-    reason = ""
-    with trio.move_on_after(within_s):
-        while True:
-            try:
-                if owner_of(path) is None:
-                    return NotRunning()
-                async with open_unix_channel(path, connect_deadline_s=within_s, dial=dial) as channel:
-                    answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
-                    return HandedOver(answer.pid)
-            except GRPCError as exc:
-                reason = f"it answered {exc.status.name}: {quoted(exc.message or '')}"
-                if exc.status not in _TRY_AGAIN:
-                    return Unanswered(reason)
-            except (ConnectError, OSError) as exc:
-                reason = shortage(exc) or str(exc)
-            except SocketError as exc:  # not allowed to dial it: asking again changes nothing
-                return Unanswered(str(exc))
-            await trio.sleep(limits.HAND_OVER_RETRY_S)
-    return Unanswered(f"no answer within {within_s:g} s" + (f" ({reason})" if reason else ""))
+def refused(path: str, what: str, error: GRPCError) -> ControlError:
+    """By the status of a call; `what` the daemon did not do."""
+    if error.status is Status.UNIMPLEMENTED:
+        return other_version(path)
+    if error.status is Status.UNAVAILABLE:
+        return ControlError(f"the daemon behind {path} is ending")
+    return ControlError(
+        f"the daemon behind {path} refused to {what}: {error.status.name}: {quoted(error.message or '')}"
+    )

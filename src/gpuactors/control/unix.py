@@ -10,7 +10,6 @@ sufficient: the names of the sockets are ours, and no third gpuactors belongs th
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final, assert_never, final
@@ -21,7 +20,8 @@ from msgspec import Struct
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.control.about import About
-from gpuactors.control.client import HandedOver, NotRunning, Unanswered, ask_to_hand_over
+from gpuactors.control.hand_over import HandedOver, NotRunning, Unanswered, ask_to_hand_over
+from gpuactors.control.path import socket_path
 from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.text import encodable
@@ -41,52 +41,8 @@ from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 from gpuactors.ports.errors import ControlError, ControlTakenError
 from gpuactors.process.resource_exhaustion import shortage
 
-SOCKET_NAME: Final = "gpuactors.sock"
-
 SOCKET_MODE: Final = 0o600
 """A process that may request a hand-over may end the service of this node's GPUs."""
-
-
-def socket_path(state_dir: str) -> str:
-    """Where the control socket of a daemon with this state directory is."""
-    return os.path.join(state_dir, SOCKET_NAME)
-
-
-def path_problem(state_dir: str) -> str | None:
-    """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
-    lost = (
-        "; without it there is no hand-over on an upgrade, and inspect and explain read the node themselves"
-    )
-    path_bytes = len(os.fsencode(socket_path(state_dir)))
-    if path_bytes > limits.SOCKET_PATH_MAX_BYTES:
-        return (
-            f"the path of the control socket in {state_dir} has {path_bytes} bytes; the kernel takes at most "
-            f"{limits.SOCKET_PATH_MAX_BYTES}: use a shorter --state-dir{lost}"
-        )
-    try:
-        is_directory = stat.S_ISDIR(os.stat(state_dir).st_mode)
-    except FileNotFoundError:
-        return (
-            f"the state directory {state_dir} does not exist: make it, or name another with --state-dir{lost}"
-        )
-    except NotADirectoryError:
-        is_directory = False
-    except OSError as exc:
-        return (
-            f"the state directory {state_dir} cannot be accessed ({exc.strerror}): give user {os.geteuid()} access, or "
-            f"name another with --state-dir{lost}"
-        )
-    if not is_directory:
-        return (
-            f"the state directory {state_dir} is not a directory, or lies below a file: remove the file, or name "
-            f"another with --state-dir{lost}"
-        )
-    if not os.access(state_dir, os.W_OK | os.X_OK):
-        return (
-            f"user {os.geteuid()} may not write to the state directory {state_dir}: give it access, mount it "
-            f"writable, or name another with --state-dir{lost}"
-        )
-    return None
 
 
 class ControlIo(Struct, frozen=True):

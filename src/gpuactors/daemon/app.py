@@ -9,7 +9,6 @@ gRPC    -> InboxCaller -----+                  +-> replies      -> gRPC
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -41,10 +40,11 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
-from gpuactors.config import Config, as_dict
-from gpuactors.control.about import About, Setting
+from gpuactors.config import Config
+from gpuactors.control.about import About
+from gpuactors.control.path import path_problem
 from gpuactors.control.served import ServedFile
-from gpuactors.control.unix import UnixControl, path_problem
+from gpuactors.control.unix import UnixControl
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ShutdownRequested
@@ -55,8 +55,8 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.effects import Answer, Level, Log
 from gpuactors.core.values.model import ResourceName, Role, Settings
-from gpuactors.core.values.text import encodable
 from gpuactors.daemon import startup_checks
+from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
@@ -159,24 +159,10 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
     )
 
 
-def node_of(config: Config) -> str:
-    """The node's name: the configured one, else the host's own (in a pod the pod's)."""
-    return encodable(config.node_name or os.uname().nodename)
-
-
 def sysfs_of(config: Config) -> SysfsReader:
     """The reader of the host's files. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
     return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
-
-
-def about(config: Config, sources: Mapping[str, str]) -> About:
-    """The daemon's settings and node name; `sources` has the source of each setting."""
-    settings = tuple(
-        Setting(key, json.dumps(value, ensure_ascii=False), sources.get(key, ""))
-        for key, value in as_dict(config).items()
-    )
-    return About(node_of(config), settings)
 
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -31,11 +32,10 @@ from gpuactors.cli.inspect.view import (
     explain,
     find,
     inspect,
-    inspected,
 )
 from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
-from gpuactors.control import client
+from gpuactors.control import unary
 from gpuactors.control.about import About
 from gpuactors.control.node_view import view_of
 from gpuactors.control.unix import UnixControl
@@ -44,7 +44,7 @@ from gpuactors.core.events.host import UeventsOpened, UeventsUnavailable
 from gpuactors.core.reports.readiness import OFFERS_NOTHING
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Holder
-from gpuactors.grpc_trio import Owner, SocketBindError
+from gpuactors.grpc_trio import Owner
 from gpuactors.ports.errors import HostError
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import SETTINGS, Core, audio, gpu
@@ -166,7 +166,7 @@ async def test_a_running_daemon_is_believed(config: Config) -> None:
     state: Latest[NodeState] = Latest(core.state)
     with trio.fail_after(10):
         async with control.hold(state.subscribe()):
-            found = await inspected(config)
+            found = await trio.to_thread.run_sync(inspect, config)
     assert found.by_daemon
     assert str(os.getpid()) in found.source
     assert [d["address"] for d in json.loads(as_json(found))["devices"]] == [GPU, "0000:24:00.0"]
@@ -184,7 +184,7 @@ async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> Non
         hanging.bind(str(config.state_dir / "gpuactors.sock"))
         hanging.listen()
         with trio.fail_after(10):
-            found = await inspected(config)
+            found = await trio.to_thread.run_sync(inspect, config)
     assert not found.by_daemon
     assert "does it hang" in found.source
     assert "not by the daemon: a daemon has the socket and does not answer; does it hang?" in told(found)
@@ -196,10 +196,10 @@ async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> Non
 def test_who_may_not_ask_the_daemon_is_told_that_the_view_is_his_own(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def may_not(path: str) -> None:
-        raise SocketBindError(f"{path}: Permission denied")
+    def may_not(path: str, method: str, **within: float) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr(client, "owner_of", may_not)
+    monkeypatch.setattr(unary, "call", may_not)
     found = inspect(config)
     assert "seen by this command itself, not by the daemon: user " in told(found)
     assert "may not connect to" in json.loads(as_json(found))["source_problem"]

@@ -32,16 +32,17 @@ from gpuactors.cli.doctor.facts import (
     offers_by_both,
     wants_claims,
 )
-from gpuactors.cli.inspect.view import assessed
+from gpuactors.cli.inspect.own import assessed
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config, Resolved
 from gpuactors.control.client import NoDaemonError, Running, read_status
-from gpuactors.control.unix import path_problem, socket_path
+from gpuactors.control.path import path_problem, socket_path
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.domain import DomainUid, ImexFacts
 from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.model import PciFunction, ResourceName
-from gpuactors.daemon.app import node_of, sysfs_of
+from gpuactors.daemon.about import node_of
+from gpuactors.daemon.app import sysfs_of
 from gpuactors.host import pci_ids, vfio
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
@@ -114,7 +115,7 @@ async def _daemon(config: Config, progress: Progress) -> Known[Running] | NoDaem
 
     async def read() -> Running | NoDaemon:
         try:
-            return await read_status(path)
+            return await trio.to_thread.run_sync(read_status, path, abandon_on_cancel=True)
         except NoDaemonError as exc:
             return NoDaemon(str(exc))
 

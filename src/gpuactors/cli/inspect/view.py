@@ -1,7 +1,6 @@
 """The view that `gpuactors inspect` and `gpuactors explain` show: the running daemon's, or else one inspection by the
-command (`report.py` prints it). Its inspection is assessed by the same core that the daemon runs, from the
-same three sources: sysfs, kubelet's ledger, the use of the groups. It opens no device and has no history. Must not
-write anything anywhere.
+command (`own.py`); `report.py` prints it. Must not import what only a daemon needs, unless none runs: a command takes
+no longer than its imports.
 """
 
 from __future__ import annotations
@@ -9,45 +8,26 @@ from __future__ import annotations
 import time
 from typing import Final, TypeAlias
 
-import trio
 from msgspec import Struct
-from msgspec.structs import replace
 
-from gpuactors.actors import pod_resources
 from gpuactors.cli.inspect import claims_report, domains_report
 from gpuactors.cli.progress import SILENT, Progress
 from gpuactors.config import Config, Resolved
 from gpuactors.control.about import Setting
 from gpuactors.control.client import NoDaemonError, Running, read_status
-from gpuactors.control.node_view import view_of
-from gpuactors.control.unix import socket_path
+from gpuactors.control.path import socket_path
 from gpuactors.control.view import ClaimView, DeviceView, DomainView, NodeView, PodView, ResourceView
 from gpuactors.core.devices.presence import NO_GPU_HERE
-from gpuactors.core.events import Event
-from gpuactors.core.events.host import GroupsObserved, HostScanned
-from gpuactors.core.reports.snapshot import project
-from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, step
-from gpuactors.core.values.model import PciFunction, Role
+from gpuactors.core.values.model import Role
 from gpuactors.core.values.names import is_domain_id
 from gpuactors.core.values.selector import full_address
-from gpuactors.daemon.app import about, node_of, sysfs_of
-from gpuactors.daemon.app import settings_of as core_settings_of
-from gpuactors.host.reader import ThreadedReader
-from gpuactors.host.root import HostRoot
-from gpuactors.host.use import SysfsUse
-from gpuactors.kubelet.ledger import KubeletLedger
+from gpuactors.daemon.about import about, node_of
 from gpuactors.ports.errors import ControlError
-from gpuactors.ports.node import LedgerReader, UseReader
 
 _POD: Final = "pod/"
 """Before the name of a pod, where a claim has it, too."""
 
 NO_DEVICES: Final = f"{NO_GPU_HERE[0].upper()}{NO_GPU_HERE[1:]} (gpuactors config show: select)."
-
-_ROUNDS: Final = 8
-"""Reads and polls of the command's own inspection: the first of each, and those that the core requests after their
-results."""
 
 
 class UnknownAddressError(Exception):
@@ -116,7 +96,19 @@ AnyExplained: TypeAlias = Explained | ExplainedClaim | ExplainedDomain | Explain
 def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
     """The running daemon's view of the node, or the command's own. Raises `ports.errors.HostError` if the node cannot
     be read."""
-    return trio.run(inspected, config, progress)
+    problem = ""
+    try:
+        running = _read_status(config, progress)
+    except NoDaemonError as exc:
+        source = f"this command itself: {exc}"
+    except ControlError as exc:
+        problem = str(exc)
+        source = f"this command itself, not by the daemon: {exc}"
+    else:
+        return by_running(running, time.time())
+    from gpuactors.cli.inspect import own  # nearly all of the daemon
+
+    return Inspected(own.view(config, progress), False, source, problem, node_of(config), time.time())
 
 
 def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExplained:
@@ -137,25 +129,9 @@ def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExp
         raise UnknownAddressError(f"{exc}\nread by {found.source}") from None
 
 
-async def inspected(config: Config, progress: Progress = SILENT) -> Inspected:
-    """Return the view of `inspect`."""
-    problem = ""
-    try:
-        running = await _read_status(config, progress)
-    except NoDaemonError as exc:
-        source = f"this command itself: {exc}"
-    except ControlError as exc:
-        problem = str(exc)
-        source = f"this command itself, not by the daemon: {exc}"
-    else:
-        return by_running(running, time.time())
-    view = await progress.during("the host and kubelet's ledger", lambda: _inspect_host(config))
-    return Inspected(view, False, source, problem, node_of(config), time.time())
-
-
-async def _read_status(config: Config, progress: Progress) -> Running:
+def _read_status(config: Config, progress: Progress) -> Running:
     path = socket_path(str(config.state_dir))
-    return await progress.during("the running daemon's view", lambda: read_status(path))
+    return progress.while_blocked("the running daemon's view", lambda: read_status(path))
 
 
 def by_running(running: Running, wall: float) -> Inspected:
@@ -185,7 +161,7 @@ def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
     """The settings of the running daemon, or else those of one that is started now."""
     own = settings_of(resolved)
     try:
-        running = trio.run(_read_status, resolved.config, progress)
+        running = _read_status(resolved.config, progress)
     except NoDaemonError:
         return Shown(own)
     except ControlError as exc:
@@ -194,40 +170,6 @@ def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
             f"Settings that a daemon started now would have; the running one could not be asked: {exc}",
         )
     return Shown(running.about.settings, f"Settings of {_name_of(running)} on node {running.about.node}")
-
-
-async def _inspect_host(config: Config) -> NodeView:
-    ledger = KubeletLedger(str(config.kubelet_dir))
-    use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
-    return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use)
-
-
-async def assessed(
-    config: Config, functions: tuple[PciFunction, ...], ledger: LedgerReader, use: UseReader
-) -> NodeView:
-    """The view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as often
-    as the core requests it."""
-    state = initial_state(core_settings_of(config))
-    number = project(state).inspections.scan
-    assert number is not None
-    event: Event | None = HostScanned(number, functions)
-    for _ in range(_ROUNDS):
-        if event is None:
-            break
-        state, _effects = step(state, event, trio.current_time())
-        event = await _answer(state, ledger, use)
-    # This command needs no uevents: it has just scanned.
-    return replace(view_of(state, trio.current_time()), uevents_problem="")
-
-
-async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
-    """The next requests of the core."""
-    wanted = project(state)
-    if wanted.ledger.read is not None:
-        return await pod_resources.read(wanted.ledger.read, (), ledger)
-    if wanted.poll.poll is not None:
-        return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets, whole=True))
-    return None
 
 
 def find_named(

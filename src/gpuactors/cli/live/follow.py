@@ -8,7 +8,8 @@ from typing import NoReturn
 import trio
 
 from gpuactors import limits
-from gpuactors.control.client import OtherVersionError, Running, watch
+from gpuactors.control.client import OtherVersionError, Running
+from gpuactors.control.watch import watch
 from gpuactors.ports.errors import ControlError
 
 

@@ -19,7 +19,7 @@ from gpuactors.cli.live.watched import Watched
 from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.config import Config
 from gpuactors.control.client import Running
-from gpuactors.control.unix import socket_path
+from gpuactors.control.path import socket_path
 from gpuactors.observe.stdout import StdoutError
 from gpuactors.ports.errors import ControlError
 

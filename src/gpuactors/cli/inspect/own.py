@@ -1,0 +1,76 @@
+"""A command's own view of the node, where no daemon runs: one inspection, assessed by the same core that the daemon
+runs, from the same three sources: sysfs, kubelet's ledger, the use of the groups. It opens no device and has no
+history. Must not write anything anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+from msgspec.structs import replace
+
+from gpuactors.actors import pod_resources
+from gpuactors.cli.progress import Progress
+from gpuactors.config import Config
+from gpuactors.control.node_view import view_of
+from gpuactors.control.view import NodeView
+from gpuactors.core.events import Event
+from gpuactors.core.events.host import GroupsObserved, HostScanned
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.state import NodeState
+from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.model import PciFunction
+from gpuactors.daemon.app import settings_of, sysfs_of
+from gpuactors.host.reader import ThreadedReader
+from gpuactors.host.root import HostRoot
+from gpuactors.host.use import SysfsUse
+from gpuactors.kubelet.ledger import KubeletLedger
+from gpuactors.ports.node import LedgerReader, UseReader
+
+_ROUNDS: Final = 8
+"""Reads and polls of the command's own inspection: the first of each, and those that the core requests after their
+results."""
+
+
+def view(config: Config, progress: Progress) -> NodeView:
+    """Raises `ports.errors.HostError` if the node cannot be read."""
+
+    async def read() -> NodeView:
+        return await progress.during("the host and kubelet's ledger", lambda: _inspect_host(config))
+
+    return trio.run(read)
+
+
+async def _inspect_host(config: Config) -> NodeView:
+    ledger = KubeletLedger(str(config.kubelet_dir))
+    use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
+    return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use)
+
+
+async def assessed(
+    config: Config, functions: tuple[PciFunction, ...], ledger: LedgerReader, use: UseReader
+) -> NodeView:
+    """The view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as often
+    as the core requests it."""
+    state = initial_state(settings_of(config))
+    number = project(state).inspections.scan
+    assert number is not None
+    event: Event | None = HostScanned(number, functions)
+    for _ in range(_ROUNDS):
+        if event is None:
+            break
+        state, _effects = step(state, event, trio.current_time())
+        event = await _answer(state, ledger, use)
+    # This command needs no uevents: it has just scanned.
+    return replace(view_of(state, trio.current_time()), uevents_problem="")
+
+
+async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
+    """The next requests of the core."""
+    wanted = project(state)
+    if wanted.ledger.read is not None:
+        return await pod_resources.read(wanted.ledger.read, (), ledger)
+    if wanted.poll.poll is not None:
+        return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets, whole=True))
+    return None

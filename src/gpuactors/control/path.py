@@ -1,0 +1,54 @@
+"""The place of the control socket, and why there can be none there. A file of its own: commands know it without the
+daemon's side (`unix.py`)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from gpuactors import limits
+
+SOCKET_NAME: Final = "gpuactors.sock"
+
+
+def socket_path(state_dir: str) -> str:
+    """Where the control socket of a daemon with this state directory is."""
+    return os.path.join(state_dir, SOCKET_NAME)
+
+
+def path_problem(state_dir: str) -> str | None:
+    """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
+    lost = (
+        "; without it there is no hand-over on an upgrade, and inspect and explain read the node themselves"
+    )
+    path_bytes = len(os.fsencode(socket_path(state_dir)))
+    if path_bytes > limits.SOCKET_PATH_MAX_BYTES:
+        return (
+            f"the path of the control socket in {state_dir} has {path_bytes} bytes; the kernel takes at most "
+            f"{limits.SOCKET_PATH_MAX_BYTES}: use a shorter --state-dir{lost}"
+        )
+    try:
+        is_directory = stat.S_ISDIR(os.stat(state_dir).st_mode)
+    except FileNotFoundError:
+        return (
+            f"the state directory {state_dir} does not exist: make it, or name another with --state-dir{lost}"
+        )
+    except NotADirectoryError:
+        is_directory = False
+    except OSError as exc:
+        return (
+            f"the state directory {state_dir} cannot be accessed ({exc.strerror}): give user {os.geteuid()} access, or "
+            f"name another with --state-dir{lost}"
+        )
+    if not is_directory:
+        return (
+            f"the state directory {state_dir} is not a directory, or lies below a file: remove the file, or name "
+            f"another with --state-dir{lost}"
+        )
+    if not os.access(state_dir, os.W_OK | os.X_OK):
+        return (
+            f"user {os.geteuid()} may not write to the state directory {state_dir}: give it access, mount it "
+            f"writable, or name another with --state-dir{lost}"
+        )
+    return None

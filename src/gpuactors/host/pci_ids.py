@@ -48,6 +48,8 @@ class PciIds:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._sections: dict[str, bytes] = {}
+        self._found: dict[tuple[str, str], str | None] = {}
+        """The names of the models that were asked for: a thousand functions may be of one."""
 
     @classmethod
     def open(cls, explicit: str | os.PathLike[str] | None) -> PciIds:
@@ -71,11 +73,10 @@ class PciIds:
 
         Raises `HostError` if the file has become unreadable: a GPU must not change its resource's name because of that.
         """
-        if not _ID.fullmatch(device):
-            return None
-        line = re.compile(rb"^\t" + device.encode() + rb"[ \t]+(.*)", re.MULTILINE)
-        found = line.search(self._of_vendor(vendor))
-        return _text(found[1]) if found is not None else None
+        model = vendor, device
+        if model not in self._found:
+            self._found[model] = _name(self._of_vendor(vendor), device)
+        return self._found[model]
 
     def section(self, vendor: str) -> Mapping[str, str]:
         """The names of all devices of a vendor by their ids; empty if the file does not know it. Raises `HostError`."""
@@ -149,6 +150,14 @@ def _section(content: bytes, vendor: str) -> bytes:
         return b""
     end = _NO_DEVICE.search(content, heading.end())
     return content[heading.end() : end.start() if end is not None else len(content)]
+
+
+def _name(section: bytes, device: str) -> str | None:
+    """The name of one device of a section."""
+    if not _ID.fullmatch(device):
+        return None
+    line = re.compile(rb"^\t" + device.encode() + rb"[ \t]+(.*)", re.MULTILINE).search(section)
+    return _text(line[1]) if line is not None else None
 
 
 def _names(section: bytes) -> Mapping[str, str]:

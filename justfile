@@ -170,7 +170,7 @@ recording:
 causes:
     python -m gpuactors.core.values.cause > docs/causes.md
 
-# Write the lists of the modules that `gpuactors run` imports again.
+# Write the lists of the modules that `gpuactors run` and some commands import again.
 modules:
     python -m tests.process.test_modules
 

@@ -10,7 +10,7 @@ import msgspec
 import trio
 from grpclib import GRPCError, Status
 
-from gpuactors import limits
+from gpuactors import VERSION, limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.control.about import About
 from gpuactors.control.pb.control import v1 as pb
@@ -64,7 +64,7 @@ class ControlService(TrioService, pb.ControlBase):
         from gpuactors.control.view import DaemonStatus  # as in `_facts`
 
         status = DaemonStatus(self._about, view_of(state, trio.current_time()))
-        return pb.ViewResponse(pid=self._pid, version=_version(), status=msgspec.json.encode(status))
+        return pb.ViewResponse(pid=self._pid, version=VERSION, status=msgspec.json.encode(status))
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
         if self.asked.is_set():
@@ -98,10 +98,3 @@ class UnixHeldControl:
         await self._listener.aclose()
         self._service.released.set()
         await self._server.drain(limits.DRAIN_S)
-
-
-def _version() -> str:
-    """Not at import: reading the distribution's metadata takes longer than a hand-over."""
-    from importlib import metadata
-
-    return metadata.version("gpuactors")

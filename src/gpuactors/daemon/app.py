@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors import limits
+from gpuactors import VERSION, limits
 from gpuactors.actors import (
     busy_poller,
     hand_over,
@@ -244,7 +243,7 @@ def _journal_of(config: Config) -> FileJournal:
     with suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
         boot = file.read(64).strip()
     origin = Origin(
-        version=metadata.version("gpuactors"),
+        version=VERSION,
         run=os.urandom(8).hex(),
         boot=boot,
         pid=os.getpid(),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 from msgspec import Struct
 
+from gpuactors import VERSION
 from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config, EverywhereHttp, TcpHttp, UnixHttp
@@ -49,7 +49,7 @@ def outside_of(
     def metrics() -> Metrics:
         from gpuactors.observe.metrics import Metrics  # with Prometheus' client library
 
-        return Metrics(metadata.version("gpuactors"), counts, journal=journal)
+        return Metrics(VERSION, counts, journal=journal)
 
     return HttpOutside(_server(config), counts, FirstUse(metrics), reached_by)
 

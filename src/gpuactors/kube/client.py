@@ -12,7 +12,6 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
-from importlib import metadata
 from typing import Final, final
 from urllib.parse import urlencode
 
@@ -20,7 +19,7 @@ import httpcore
 import trio
 from msgspec import Struct, field
 
-from gpuactors import limits
+from gpuactors import VERSION, limits
 from gpuactors.kube import errors
 from gpuactors.kube.config import Access, Credentials
 from gpuactors.kube.tls import tls_context
@@ -33,7 +32,7 @@ METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 METADATA_OF_LIST: Final = METADATA_ONLY.replace("Metadata;", "MetadataList;")
 """The same of a list: by the other name a server refuses it (406)."""
 
-_AGENT: Final = f"gpuactors/{metadata.version('gpuactors')}"
+_AGENT: Final = f"gpuactors/{VERSION}"
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

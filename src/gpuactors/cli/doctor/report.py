@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any, Final
 
 import click
 
+from gpuactors import VERSION
 from gpuactors.cli.doctor.checks import Group
 from gpuactors.cli.doctor.checks.kubevirt import PermittedDevice, permitted, yaml
 from gpuactors.cli.doctor.facts import Facts
@@ -95,7 +95,7 @@ def as_json(facts: Facts, groups: tuple[Group, ...]) -> str:
     counts = _counts(groups)
     known = {
         "node": facts.node,
-        "version": metadata.version("gpuactors"),
+        "version": VERSION,
         "pre": facts.pre,
         "settings": facts.settings,
         "failed": is_failed(groups),

@@ -9,11 +9,12 @@ import gc
 import sys
 from typing import NoReturn
 
-from gpuactors.process import startup_signals
+from gpuactors.process import betterproto2_version, startup_signals
 
 
 def main() -> NoReturn:
     """Runs the command line."""
+    betterproto2_version.put_in()
     if sys.argv[1:2] == ["run"]:
         startup_signals.guard()
         gc.disable()  # the imports make 50,000 objects that stay; `malloc.keep_the_start` switches it on

@@ -1,2 +1,2 @@
-"""The process and its operating system: memory, signals, exhausted resources, files in directories of others. Must
-import no other package of gpuactors."""
+"""The process and its operating system: memory, signals, exhausted resources, files in directories of others; what the
+start need not import. Must import no other package of gpuactors."""

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Final, NoReturn
+from typing import NoReturn
 
-from gpuactors.process import betterproto2_version, module_index, startup_signals
-
-MODULES: Final = f"{__file__.rpartition('/')[0]}.modules"
-"""Beside the package; only the image has it."""
+from gpuactors.process import betterproto2_version, startup_signals
 
 
 def main() -> NoReturn:
     """Runs the command line."""
-    runs = sys.argv[1:2] == ["run"]
-    if runs:
+    betterproto2_version.put_in()
+    if sys.argv[1:2] == ["run"]:
         startup_signals.guard()
         gc.disable()  # the imports make 50,000 objects that stay; `malloc.keep_the_start` switches it on
-    module_index.use(MODULES)
-    betterproto2_version.put_in()
-    if runs:
         from gpuactors.cli import settings, start
 
         if (flags := start.flags_of(sys.argv[2:])) is not None:

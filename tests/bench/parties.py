@@ -6,14 +6,11 @@ Each is known by its command line only, so that an older checkout is measured as
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from deploy.image_root import INDEXED
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = ROOT / "src"
@@ -50,18 +47,6 @@ class Party:
             if not key.startswith("GPUACTORS_") and key not in ("PYTHONDONTWRITEBYTECODE", "NODE_NAME")
         }
         return mine | {"PYTHONPATH": self.source, "PYTHONUNBUFFERED": "1"}
-
-    def indexed(self, directory: Path) -> Party:
-        """The same with the index of modules that the image has, made in the directory; as it is if its checkout knows
-        none."""
-        package = Path(self.source) / "gpuactors"
-        if not (package / "process" / "module_index.py").is_file():
-            return self
-        directory.mkdir(parents=True)
-        (directory / "gpuactors").symlink_to(package)
-        found = replace(self, source=str(directory))
-        subprocess.run((self.python, "-c", INDEXED), check=True, env=found.environment())
-        return found
 
 
 def daemon(name: str, source: Path = SOURCE, python: str = sys.executable, *words: str) -> Party:

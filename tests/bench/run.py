@@ -38,10 +38,10 @@ PARTS: Final[Mapping[str, Callable[[Bench], None]]] = {
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0, or 1 if something did not work."""
     options = _options(arguments)
-    began, failures, where = time.monotonic(), 0, machine()
+    parties = _daemons(options)
+    sheet, where = Sheet([party.name for party in parties]), machine()
+    began, failures = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        parties = [party.indexed(Path(directory) / "sources" / party.name) for party in _daemons(options)]
-        sheet = Sheet([party.name for party in parties])
         descriptors = Path(directory) / "deviceplugin.bin"
         _compile(descriptors)
         for name, factor in options.only.items():
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             counts = QUICK if options.quick else FULL.scaled(factor)
             if options.smallest:
                 counts = counts.smallest()
-            bench = Bench(Path(directory) / name, sheet, tuple(parties), bare_plugin(descriptors), counts)
+            bench = Bench(Path(directory) / name, sheet, parties, bare_plugin(descriptors), counts)
             try:
                 PARTS[name](bench)
             except DidNotWork as error:
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
                 document = sheet.document(where)
                 (options.output / "bench.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
                 (options.output / "bench.txt").write_text(as_text(document))
-        print(as_text(sheet.document(where)))
+    print(as_text(sheet.document(where)))
     return 1 if failures else 0
 
 

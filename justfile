@@ -110,7 +110,7 @@ node-mutations *ARGS:
 garbage *ARGS:
     python -m tests.process.garbage --calls 100000 --seconds 1800 "$@"
 
-# Start, calls, events, restarts, claims, memory, commands, idle, each beside its floors; `--against CHECKOUT`: beside another version. 12 minutes; `--only start,call:0.2` is a part (docs/performance.md).
+# Start, calls, events, restarts, claims, memory, commands, idle, each beside its floors; `--against CHECKOUT`: beside another version. 12 minutes; `--help` says what each part takes; `--only start,call:0.2` is some (docs/performance.md).
 bench *ARGS:
     @python -m tests.bench.run "$@"
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from importlib import metadata
+
 import pytest
 
+from tests.bench import start
 from tests.bench.figures import Sheet, Spread, as_markdown, as_text
+from tests.bench.parties import ROOT
 from tests.bench.table import BEGIN, END, written
 
 
@@ -43,3 +49,13 @@ def test_text_and_page_name_every_party() -> None:
     assert "| a statement, ms | 1 |  |  |  | `import trio` 100 |  |" in page
     with pytest.raises(ValueError, match="figures"):
         written("a page without markers", document)
+
+
+def test_each_dependency_whose_import_is_measured_is_a_requirement() -> None:
+    """A run ends where one cannot be imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+    of_module = metadata.packages_distributions()
+    measured = {name for module in start.DEPENDENCIES for name in of_module[module.partition(".")[0]]}
+    measured = {name.lower().replace("_", "-") for name in measured}
+    assert measured == required

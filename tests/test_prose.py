@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.prose import faults, pages, words
+from tests.prose import WORDS, faults, pages, words
 
 LONG = "word " * 41
 
 
 def test_no_page_has_a_misspelled_word_or_a_long_sentence() -> None:
     assert faults(pages(), words()) == []
+
+
+def test_the_words_are_in_order() -> None:
+    found = WORDS.read_text().split()
+    assert found == sorted(set(found), key=str.lower)
 
 
 def test_a_misspelled_word_and_a_long_sentence_are_found(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """From a uevent to the list at kubelet, what a list costs by its length, and a storm of uevents without a change.
 
-Floors: the bare plugin, which reads the one function and sends the list, and a bare reader of the socket (`Reader`).
+Floors: the bare plugin, which reads the one function and sends the list, and a bare reader of a socket (`READER`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpuactors.simulation.host.uevents import Uevent, UeventSender
+from gpuactors.simulation.host.uevents import Uevent
 from tests.bench import procfs
-from tests.bench.context import Bench, in_turn
-from tests.bench.node import Node
+from tests.bench.context import Bench, in_turn, say
+from tests.bench.node import WAIT_S, Node
 
 WARM_UP: Final = 5
 """Rounds that are not counted: the start's second scan (after the uevent socket was opened) may still be running."""
@@ -29,14 +29,27 @@ STORM_GPUS: Final = 8
 
 READER: Final = """
 import socket, sys
-heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-heard.bind(sys.argv[1])
+kind, path, answers = sys.argv[1:]
+if kind == "netlink":
+    heard = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 15)
+    heard.bind((0, 0))
+    print(heard.getsockname()[0], flush=True)
+else:
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(path)
+    print(0, flush=True)
 said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-print(flush=True)
 while True:
     heard.recv(65536)
-    said.sendto(b"!", sys.argv[2])
+    said.sendto(b"!", answers)
 """
+"""15 is NETLINK_KOBJECT_UEVENT, the kernel's protocol of uevents. It says its address there, its port."""
+
+SOCKETS: Final = {
+    "netlink": ("the kernel's socket of uevents (netlink)", socket.AF_NETLINK, 15),
+    "unix": ("the unix socket from which the bench's daemons have them", socket.AF_UNIX, 0),
+}
+"""Those of the bare reader, with family and protocol."""
 
 
 def measure(bench: Bench) -> None:
@@ -119,34 +132,39 @@ def flood(node: Node, events: int) -> None:
 
 
 def _reader(bench: Bench) -> None:
-    directory = bench.fresh()
-    with _started_reader(directory) as answers, UeventSender(directory / "heard") as sender:
-        uevent = Uevent("bind", "/devices/pci0000:00/0000:00:00.0", "pci", (("SEQNUM", "1"),))
-        for number in range(WARM_UP + bench.counts.binds):
-            began_ns = time.monotonic_ns()
-            sender.send([uevent])
-            answers.recv(16)
-            took_ms = (time.monotonic_ns() - began_ns) / 1e6
-            time.sleep(PAUSE_S)
-            if number >= WARM_UP:
-                bench.sheet.add(
-                    "event.reader",
-                    "a uevent to a process that only reads the socket, and back",
-                    "ms",
-                    "bare reader",
-                    took_ms,
-                )
+    uevent = Uevent("bind", "/devices/pci0000:00/0000:00:00.0", "pci", (("SEQNUM", "1"),)).encode()
+    for kind, (which, family, protocol) in SOCKETS.items():
+        heard = bench.fresh() / "heard"
+        with (
+            socket.socket(family, socket.SOCK_DGRAM, protocol) as sender,
+            _started_reader(kind, heard) as reader,
+        ):
+            port, answers = reader
+            for number in range(WARM_UP + bench.counts.binds):
+                began_ns = time.monotonic_ns()
+                try:
+                    sender.sendto(uevent, (port, 0) if kind == "netlink" else str(heard))
+                except PermissionError:
+                    say(f"no bare reader of {which}: only CAP_NET_ADMIN may send to it")
+                    break
+                answers.recv(16)
+                took_ms = (time.monotonic_ns() - began_ns) / 1e6
+                time.sleep(PAUSE_S)
+                if number >= WARM_UP:
+                    what = f"a uevent to a process that only reads {which}, and back"
+                    bench.sheet.add(f"event.reader.{kind}", what, "ms", "bare reader", took_ms)
 
 
 @contextmanager
-def _started_reader(directory: Path) -> Iterator[socket.socket]:
+def _started_reader(kind: str, heard: Path) -> Iterator[tuple[int, socket.socket]]:
+    """Its port, if it has one, and the socket to which it answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as answers:
-        answers.bind(str(directory / "answers"))
-        words = (sys.executable, "-c", READER, str(directory / "heard"), str(directory / "answers"))
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        answers.bind(str(heard.with_name("answers")))
+        answers.settimeout(WAIT_S)
+        words = (sys.executable, "-c", READER, kind, str(heard), answers.getsockname())
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
-                process.stdout.readline()
-                yield answers
+                yield int(process.stdout.readline()), answers
             finally:
                 process.kill()

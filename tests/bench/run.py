@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +23,27 @@ from tests.bench.figures import Sheet, as_text, machine
 from tests.bench.node import DidNotWork
 from tests.bench.parties import ROOT, SOURCE, Party, bare_plugin, daemon
 
-PARTS: Final[Mapping[str, Callable[[Bench], None]]] = {
-    "start": start.measure,
-    "call": call.measure,
-    "event": event.measure,
-    "restart": restart.measure,
-    "claims": claims.measure,
-    "memory": memory.measure,
-    "commands": commands.measure,
-    "overhead": overhead.measure,
-    "idle": idle.measure,
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a run."""
+
+    measure: Callable[[Bench], None]
+    seconds: int
+    """At full length with one daemon, on two cores that others used as well."""
+    what: str
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    "start": Part(start.measure, 230, "from exec to the first list, by the number of functions; imports"),
+    "call": Part(call.measure, 75, "Allocate of 1 and 8 GPUs, one caller and 16"),
+    "event": Part(event.measure, 65, "from a uevent to the list; lists by their length; a storm"),
+    "restart": Part(restart.measure, 45, "kubelet is back; hand-overs"),
+    "claims": Part(claims.measure, 50, "prepare and unprepare of claims"),
+    "memory": Part(memory.measure, 50, "resident: idle, after Allocates, after 100,000 events"),
+    "commands": Part(commands.measure, 70, "`inspect` and `explain`"),
+    "overhead": Part(overhead.measure, 20, "of the journal and the endpoints; a scrape"),
+    "idle": Part(idle.measure, 90, "processor time, switches and wake-ups of a minute, by the settings"),
 }
 
 
@@ -52,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
                 counts = counts.smallest()
             bench = Bench(Path(directory) / name, sheet, parties, bare_plugin(descriptors), counts)
             try:
-                PARTS[name](bench)
+                PARTS[name].measure(bench)
             except DidNotWork as error:
                 failures += 1
                 print(f"bench: {name}: {error}", file=sys.stderr)
@@ -68,7 +80,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="./do bench", description=__doc__.split("\n")[0])
+    whole_min = round(sum(part.seconds for part in PARTS.values()) / 60)
+    parser = argparse.ArgumentParser(
+        prog="./do bench",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"parts, with their seconds on two busy cores; together {whole_min} minutes, with --against half "
+        "as much again:\n"
+        + "\n".join(f"  {name:<10}{part.seconds:>4}  {part.what}" for name, part in PARTS.items()),
+    )
     parser.add_argument(
         "--only",
         metavar="PART[:FACTOR],…",

@@ -20,7 +20,7 @@ from tests.bench.parties import Party
 
 DEPENDENCIES: Final = (
     "trio", "grpclib.server", "h2.connection", "betterproto2", "pyudev", "inotify_simple", "msgspec", "yaml", "click",
-    "structlog", "httpcore", "h11", "prometheus_client",
+    "httpcore", "h11", "prometheus_client",
 )  # fmt: skip
 LEAVE: Final = "import os; os._exit(0)"
 SHOWN: Final = 10

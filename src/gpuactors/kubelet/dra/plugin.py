@@ -177,8 +177,6 @@ class UnixClaimsEndpoint:
             while self._api.still_there() and self._registration.still_there():
                 with trio.move_on_after(limits.PLUGIN_SOCKETS_CHECK_S):
                     await _any(watches)
-                for changes in watches:
-                    changes.read()
 
     async def mend(self) -> None:
         for one in (self._api, self._registration):
@@ -201,13 +199,14 @@ class UnixClaimsEndpoint:
         await self._api.close()
 
     @contextmanager
-    def _watch(self) -> Iterator[list[Changes]]:
+    def _watch(self) -> Iterator[list[_Watch]]:
         """Where inotify is unavailable, the sockets are looked for periodically."""
         with ExitStack() as stack:
             watches = []
             for one in (self._api, self._registration):
+                directory, name = os.path.split(one.path)
                 try:
-                    watches.append(stack.enter_context(self._io.watch(os.path.dirname(one.path))))
+                    watches.append(_Watch(stack.enter_context(self._io.watch(directory)), name))
                 except OSError:
                     continue
             yield watches
@@ -266,16 +265,31 @@ class _Socket:
                 self._scopes.remove(scope)
 
 
-async def _any(watches: list[Changes]) -> None:
-    """Returns when there is a change to read; for ever where nothing is watched."""
+class _Watch(Struct, frozen=True):
+    """The directory of a socket, and the socket's name in it."""
+
+    changes: Changes
+    name: str
+
+    async def changed(self) -> None:
+        """Returns when something has happened to the socket, or to its directory. The checkpoint is in one directory
+        with a socket, and is written several times for each claim."""
+        while True:
+            await self.changes.wait()
+            if any(change.lost or change.name in ("", self.name) for change in self.changes.read()):
+                return
+
+
+async def _any(watches: list[_Watch]) -> None:
+    """Returns when one of the sockets may be gone; for ever where nothing is watched."""
     async with trio.open_nursery() as nursery:
 
-        async def wait(changes: Changes) -> None:
-            await changes.wait()
+        async def wait(watch: _Watch) -> None:
+            await watch.changed()
             nursery.cancel_scope.cancel()
 
-        for changes in watches:
-            nursery.start_soon(wait, changes)
+        for watch in watches:
+            nursery.start_soon(wait, watch)
         if not watches:
             await trio.sleep_forever()
 

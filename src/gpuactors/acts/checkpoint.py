@@ -27,7 +27,7 @@ from typing import Any, Final, final
 from msgspec import structs
 
 from gpuactors import limits
-from gpuactors.acts.disk import Disk, ensure_directory, replace, temporary_of, unlink_if_there
+from gpuactors.acts.disk import Disk, KeptDirectory, replace, temporary_of, unlink_if_there
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import (
     VERSION,
@@ -71,6 +71,7 @@ class CheckpointFile:
         """`boot_id` is the kernel's, /proc/sys/kernel/random/boot_id."""
         self._disk = disk
         self._directory = directory
+        self._kept = KeptDirectory(disk, directory)
         self._path = os.path.join(directory, FILE_NAME)
         self._old_path = os.path.join(directory, OLD_FILE_NAME)
         self._boot_id = boot_id
@@ -171,7 +172,7 @@ class CheckpointFile:
         body = _encoded(encoded(checkpoint, self._boot_id))
         head = f'{{"checksum":"sha256:{sha256(body).hexdigest()}","checkpoint":'.encode()
         try:
-            ensure_directory(self._disk, self._directory)
+            self._kept.ensure()
             replace(self._disk, self._path, head + body + b"}\n")
         except OSError as error:
             raise StateFileError(

@@ -132,12 +132,16 @@ def _sync(path: str, flags: int) -> None:
 def replace(disk: Disk, path: str, content: bytes) -> None:
     """Puts a file of this content in the place of the one at `path`: at each moment, and after a power cut at any, one
     of the two is there, whole. Raises `OSError`; the old file is there then."""
-    directory = os.path.dirname(path)
+    replace_unsynced(disk, path, content)
+    disk.sync_directory(os.path.dirname(path))
+
+
+def replace_unsynced(disk: Disk, path: str, content: bytes) -> None:
+    """Does as `replace`, but which of the two is there after a power cut is open until the directory is synced."""
     temporary = temporary_of(path)
     disk.write(temporary, content)
     disk.sync(temporary)
     disk.rename(temporary, path)
-    disk.sync_directory(directory)
 
 
 def temporary_of(path: str) -> str:
@@ -149,6 +153,22 @@ def temporary_of(path: str) -> str:
 def is_temporary(name: str) -> bool:
     """Whether it is the name of a temporary file of `replace`."""
     return name.startswith(".") and name.endswith(".new")
+
+
+@final
+class KeptDirectory:
+    """A directory that is made, and made durable, when it is first needed, and again when it is missing."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._is_durable = False
+
+    def ensure(self) -> None:
+        """Implement `ensure_directory`, without a sync of what this process has synced."""
+        if not (self._is_durable and _is_directory(self._disk, self._path)):
+            ensure_directory(self._disk, self._path)
+            self._is_durable = True
 
 
 def ensure_directory(disk: Disk, path: str) -> None:

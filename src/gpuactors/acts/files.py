@@ -26,7 +26,16 @@ from typing import Final, final
 
 from gpuactors import limits
 from gpuactors.acts.cdi_watch import touches
-from gpuactors.acts.disk import Disk, ensure_directory, is_temporary, remove_tree, replace, unlink_if_there
+from gpuactors.acts.disk import (
+    Disk,
+    KeptDirectory,
+    ensure_directory,
+    is_temporary,
+    remove_tree,
+    replace,
+    replace_unsynced,
+    unlink_if_there,
+)
 from gpuactors.acts.theirs import cdi_path
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
@@ -64,6 +73,8 @@ class ClaimFiles:
         self._driver = driver
         self._cdi_dir = cdi_dir
         self._metadata_dir = os.path.join(plugin_dir, "metadata")
+        self._kept_cdi = KeptDirectory(disk, cdi_dir)
+        self._kept_metadata = KeptDirectory(disk, self._metadata_dir)
         self._mounted_dir = os.path.join(plugin_dir, MOUNTED)
 
     # --- paths --------------------------------------------------------------------------------------------------------
@@ -94,30 +105,30 @@ class ClaimFiles:
                 ensure_directory(self._disk, mounted)
             for placed in contents.placed:
                 self._put(placed.path, placed.text.encode())
+                self._disk.sync_directory(os.path.dirname(placed.path))
             mounts = []
             if contents.metadata:
-                ensure_directory(self._disk, self._metadata_dir)
+                self._kept_metadata.ensure()
                 ensure_directory(self._disk, directory)
             for file in contents.metadata:
                 path = os.path.join(directory, f"{file.request}{_JSON}")
                 self._put_in_place(path, _stream(file.documents))
                 mounts.append((file.request, path, file.container_path))
-            ensure_directory(self._disk, self._cdi_dir)
+            self._kept_cdi.ensure()
             if mounts:
-                self._put(
-                    self._mounts_path(uid), _text(cdi.metadata_file(self._driver, contents.claim, mounts))
-                )
+                of_mounts = _text(cdi.metadata_file(self._driver, contents.claim, mounts))
+                self._put(self._mounts_path(uid), of_mounts)
             self._put(self._devices_path(uid), _text(contents.devices))
+            # Also where nothing was written now: a daemon that was killed may have written it and not synced.
+            self._disk.sync_directory(self._cdi_dir)
         except OSError as error:
             raise self._error("written", contents.claim.uid, error) from None
 
     def _put(self, path: str, content: bytes) -> None:
-        """CDI's readers watch the directory and read it anew at each change: what is right is left alone."""
+        """CDI's readers watch the directory and read it anew at each change: what is right is left alone. The directory
+        is the caller's to sync."""
         if self._content(path) != content:
-            replace(self._disk, path, content)
-        else:
-            # A daemon that was killed may have renamed it and not synced the directory.
-            self._disk.sync_directory(os.path.dirname(path))
+            replace_unsynced(self._disk, path, content)
 
     def _put_in_place(self, path: str, content: bytes) -> None:
         there = self._content(path)

@@ -12,7 +12,7 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.claims.cdi import device_name
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
-from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted
+from gpuactors.core.claims.outputs import CheckpointWanted, DiskWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
@@ -56,14 +56,14 @@ class Store:
 
 async def test_files_of_no_claim_are_left_while_another_daemon_serves(autojump_clock: object) -> None:
     """It may have written them since the checkpoint was read, and would say that the claim is prepared."""
-    store, wanted = Store(), Latest(ClaimsWanted(load=1))
+    store, wanted = Store(), Latest(DiskWanted(load=1))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert (store.owned, store.removed) == ([False, False], [])
-            wanted.set(ClaimsWanted(load=2))
+            wanted.set(DiskWanted(load=2))
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert (store.owned, store.removed) == ([False, False, True, True], [UID])
             nursery.cancel_scope.cancel()
@@ -87,7 +87,7 @@ async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
     metadata = {"metadata": {"namespace": "default", "name": "one", "uid": LOST}}
     cdi: Json = {"devices": ({"name": device_name(LOST, "gpu-0000-23-00-0")},)}
     store = NewerStore(files=(FoundFiles.of(LOST, True, ("gpu",), [cdi], [metadata]), *Store.files))
-    wanted = Latest(ClaimsWanted(load=2))
+    wanted = Latest(DiskWanted(load=2))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -104,14 +104,14 @@ async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
 
 async def test_mounted_directories_are_removed_by_the_daemon_that_serves(autojump_clock: object) -> None:
     """Which ones `restoration` decides; they are not another daemon's, which serves."""
-    store, wanted = Store(Origin.OTHER_BOOT), Latest(ClaimsWanted(load=1))
+    store, wanted = Store(Origin.OTHER_BOOT), Latest(DiskWanted(load=1))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert store.cleared == 0
-            wanted.set(ClaimsWanted(load=2))
+            wanted.set(DiskWanted(load=2))
             assert isinstance(await inbox.receive(), CheckpointRead)
             assert store.cleared == 1
             nursery.cancel_scope.cancel()
@@ -120,13 +120,13 @@ async def test_mounted_directories_are_removed_by_the_daemon_that_serves(autojum
 async def test_what_is_written_goes_on_from_what_was_read(autojump_clock: object) -> None:
     """A field of a newer daemon stays in the file."""
     store = Store(files=(), before=Checkpoint(unknown={"newer": 1}))
-    wanted = Latest(ClaimsWanted(load=2))
+    wanted = Latest(DiskWanted(load=2))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
             assert isinstance(await inbox.receive(), CheckpointRead)
-            wanted.set(ClaimsWanted(load=2, checkpoint=CheckpointWanted(1, (), ())))
+            wanted.set(DiskWanted(load=2, checkpoint=CheckpointWanted(1, (), ())))
             assert await inbox.receive() == CheckpointWritten(1, ClaimsOf.GPUS)
             assert store.written == [Checkpoint(unknown={"newer": 1})]
             nursery.cancel_scope.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import pytest
@@ -11,10 +11,11 @@ import trio.testing
 
 from gpuactors.actors import claim_worker
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted
+from gpuactors.core.claims.driver import DeviceAct
+from gpuactors.core.claims.outputs import FilesAct
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import FitnessChecked
-from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessCheck, FitnessFinding
+from gpuactors.core.values.claim import ActFault, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
 
@@ -39,17 +40,18 @@ class Binder:
 
 async def looked(binder: Binder, *numbers: int) -> list[Event]:
     """The answers to the first of these looks and the last, when the others are wanted while the first is under way."""
-    wanted = Latest(NO_CLAIMS_WANTED)
+    wanted = Latest[FitnessCheck | None](None)
+    devices = Latest[Mapping[PciAddress, DeviceAct]]({})
+    of_files = Latest[Mapping[ClaimUid, FilesAct]]({})
+    acts = claim_worker.Acts(devices.subscribe(), wanted.subscribe(), of_files.subscribe())
     inbox, events = trio.open_memory_channel[Event](2)
     files = cast("ClaimFileStore", None)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             worker = cast("DriverBinder", binder)
-            nursery.start_soon(
-                claim_worker.run, wanted.subscribe(), worker, files, "gpu.example", inbox, ClaimsOf.GPUS
-            )
+            nursery.start_soon(claim_worker.run, acts, worker, files, "gpu.example", inbox, ClaimsOf.GPUS)
             for number in numbers:
-                wanted.set(ClaimsWanted(fitness_check=FitnessCheck(number, GPUS)))
+                wanted.set(FitnessCheck(number, GPUS))
                 await trio.testing.wait_all_tasks_blocked()
             binder.may_look.set()
             found = [await events.receive() for _ in {numbers[0], numbers[-1]}]

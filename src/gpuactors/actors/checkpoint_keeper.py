@@ -15,7 +15,7 @@ from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.checkpoint import Checkpoint
-from gpuactors.core.claims.outputs import ClaimsWanted
+from gpuactors.core.claims.outputs import DiskWanted
 from gpuactors.core.claims.restoration import Restoration, entries_of, next_content, restoration
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
@@ -27,7 +27,7 @@ from gpuactors.ports.errors import StateFileError
 
 
 async def run(
-    wanted: LatestReader[ClaimsWanted],
+    wanted: LatestReader[DiskWanted],
     store: CheckpointStore,
     files: ClaimFileStore,
     inbox: trio.MemorySendChannel[Event],
@@ -77,7 +77,7 @@ async def _having(files: ClaimFileStore, of: ClaimsOf) -> tuple[StoredEntry, ...
     return ()
 
 
-async def _pause(wanted: LatestReader[ClaimsWanted], now: ClaimsWanted) -> None:
+async def _pause(wanted: LatestReader[DiskWanted], now: DiskWanted) -> None:
     """Until the next try; at once if something else is wanted."""
     with trio.move_on_after(limits.CLAIM_RETRY_S):
         while wanted.value.load == now.load:

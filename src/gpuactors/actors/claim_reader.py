@@ -10,7 +10,7 @@ import trio
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.claims.outputs import ClaimsWanted, ReadWanted
+from gpuactors.core.claims.outputs import ReadWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ClaimRead
 from gpuactors.core.values.claim import Claim, ClaimAbsent, ClaimReplaced, ClaimsOf
@@ -18,7 +18,7 @@ from gpuactors.ports.kube import ApiError, ClaimApi
 
 
 async def run(
-    wanted: LatestReader[ClaimsWanted],
+    wanted: LatestReader[tuple[ReadWanted, ...]],
     api: ClaimApi,
     inbox: trio.MemorySendChannel[Event],
     of: ClaimsOf,
@@ -29,7 +29,7 @@ async def run(
         return await _read(read, api, of)
 
     # A claim that is wanted again does not wait for the answer to an earlier read, which may take API_REQUEST_S.
-    await each_once(wanted, lambda now: {read.number: read for read in now.reads}, once, inbox)
+    await each_once(wanted, lambda now: {read.number: read for read in now}, once, inbox)
 
 
 async def _read(read: ReadWanted, api: ClaimApi, of: ClaimsOf) -> Event:

@@ -6,16 +6,18 @@ An act says what is to be, and the adaptor goes on from what it finds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import trio
+from msgspec import Struct
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import ClaimContents, contents_of
-from gpuactors.core.claims.outputs import ClaimsWanted, FilesAct
+from gpuactors.core.claims.outputs import FilesAct
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
@@ -24,8 +26,16 @@ from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
 from gpuactors.ports.errors import StateFileError
 
 
+class Acts(Struct, frozen=True):
+    """The acts that are wanted."""
+
+    devices: LatestReader[Mapping[PciAddress, DeviceAct]]
+    fitness_check: LatestReader[FitnessCheck | None]
+    files: LatestReader[Mapping[ClaimUid, FilesAct]]
+
+
 async def run(
-    wanted: LatestReader[ClaimsWanted],
+    acts: Acts,
     binder: DriverBinder | None,
     files: ClaimFileStore,
     driver: str,
@@ -39,13 +49,13 @@ async def run(
         return await _on_files(uid, act, files, driver, of)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(each_once, wanted.subscribe(), lambda now: now.files, on_files, inbox)
+        nursery.start_soon(each_once, acts.files, lambda now: now, on_files, inbox)
         if binder is not None:
-            nursery.start_soon(_run_binder, wanted, binder, inbox, of)
+            nursery.start_soon(_run_binder, acts, binder, inbox, of)
 
 
 async def _run_binder(
-    wanted: LatestReader[ClaimsWanted],
+    acts: Acts,
     binder: DriverBinder,
     inbox: trio.MemorySendChannel[Event],
     of: ClaimsOf,
@@ -57,8 +67,8 @@ async def _run_binder(
         return await _check(order, binder)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(each_once, wanted.subscribe(), lambda now: now.devices, on_device, inbox)
-        nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.fitness_check), check, inbox)
+        nursery.start_soon(each_once, acts.devices, lambda now: now, on_device, inbox)
+        nursery.start_soon(each_once, acts.fitness_check, only, check, inbox)
 
 
 async def _on_device(address: PciAddress, act: DeviceAct, binder: DriverBinder, of: ClaimsOf) -> Event:

@@ -31,13 +31,14 @@ from gpuactors.core.reports.snapshot import (
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
-from gpuactors.core.values.model import DeviceList, ResourceName, Role
+from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, Role
 from gpuactors.ports.node import Step
 
 if TYPE_CHECKING:
-    from gpuactors.core.claims.outputs import ClaimsWanted
+    from gpuactors.core.claims.driver import DeviceAct
+    from gpuactors.core.claims.outputs import ClaimsWanted, DiskWanted, FilesAct, ReadWanted, ServingWanted
     from gpuactors.core.domains.outputs import DomainsWanted
-    from gpuactors.core.values.claim import DeviceHealth
+    from gpuactors.core.values.claim import ClaimUid, DeviceHealth, FitnessCheck
     from gpuactors.core.values.slices import AnyOffer
 
 
@@ -49,9 +50,14 @@ class PluginReaders(Struct, frozen=True):
 
 
 class ClaimCells(Struct, frozen=True):
-    """The outputs about claims."""
+    """The outputs about claims: a cell for each reader, so that a step wakes only those that it concerns."""
 
-    wanted: Latest[ClaimsWanted]
+    serving: Latest[ServingWanted]
+    disk: Latest[DiskWanted]
+    reads: Latest[tuple[ReadWanted, ...]]
+    devices: Latest[Mapping[PciAddress, DeviceAct]]
+    fitness_check: Latest[FitnessCheck | None]
+    files: Latest[Mapping[ClaimUid, FilesAct]]
     offer: Latest[AnyOffer | None]
     """The devices that the ResourceSlices are to list; None while nothing is to be written."""
     health: Latest[tuple[DeviceHealth, ...]]
@@ -59,11 +65,25 @@ class ClaimCells(Struct, frozen=True):
     @classmethod
     def of(cls, wanted: ClaimsWanted) -> ClaimCells:
         """The cells with their first values."""
-        return cls(Latest(wanted), Latest(wanted.offer), Latest(wanted.health))
+        return cls(
+            serving=Latest(wanted.serving),
+            disk=Latest(wanted.disk),
+            reads=Latest(wanted.reads),
+            devices=Latest(wanted.devices),
+            fitness_check=Latest(wanted.fitness_check),
+            files=Latest(wanted.files),
+            offer=Latest(wanted.offer),
+            health=Latest(wanted.health),
+        )
 
     def show(self, wanted: ClaimsWanted) -> None:
         """Puts each output into its cell."""
-        self.wanted.set(wanted)
+        self.serving.set(wanted.serving)
+        self.disk.set(wanted.disk)
+        self.reads.set(wanted.reads)
+        self.devices.set(wanted.devices)
+        self.fitness_check.set(wanted.fitness_check)
+        self.files.set(wanted.files)
         self.offer.set(wanted.offer)
         self.health.set(wanted.health)
 

@@ -1,9 +1,9 @@
 """Dynamic Resource Allocation, wired: its adaptors, and the actors that carry out what the core wants of claims. Once
 for each DRA driver: for GPUs, and for compute domains (`domains.py`).
 
-claims cell -> checkpoint_keeper -> plugins/<driver>/gpuactors-checkpoint.json -> inbox
-            -> claim_reader      -> API server                       -> inbox
-            -> claim_worker      -> drivers, CDI and metadata files  -> inbox
+disk cell   -> checkpoint_keeper -> plugins/<driver>/gpuactors-checkpoint.json -> inbox
+reads cell  -> claim_reader      -> API server                       -> inbox
+acts' cells -> claim_worker      -> drivers, CDI and metadata files  -> inbox
 CDI files   -> cdi_watcher                                           -> inbox
 state cell  -> class_reader      -> API server, once                 -> log
 offer cell  -> slice_publisher   -> API server                       -> inbox
@@ -49,7 +49,7 @@ from gpuactors.acts.theirs import TheirClaims
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.config import Config
-from gpuactors.core.claims.outputs import ClaimsWanted
+from gpuactors.core.claims.outputs import ServingWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.gpus.device_classes import REMEDY, DeviceClass, sentence_of
@@ -221,7 +221,7 @@ class DraActors:
             caller=relay.RelayingCaller(ClaimsCaller(caller, of), outside.kubelet.successor),
             health=cells.health.subscribe(),
             told=self._told,
-            drain_s=lambda: cells.wanted.value.drain_s,
+            drain_s=lambda: cells.serving.value.drain_s,
             on_serving=lambda names: log.info(
                 "claims.serving", driver=outside.settings.driver, sockets=names
             ),
@@ -231,20 +231,21 @@ class DraActors:
 
     def start(self, actor: Callable[[str, Callable[[], Awaitable[None]]], None]) -> None:
         """Starts each of them as `actor(name, body)`."""
-        outside, wanted, inbox = self._outside, self._cells.wanted, self._inbox
+        outside, cells, inbox = self._outside, self._cells, self._inbox
         driver, of = outside.settings.driver, self._of
         suffix = "" if of is ClaimsOf.GPUS else f" of {of}"
         publisher = slice_publisher.PublisherPorts(outside.slices, outside.node, self._tell)
         actor(
             f"checkpoint_keeper{suffix}",
-            lambda: checkpoint_keeper.run(wanted.subscribe(), outside.store, outside.files, inbox, of),
+            lambda: checkpoint_keeper.run(cells.disk.subscribe(), outside.store, outside.files, inbox, of),
         )
         actor(
-            f"claim_reader{suffix}", lambda: claim_reader.run(wanted.subscribe(), outside.claims, inbox, of)
+            f"claim_reader{suffix}",
+            lambda: claim_reader.run(cells.reads.subscribe(), outside.claims, inbox, of),
         )
         actor(
             f"claim_worker{suffix}",
-            lambda: claim_worker.run(wanted.subscribe(), outside.binder, outside.files, driver, inbox, of),
+            lambda: claim_worker.run(_acts(cells), outside.binder, outside.files, driver, inbox, of),
         )
         if (touched := outside.touched) is not None:
             actor(f"cdi_watcher{suffix}", lambda: cdi_watcher.run(touched, inbox, of))
@@ -252,14 +253,14 @@ class DraActors:
             f"slice_publisher{suffix}",
             lambda: self._publish(publisher),
         )
-        actor(f"claims_plugin{suffix}", lambda: self._serve(wanted.subscribe()))
+        actor(f"claims_plugin{suffix}", lambda: self._serve(cells.serving.subscribe()))
 
     async def withdrawn(self) -> None:
         """Returns when kubelet sends this daemon no claims any more, also none to be passed on, and those in flight are
         answered."""
         await self._withdrawn.wait()
 
-    async def _serve(self, wanted: LatestReader[ClaimsWanted]) -> None:
+    async def _serve(self, wanted: LatestReader[ServingWanted]) -> None:
         """Serves kubelet as long as it is wanted."""
         async for now in wanted:
             if not now.is_serving:
@@ -289,6 +290,12 @@ class DraActors:
 
     async def _tell(self, publication: Publication) -> None:
         await self._inbox.send(SlicesPublished(publication, self._of))
+
+
+def _acts(cells: ClaimCells) -> claim_worker.Acts:
+    return claim_worker.Acts(
+        cells.devices.subscribe(), cells.fitness_check.subscribe(), cells.files.subscribe()
+    )
 
 
 async def read_classes(classes: DeviceClassApi, state: LatestReader[NodeState]) -> None:

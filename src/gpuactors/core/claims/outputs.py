@@ -62,6 +62,20 @@ class CheckpointWanted(Struct, frozen=True):
     """The returns that are owed, by address."""
 
 
+class DiskWanted(Struct, frozen=True):
+    """The input of the checkpoint's keeper: the fields of `ClaimsWanted`."""
+
+    load: int = 0
+    checkpoint: CheckpointWanted | None = None
+
+
+class ServingWanted(Struct, frozen=True):
+    """The input of the plugin: the fields of `ClaimsWanted`."""
+
+    is_serving: bool
+    drain_s: float
+
+
 class ClaimsWanted(Struct, frozen=True):
     """The input of the claims' actors."""
 
@@ -79,6 +93,16 @@ class ClaimsWanted(Struct, frozen=True):
     offer: AnyOffer | None = None
     """The devices that the ResourceSlices are to list; None while unknown."""
     health: tuple[DeviceHealth, ...] = ()
+
+    @property
+    def serving(self) -> ServingWanted:
+        """The part of the plugin."""
+        return ServingWanted(self.is_serving, self.drain_s)
+
+    @property
+    def disk(self) -> DiskWanted:
+        """The part of the checkpoint's keeper."""
+        return DiskWanted(self.load, self.checkpoint)
 
 
 NO_CLAIMS_WANTED = ClaimsWanted()

@@ -312,7 +312,7 @@ async def test_the_watch_of_the_cdi_files_never_ends(
 
     monkeypatch.setattr(cdi_watch, "INotify", Failing)
     with trio.fail_after(PATIENCE_S):
-        async with aclosing(cdi_watch.touches(str(tmp_path), lambda name: name == "ours")) as touches:
+        async with aclosing(cdi_watch.touches(str(tmp_path), {"ours": ClaimUid("uid")}.get)) as touches:
             await anext(touches)
             for _ in range(2):
                 (tmp_path / "ours").write_text("x")

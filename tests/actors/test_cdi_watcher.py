@@ -11,7 +11,7 @@ import trio.testing
 from gpuactors.actors import cdi_watcher
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import FilesTouched
-from gpuactors.core.values.claim import ClaimsOf
+from gpuactors.core.values.claim import ClaimsOf, ClaimUid
 
 
 class Touches:
@@ -20,12 +20,12 @@ class Touches:
     def __init__(self, times: float = math.inf) -> None:
         self.times = times
 
-    async def touches(self) -> AsyncGenerator[None, None]:
+    async def touches(self) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
         """As `ports.claims.TouchedFiles.touches`."""
         while self.times > 0:
             await trio.lowlevel.checkpoint()
             self.times -= 1
-            yield
+            yield frozenset({ClaimUid("b"), ClaimUid("a")})
         await trio.sleep_forever()
 
 
@@ -34,7 +34,7 @@ async def test_each_touch_is_posted(autojump_clock: trio.testing.MockClock) -> N
     with trio.move_on_after(600):
         await cdi_watcher.run(Touches(3), send, ClaimsOf.GPUS)
     assert [receive.receive_nowait() for _ in range(receive.statistics().current_buffer_used)] == [
-        FilesTouched(ClaimsOf.GPUS)
+        FilesTouched(ClaimsOf.GPUS, (ClaimUid("a"), ClaimUid("b")))
     ] * 3
 
 

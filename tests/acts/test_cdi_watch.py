@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / f"cdi/k8s.gpu.nvidia.com-claim_{UID}.json"
 
 
-async def quiet(touches: AsyncIterator[None]) -> bool:
+async def quiet(touches: AsyncIterator[frozenset[ClaimUid] | None]) -> bool:
     """Nothing has happened; the generator may not be used any more."""
     with trio.move_on_after(0.1):
         await anext(touches)
@@ -56,7 +56,7 @@ async def test_a_touched_file_is_noticed_and_can_be_written_again(
     write(tmp_path)
     with trio.fail_after(PATIENCE_S):
         async with aclosing(files(tmp_path).touches()) as touches:
-            await anext(touches)
+            assert await anext(touches) is None
             match how:
                 case "removed":
                     path(tmp_path).unlink()
@@ -65,7 +65,7 @@ async def test_a_touched_file_is_noticed_and_can_be_written_again(
                 case _:
                     shutil.rmtree(tmp_path / "cdi")
                     write(tmp_path)
-            await anext(touches)
+            assert await anext(touches) == (None if how == "directory" else {UID})
             write(tmp_path)
             assert path(tmp_path).stat().st_size > 0
 

@@ -19,6 +19,7 @@ from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.values.claim import ClaimUid
 from gpuactors.daemon.claims import DraOutside
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
@@ -48,10 +49,10 @@ class Touched:
         """Somebody has written or removed a file in the directory, or the directory."""
         self._times.set(self._times.value + 1)
 
-    async def touches(self) -> AsyncGenerator[None, None]:
+    async def touches(self) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
         """Implement `TouchedFiles.touches`."""
         async for _ in self._times.subscribe():
-            yield
+            yield None
 
 
 class DraNode(ABC):

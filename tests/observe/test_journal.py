@@ -158,6 +158,7 @@ EVENTS: tuple[events.Event, ...] = (
     claim_events.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
     claim_events.FitnessChecked(7, (FitnessFinding(GPU), FitnessFinding(GPU, ActFault.IN_USE, "open"))),
     claim_events.FilesTouched(ClaimsOf.GPUS),
+    claim_events.FilesTouched(ClaimsOf.GPUS, (CLAIM.name.uid,)),
     claim_events.SlicesPublished(
         Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"}),
         ClaimsOf.GPUS,

@@ -16,6 +16,6 @@ from gpuactors.ports.claims import TouchedFiles
 async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:
     """Runs for ever. `of`: whose claims they are."""
     async with aclosing(files.touches()) as touches:
-        async for _ in touches:
-            await inbox.send(FilesTouched(of))
+        async for claims in touches:
+            await inbox.send(FilesTouched(of, None if claims is None else tuple(sorted(claims))))
             await trio.sleep(limits.CDI_TOUCH_REST_S)

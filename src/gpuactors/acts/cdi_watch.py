@@ -18,6 +18,7 @@ from inotify_simple import INotify, flags
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.core.values.claim import ClaimUid
 
 
 @final
@@ -53,10 +54,13 @@ _CHANGES: Final = (
 _LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT | flags.Q_OVERFLOW
 
 
-async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenerator[None, None]:
-    """Yield at the start, and when anyone has written, made or removed a CDI file of gpuactors, or replaced or removed
-    the directory: the consumer makes it again if a claim needs it. All that happens while the consumer works is yielded
-    once after it. Never ends; while there is no directory it looks for one every CDI_DIR_RETRY_S."""
+async def touches(
+    directory: str, claim_of: Callable[[str], ClaimUid | None]
+) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
+    """Yield the claims whose CDI file anyone has written, made or removed, by `claim_of` its name. None, which is any
+    claim: at the start, and when the directory was replaced or removed, which the consumer makes again if a claim needs
+    it. All that happens while the consumer works is yielded once after it. Never ends; while there is no directory it
+    looks for one every CDI_DIR_RETRY_S."""
     while True:
         try:
             inotify = INotify(nonblocking=True)
@@ -67,11 +71,11 @@ async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenera
             try:
                 inotify.add_watch(directory, _CHANGES)
             except OSError:
-                yield
+                yield None
                 await trio.sleep(limits.CDI_DIR_RETRY_S)
                 continue
             # Between the loss of the last directory, or the start, and this watch nobody watched.
-            yield
+            yield None
             lost = False
             while not lost:
                 try:
@@ -81,5 +85,6 @@ async def touches(directory: str, is_ours: Callable[[str], bool]) -> AsyncGenera
                     await trio.sleep(limits.CDI_DIR_RETRY_S)
                     break
                 lost = any(change.mask & _LOST for change in changes)
-                if not lost and any(is_ours(change.name) for change in changes):
-                    yield
+                touched = frozenset(uid for change in changes if (uid := claim_of(change.name)) is not None)
+                if not lost and touched:
+                    yield touched

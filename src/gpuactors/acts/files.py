@@ -196,16 +196,16 @@ class ClaimFiles:
         try:
             for directory in (self._cdi_dir, *self._claim_dirs()):
                 for name in self._names(directory):
-                    if is_temporary(name) and (directory != self._cdi_dir or self._is_ours(name[1:-4])):
+                    if is_temporary(name) and (directory != self._cdi_dir or self._claim_of(name[1:-4])):
                         unlink_if_there(self._disk, os.path.join(directory, name))
             self._sync(self._cdi_dir)
             self._sync(self._metadata_dir)
         except OSError as error:
             raise self._error("removed", ClaimUid("*"), error) from None
 
-    def touches(self) -> AsyncGenerator[None, None]:
+    def touches(self) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
         """`cdi_watch.touches` for the CDI files."""
-        return touches(self._cdi_dir, self._is_ours)
+        return touches(self._cdi_dir, self._claim_of)
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
@@ -248,9 +248,9 @@ class ClaimFiles:
         middle = name.removeprefix(prefix).removesuffix(_JSON)
         return ClaimUid(middle) if name == f"{prefix}{middle}{_JSON}" and is_uid(middle) else None
 
-    def _is_ours(self, name: str) -> bool:
-        """Whether it is the name of a CDI file of a claim."""
-        return any(self._uid(name, p) for p in (f"k8s.{self._driver}-claim_", f"{self._driver}-metadata_"))
+    def _claim_of(self, name: str) -> ClaimUid | None:
+        """The claim of which it is the name of a CDI file."""
+        return self._uid(name, f"k8s.{self._driver}-claim_") or self._uid(name, f"{self._driver}-metadata_")
 
     def _names(self, directory: str) -> tuple[str, ...]:
         try:

@@ -121,7 +121,7 @@ def _of_claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
         case ActFailed():
             return claims.act_failed(driver, state, event, at)
         case FilesTouched():
-            return claims.files_touched(driver, state)
+            return claims.files_touched(driver, state, event)
         case SlicesPublished(publication):
             return claims.published(driver, state, publication)
 

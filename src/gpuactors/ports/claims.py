@@ -158,9 +158,9 @@ class ClaimFileStore(Protocol):
 class TouchedFiles(Protocol):
     """The directory of the CDI files, which others may touch."""
 
-    def touches(self) -> AsyncGenerator[None, None]:
-        """Yield at the start, and when somebody has touched a CDI file of gpuactors, or the directory was replaced.
-        Never ends."""
+    def touches(self) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
+        """Yield the claims whose CDI files somebody has touched, also gpuactors itself. None, which is any claim, at
+        the start and when the directory was replaced. Never ends."""
         ...
 
 

@@ -120,8 +120,8 @@ def event_words(event: events.Event) -> str:
                 or "a claim could bind each"
             )
             return f"fitness check {number} of {count(len(findings), 'GPU')}: {reasons}"
-        case claim_events.FilesTouched():
-            return "the CDI files of claims were touched"
+        case claim_events.FilesTouched(_, touched):
+            return f"the CDI files of {'claims' if touched is None else count(len(touched), 'claim')} were touched"
         case claim_events.SlicesPublished(publication):
             done = "as offered" if publication.settled else publication.problem or "being written"
             return f"slices of {publication.driver}: {publication.slices}, {done}"

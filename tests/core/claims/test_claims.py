@@ -100,3 +100,15 @@ def test_files_that_were_touched_are_looked_at_for_every_prepared_claim() -> Non
     numbers = {f.number for f in core.wanted.files.values()}
     core.feed(FilesTouched(ClaimsOf.GPUS))
     assert numbers.isdisjoint(f.number for f in core.wanted.files.values()), "it may have looked before"
+
+
+def test_files_of_one_claim_that_were_touched_are_looked_at_for_that_claim() -> None:
+    """Each prepare and each unprepare touches files: it was a look at the files of every other claim of the node."""
+    core = core_with(PRE_BOUND, gpu(B, group=2), one=(A,), two=(B,))
+    for claim in ("one", "two"):
+        core.prepare(name(claim))
+    core.held_back = {"files"}
+    core.feed(FilesTouched(ClaimsOf.GPUS, (name("two").uid,)))
+    assert set(core.wanted.files) == {name("two").uid}
+    core.feed(FilesTouched(ClaimsOf.GPUS, (name("unknown").uid,)))
+    assert set(core.wanted.files) == {name("two").uid}

@@ -25,6 +25,7 @@ from gpuactors.core.events.claims import (
     CheckpointRefused,
     CheckpointWritten,
     ClaimRead,
+    FilesTouched,
     PrepareAsked,
     UnprepareAsked,
 )
@@ -351,13 +352,14 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     return driver.with_claims(state, transition(driver, driver.claims(state), stopped, on)), [*lines, line]
 
 
-def files_touched(driver: ClaimDriver, state: NodeState) -> Stepped:
-    """The files of every prepared claim are looked at, and written where they are missing: a container that restarts
-    gets the present files, without a call to us. Correct files are not written again. A check in progress may have read
-    them before: then another one follows."""
+def files_touched(driver: ClaimDriver, state: NodeState, event: FilesTouched) -> Stepped:
+    """The files of these claims, where they are prepared, are looked at, and written where they are missing: a
+    container that restarts gets the present files, without a call to us. Correct files are not written again. A check
+    in progress may have read them before: then another one follows."""
     effects: list[Effect] = []
-    for entry in driver.claims(state).entries.values():
-        if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
+    for uid, entry in driver.claims(state).entries.items():
+        is_touched = event.claims is None or uid in event.claims
+        if is_touched and entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
             state, lines = try_transition(driver, state, entry, ClaimTrigger.RETRY)
             effects += lines
     return state, effects

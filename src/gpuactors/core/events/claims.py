@@ -15,6 +15,7 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimName,
     ClaimsOf,
+    ClaimUid,
     FitnessFinding,
     OriginalDriver,
 )
@@ -116,9 +117,12 @@ class FitnessChecked(Struct, frozen=True):
 
 
 class FilesTouched(Struct, frozen=True):
-    """Somebody has touched the CDI files of our claims, or their directory: one may be missing now."""
+    """Somebody has touched the CDI files of our claims, or their directory: one may be missing now. So has this daemon
+    itself, for each claim."""
 
     of: ClaimsOf
+    claims: tuple[ClaimUid, ...] | None = None
+    """Those whose files they are, sorted; None: it may be each."""
 
 
 class SlicesPublished(Struct, frozen=True):

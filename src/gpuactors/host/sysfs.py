@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, final
 
 from msgspec import Struct
@@ -115,11 +115,7 @@ class SysfsReader:
                 companions.update(members)
         for silent in (companions - found.keys()) & frozenset(unanswered):
             found[silent] = self._unanswered(silent)
-        for member in sorted(companions - found.keys()):
-            reads(member)
-            function, _ = self._function(look, member)
-            if function is not None:
-                found[member] = function
+        self._add_companions(look, found, sorted(companions), reads)
         return tuple(found[address] for address in sorted(found))
 
     def inspect(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
@@ -132,13 +128,10 @@ class SysfsReader:
         if function is None:
             self._check_bus()
             return ()
-        found, wanted = {address: function}, chosen or address in given
-        for member in members:
-            if member != address:
-                function, chosen = self._function(look, member)
-                if function is not None:
-                    found[member], wanted = function, wanted or chosen or member in given
-        return tuple(found[member] for member in sorted(found)) if wanted else ()
+        found = {address: function}
+        if self._add_companions(look, found, members) or chosen or not found.keys().isdisjoint(given):
+            return tuple(found[member] for member in sorted(found))
+        return ()
 
     # --- which functions ------------------------------------------------------------------------------------
 
@@ -188,6 +181,25 @@ class SysfsReader:
             for selector in self._excluding
         )
 
+    def _add_companions(
+        self,
+        look: _Look,
+        found: dict[PciAddress, PciFunction],
+        members: Iterable[PciAddress],
+        reads: Callable[[str], None] = lambda name: None,
+    ) -> bool:
+        """Adds those that are not found yet; whether one of them is chosen."""
+        any_chosen = False
+        for member in members:
+            if member in found:
+                continue
+            reads(member)
+            function, chosen = self._function(look, member)
+            if function is not None:
+                found[member] = function
+                any_chosen = any_chosen or chosen
+        return any_chosen
+
     def _with_group(
         self, look: _Look, function: PciFunction
     ) -> tuple[PciFunction | None, Sequence[PciAddress]]:
@@ -221,10 +233,9 @@ class SysfsReader:
             return None, False
         path = f"{self._bus}/{name}"
         try:
-            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = _opened(path)
         except OSError as error:
-            raise_if_short(error, path)
-            if error.errno in GONE:
+            if gone(path):
                 return None, False
             unread = fault(name, path, f"cannot be opened ({error.strerror})")
             return replace(self._unanswered(name), fault=unread), self._chosen(name, _UNKNOWN)
@@ -474,6 +485,15 @@ def presence_of(directory: str) -> int | None:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
+
+
+def _opened(directory: str) -> int:
+    """A descriptor that finds the files in it. Raises `OSError`; `HostError` for want of descriptors."""
+    try:
+        return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise_if_short(error, directory)
+        raise
 
 
 def _read(path: str) -> bytes:

@@ -9,12 +9,13 @@ from typing import Final
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from gpuactors.actors import udev_watcher
 from gpuactors.core.events import Event
-from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened
+from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
 from gpuactors.core.values.model import PciAddress
-from gpuactors.ports.errors import UeventsOverflowError
+from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, UeventSource
 from tests.support.patience import patient
 
@@ -47,15 +48,17 @@ async def heard(events: int, *batches: Sequence[Hint] | None) -> list[Event]:
         yield FakeSource(batches)
 
     post, inbox = trio.open_memory_channel[Event](16)
+    scans = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(udev_watcher.run, open_uevents, post)
+            nursery.start_soon(udev_watcher.run, open_uevents, post, scans)
             found = [await inbox.receive() for _ in range(events + 1)]
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(trio.WouldBlock):
                 inbox.receive_nowait()
             nursery.cancel_scope.cancel()
-    assert found.pop(0) == UeventsOpened()
+    assert found.pop(0) == UeventsOpened(scan_begun=False)
+    assert scans.is_set()
     return found
 
 
@@ -88,3 +91,29 @@ async def test_a_loss_is_an_event_and_what_follows_is_heard() -> None:
         UeventsLost("full"),
         HostChanged(GPU, None, "bind pci"),
     ]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("error", [HostError("EPERM"), RuntimeError("a bug")])
+async def test_scans_begin_where_uevents_cannot_be_received(
+    error: Exception, autojump_clock: MockClock
+) -> None:
+    @asynccontextmanager
+    async def open_uevents() -> AsyncIterator[UeventSource]:
+        if not scans.is_set():
+            raise error
+        yield FakeSource([])
+
+    post, inbox = trio.open_memory_channel[Event](16)
+    scans = trio.Event()
+    with trio.fail_after(60):
+        if isinstance(error, RuntimeError):
+            with pytest.raises(RuntimeError):
+                await udev_watcher.run(open_uevents, post, scans)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(udev_watcher.run, open_uevents, post, scans)
+            await scans.wait()
+            if isinstance(error, HostError):
+                assert await inbox.receive() == UeventsUnavailable("EPERM", scan_begun=False)
+            assert await inbox.receive() == UeventsOpened(scan_begun=True)
+            nursery.cancel_scope.cancel()

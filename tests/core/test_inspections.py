@@ -320,6 +320,25 @@ def test_a_failed_inspection_of_a_function_never_seen_before_is_repeated() -> No
     assert core.state.host.inspections.retries == {}
 
 
+@pytest.mark.parametrize(
+    "event", [UeventsOpened(scan_begun=False), UeventsUnavailable("off", scan_begun=False)]
+)
+def test_a_scan_that_has_not_begun_shows_what_uevents_missed(
+    event: UeventsOpened | UeventsUnavailable,
+) -> None:
+    core = Core()
+    first = core.state.host.inspections.scan
+    core.feed(event)
+    assert core.state.host.inspections.scan == first
+    assert first is not None
+    core.feed(HostScanned(first, (gpu(A),)))
+    assert core.state.host.inspections.scan is None, "no second one follows"
+    core.feed(event)
+    assert core.state.host.inspections.scan is not None, (
+        "where none is outstanding one is wanted all the same"
+    )
+
+
 def test_that_uevents_are_not_heard_is_kept_and_said_once() -> None:
     core = Core(gpu(A))
     core.feed(UeventsUnavailable("EPERM"))

@@ -127,8 +127,8 @@ MUTATIONS: Final = (
     Mutation(
         "no scan when the socket of uevents is open at last",
         "core/step.py",
-        '            return _rescanned(state, uevents=""), [',
-        '            return replace(state, host=replace(state.host, uevents="")), [',
+        '            after = _rescanned(state, uevents="", scan_begun=event.scan_begun)\n',
+        '            after = replace(state, host=replace(state.host, uevents=""))\n',
     ),
     # --- kubelet --------------------------------------------------------------------------------------------
     Mutation(

@@ -17,15 +17,19 @@ from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, OpenUevents, UeventSource
 
 
-async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event]) -> None:
-    """Runs for ever. Changes before the source was open may have been missed, so it begins with a scan."""
+async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event], scans: trio.Event) -> None:
+    """Runs for ever. Changes before the source was open were missed, so a scan follows. `scans`: set when scans may
+    begin, which is after the first try, so that the first one misses no change and no second one is wanted."""
     while True:
         try:
             async with open_uevents() as source:
-                await inbox.send(UeventsOpened())
+                await inbox.send(UeventsOpened(scan_begun=scans.is_set()))
+                scans.set()
                 await _forward(source, inbox)
         except HostError as exc:
-            await inbox.send(UeventsUnavailable(str(exc)))
+            await inbox.send(UeventsUnavailable(str(exc), scan_begun=scans.is_set()))
+        finally:
+            scans.set()
         await trio.sleep(limits.UEVENTS_RETRY_S)
 
 

@@ -196,14 +196,15 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             )
             return bindings.released(with_inspections(state, wanted), event), []
         case events.host.UeventsOpened():
-            return _rescanned(state, uevents=""), [Log(Level.INFO, "uevents.opened", {})]
+            after = _rescanned(state, uevents="", scan_begun=event.scan_begun)
+            return after, [Log(Level.INFO, "uevents.opened", {})]
         case events.host.UeventsLost(reason):
             return _rescanned(state, uevents=state.host.uevents), [
                 Log(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.host.UeventsUnavailable(reason):
             level = Level.DEBUG if reason == state.host.uevents else Level.WARNING
-            return _rescanned(state, uevents=reason), [
+            return _rescanned(state, uevents=reason, scan_begun=event.scan_begun), [
                 Log(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.host.HostScanned():
@@ -234,9 +235,12 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             ]
 
 
-def _rescanned(state: NodeState, *, uevents: str) -> NodeState:
-    """`state` with a full scan wanted, as uevents were, are or will be missed."""
-    scan = inspections.ask_scan(state.host.inspections)
+def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> NodeState:
+    """`state` with a full scan wanted, as uevents were, are or will be missed; the outstanding one if that has not
+    begun."""
+    scan = state.host.inspections
+    if scan_begun or scan.scan is None:
+        scan = inspections.ask_scan(scan)
     return replace(state, host=replace(state.host, inspections=scan, uevents=uevents))
 
 

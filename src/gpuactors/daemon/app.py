@@ -377,13 +377,18 @@ async def run_daemon(
         record = _recorder(journal, http)
         nursery.start_soon(registry.run, state, inbox, cells, replies, log_line or write_log, record)
         nursery.start_soon(plugins)
-        actor(
-            "sysfs_inspector", lambda: sysfs_inspector.run(cells.inspections.subscribe(), outside.host, post)
-        )
+        scans = trio.Event()
+
+        async def inspect_host() -> None:
+            await scans.wait()
+            await sysfs_inspector.run(cells.inspections.subscribe(), outside.host, post)
+
+        actor("sysfs_inspector", inspect_host)
         if (uevents := outside.open_uevents) is not None:
-            actor("udev_watcher", lambda: udev_watcher.run(uevents, post))
+            actor("udev_watcher", lambda: udev_watcher.run(uevents, post, scans))
         else:
-            nursery.start_soon(post.send, UeventsUnavailable("switched off (--uevents=off)"))
+            await post.send(UeventsUnavailable("switched off (--uevents=off)", scan_begun=False))
+            scans.set()
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor("pod_resources", lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post))
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))

@@ -17,7 +17,10 @@ class HostChanged(Struct, frozen=True):
 
 
 class UeventsOpened(Struct, frozen=True):
-    """Uevents are received from now on. Earlier changes may have been missed."""
+    """Uevents are received from now on. Earlier changes were missed."""
+
+    scan_begun: bool = True
+    """A scan may have begun before, and have missed such a change."""
 
 
 class UeventsLost(Struct, frozen=True):
@@ -30,6 +33,8 @@ class UeventsUnavailable(Struct, frozen=True):
     """Uevents are unavailable: until they are received only scans find changes."""
 
     reason: str
+    scan_begun: bool = True
+    """As `UeventsOpened.scan_begun`."""
 
 
 class HostScanned(Struct, frozen=True):

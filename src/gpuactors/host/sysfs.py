@@ -33,7 +33,7 @@ VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
-_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_PCIE_ROOT = re.compile(r"(?:/|\A)(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?:/|\Z)")
 _PCI_IDS_ALONE: Final[Mapping[tuple[str, str], ResourceName]] = {}
 _BARS: Final = 6
 """The first lines of `resource` are the BARs: start, end and flags (drivers/pci/pci-sysfs.c, resource_show)."""
@@ -331,16 +331,18 @@ class SysfsReader:
         self, look: _Look, directory: _Directory, group: int | None, cdevs: tuple[str, ...]
     ) -> tuple[str, ...]:
         """The nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the container."""
-        own = (*(() if group is None else (group_node_of(group),)), *(cdev_node_of(cdev) for cdev in cdevs))
-        found = (
-            (CONTAINER_NODE, look.node(CONTAINER_NODE)),
-            *((node, _exists(self._root.real(node))) for node in own),
-            (IOMMUFD_NODE, look.node(IOMMUFD_NODE)),
-        )
-        for node, problem in found:
-            if isinstance(problem, str):
-                directory.at_fault(self._root.real(node), f"cannot be accessed ({problem})")
-        return tuple(node for node, is_there in found if is_there is True)
+        own = [] if group is None else [group_node_of(group)]
+        own += map(cdev_node_of, cdevs)
+        found = [(CONTAINER_NODE, look.node(CONTAINER_NODE))]
+        found += [(node, _exists(self._root.real(node))) for node in own]
+        found.append((IOMMUFD_NODE, look.node(IOMMUFD_NODE)))
+        nodes = []
+        for node, is_there in found:
+            if is_there is True:
+                nodes.append(node)
+            elif is_there is not False:
+                directory.at_fault(self._root.real(node), f"cannot be accessed ({is_there})")
+        return tuple(nodes)
 
     def _left(self, group: int | None) -> tuple[str, ...]:
         """The group's node, if it is there for a function without a driver: its unbind may wait for its holder, which
@@ -543,10 +545,10 @@ def _vfio_devices(path: str) -> tuple[str, ...] | None:
 
 def _pcie_root(directory: str) -> str | None:
     try:
-        parts = os.readlink(directory).split("/")
+        root = _PCIE_ROOT.search(os.readlink(directory))
     except OSError:
         return None
-    return next((part for part in parts if _PCIE_ROOT.fullmatch(part)), None)
+    return None if root is None else root[1]
 
 
 def _address(name: str) -> PciAddress | None:

@@ -40,8 +40,10 @@ def read_plain(path: str | os.PathLike[str], bytes_max: int) -> bytes:
         raise NotPlainError(errno.EINVAL, "the path has a NUL in it", os.fspath(path))
     _refuse(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices act
     with open(path, "rb", opener=_without_waiting) as file:
-        _refuse(os.fstat(file.fileno()).st_mode, path)
-        return file.read(bytes_max)
+        found = os.fstat(file.fileno())
+        _refuse(found.st_mode, path)
+        # As many bytes are allocated. A file of the kernel's own has no size.
+        return file.read(min(bytes_max, found.st_size) or bytes_max)
 
 
 def _without_waiting(path: str, flags: int) -> int:

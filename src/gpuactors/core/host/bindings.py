@@ -10,7 +10,7 @@ which it was read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -26,12 +26,6 @@ vfio_pci_core_register_device)."""
 
 _RELEASED: Final = frozenset({"unbind pci", "remove pci"})
 """Uevents that come when the driver has released the function (drivers/base/dd.c, __device_release_driver)."""
-
-
-def _is_evidence(state: NodeState, address: PciAddress) -> bool:
-    """Whether `enable` of the function is evidence."""
-    function = state.index.functions.get(address)
-    return address in state.host.polls.leaving or (function is not None and function.vfio_bound)
 
 
 def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
@@ -91,10 +85,19 @@ def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[P
     )
 
 
-def only(state: NodeState, use: GroupUse) -> GroupUse:
-    """`use` with only the counts that are evidence."""
-    enabled = {a: n for a, n in use.enabled.items() if _is_evidence(state, a)}
-    return use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled)
+def only(state: NodeState, uses: Iterable[GroupUse]) -> list[GroupUse]:
+    """`uses` with only the counts that are evidence."""
+    functions, leaving = state.index.functions, state.host.polls.leaving
+
+    def is_evidence(address: PciAddress) -> bool:
+        function = functions.get(address)
+        return (function is not None and function.vfio_bound) or address in leaving
+
+    found = []
+    for use in uses:
+        enabled = {a: n for a, n in use.enabled.items() if is_evidence(a)}
+        found.append(use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled))
+    return found
 
 
 def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
@@ -115,12 +118,12 @@ def _is_left(was: PciFunction, now: PciFunction) -> bool:
 def _may_be_left(state: NodeState, function: PciFunction) -> bool:
     """It is on no driver when it is first seen, and was offered before: it is selected, or allocated to a pod under one
     of our names."""
-    bridge = function.class_code.startswith(BRIDGE_CLASSES)
-    ours = is_selected(state.daemon.settings.selectors, function) or any(
+    if function.driver is not None or function.class_code.startswith(BRIDGE_CLASSES):
+        return False
+    return is_selected(state.daemon.settings.selectors, function) or any(
         meant.address == function.address and resource in state.published.served
         for (resource, _), meant in state.kubelet.resolved.items()
     )
-    return function.driver is None and not bridge and ours
 
 
 def _forgotten(

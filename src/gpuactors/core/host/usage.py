@@ -60,7 +60,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     if event.poll != before.outstanding:
         return state
     index = state.index
-    uses = [bindings.only(state, use) for use in event.uses if use.group in index.polled]
+    uses = bindings.only(state, (use for use in event.uses if use.group in index.polled))
     enabled = {a: n for use in uses for a, n in use.enabled.items()}
     learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
     other, changed = dict[int, Observed](), False

@@ -209,6 +209,9 @@ _generate TO:
             "$proto" 2>&1 | { grep -v '^Writing ' || true; }
         # The marker belongs at the top of the package alone, where it is.
         find "$to" -name py.typed -delete
+        # Each class when it is first used, as a start uses few.
+        find "$to" -name __init__.py -exec sed -i \
+            's/^from dataclasses import dataclass$/from gpuactors.grpc_trio.on_demand import dataclass/' {} +
     done
 
 # Write the tables of the documents that follow from the code, such as the settings in docs/configuration.md.

@@ -6,7 +6,7 @@
 __all__ = ("ControlBase", "ControlStub", "HandOverRequest", "HandOverResponse", "ViewRequest", "ViewResponse")
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from gpuactors.grpc_trio.on_demand import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2

@@ -14,7 +14,7 @@ __all__ = (
 )
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from gpuactors.grpc_trio.on_demand import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2

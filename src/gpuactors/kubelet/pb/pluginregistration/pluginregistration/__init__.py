@@ -12,7 +12,7 @@ __all__ = (
     "RegistrationStub",
 )
 
-from dataclasses import dataclass
+from gpuactors.grpc_trio.on_demand import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2

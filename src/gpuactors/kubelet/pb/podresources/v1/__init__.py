@@ -23,7 +23,7 @@ __all__ = (
     "TopologyInfo",
 )
 
-from dataclasses import dataclass
+from gpuactors.grpc_trio.on_demand import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2

@@ -16,7 +16,7 @@ __all__ = (
     "NodeUnprepareResourcesResponse",
 )
 
-from dataclasses import dataclass
+from gpuactors.grpc_trio.on_demand import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2

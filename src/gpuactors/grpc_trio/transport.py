@@ -12,6 +12,7 @@ import trio
 
 from .limits import GRPC_OUTGOING_HIGH_BYTES, GRPC_OUTGOING_LOW_BYTES
 from .primitives import Event
+from .unix import UnixStream
 
 # What a trio stream raises when the other side, or we ourselves, have closed it. OSError: streams that are not
 # trio's own.
@@ -29,6 +30,7 @@ class Transport:
         self, stream: trio.abc.Stream, *, on_pause: Callable[[], None], on_resume: Callable[[], None]
     ) -> None:
         self._stream = stream
+        self._send_now = stream.send_now if isinstance(stream, UnixStream) else _nothing
         self._on_pause = on_pause
         self._on_resume = on_resume
         self._waiting = bytearray()
@@ -88,8 +90,15 @@ class Transport:
     async def _send_waiting(self) -> None:
         data, self._waiting = self._waiting, bytearray()
         self._sending_bytes = len(data)
-        await self._stream.send_all(data)
+        sent_bytes = self._send_now(data)
+        if sent_bytes < len(data):
+            await self._stream.send_all(memoryview(data)[sent_bytes:])
         self._sending_bytes = 0
         if self._paused and len(self._waiting) <= GRPC_OUTGOING_LOW_BYTES:
             self._paused = False
             self._on_resume()
+
+
+def _nothing(_: bytearray) -> int:
+    """Stands for `send_now` of a stream that always waits."""
+    return 0

@@ -1,4 +1,4 @@
-"""Unix sockets by path: bind one without disturbing other processes, dial one without a premature success.
+"""Unix sockets by path: bind one without disturbing other processes, dial one without a premature success, carry bytes.
 
 Standard library calls on purpose: trio binds a unix socket in a thread, and its `open_unix_socket` takes EAGAIN (the
 listener's backlog is full) for "connecting" and returns a stream that was never connected. Must not know gRPC.
@@ -16,7 +16,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Final, Protocol
+from operator import index
+from typing import Final, Protocol, final
 
 import trio
 from msgspec import Struct
@@ -24,6 +25,7 @@ from msgspec import Struct
 from .limits import SOCKET_PATH_MAX_BYTES
 
 _BACKLOG: Final = 128
+_RECEIVE_BYTES: Final = 64 * 1024
 _DIAL_RETRY_S: Final = 0.01  # the listener's backlog was full: it has that long to accept some
 _UCRED: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)
 
@@ -56,6 +58,57 @@ class ConnectError(SocketError):
     """No process answers at the path."""
 
 
+@final
+class UnixStream(trio.abc.Stream):
+    """One end of a connection; owns the socket. It waits before it reads, and can write without a wait.
+
+    trio's own stream reads first, which fails where a peer waits for us, and passes through the scheduler once more
+    after each success.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Always waits at least a turn, so that a peer that sends without end cannot hold up other tasks."""
+        most = _RECEIVE_BYTES if max_bytes is None else index(max_bytes)
+        if most < 1:
+            raise ValueError("max_bytes must be at least 1")
+        try:
+            while self._socket.fileno() >= 0:
+                await trio.lowlevel.wait_readable(self._socket)
+                try:
+                    return self._socket.recv(most)
+                except BlockingIOError:  # it was not: wait again
+                    continue
+        except OSError as error:
+            raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
+        await trio.lowlevel.checkpoint()
+        raise trio.ClosedResourceError("the socket is closed")
+
+    def send_now(self, data: bytes | bytearray) -> int:
+        """How many bytes the socket takes at once; `send_all` is for the rest. Not while a `send_all` is under way.
+
+        Raises as `send_all`.
+        """
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 class BoundListener(trio.abc.Listener[trio.abc.Stream]):
     """Listens at a path."""
 
@@ -79,8 +132,9 @@ class UnixListener(BoundListener):
         """Implement `BoundListener.still_there`: the file at the path is the one that was bound."""
         return not self._closed and _inode_id(self.path) == self.inode_id
 
-    async def accept(self) -> trio.SocketStream:
-        return await self._listener.accept()
+    async def accept(self) -> UnixStream:
+        accepted = await self._listener.accept()
+        return UnixStream(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, accepted.socket.detach()))
 
     async def aclose(self) -> None:
         """Removes the file, if it is still ours, and then closes, so that no client is refused at a path that
@@ -175,7 +229,7 @@ def bind_unix(path: str, *, mode: int = 0o660, evict: Collection[Owner] = ()) ->
     return UnixListener(path, trio.SocketListener(trio.socket.from_stdlib_socket(sock)), inode_id)
 
 
-async def connect_unix(path: str, *, deadline_s: float) -> trio.SocketStream:
+async def connect_unix(path: str, *, deadline_s: float) -> UnixStream:
     """Dial `path` until `deadline_s` on trio's clock. Raises ConnectError, SocketPathTooLongError."""
     _check_length(path)
     while True:
@@ -189,7 +243,7 @@ async def connect_unix(path: str, *, deadline_s: float) -> trio.SocketStream:
             sock.close()
             raise _connect_error(path, error) from error
         else:
-            return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            return UnixStream(sock)
         if trio.current_time() + _DIAL_RETRY_S > deadline_s:
             raise ConnectError(
                 f"no process accepts connections at {path}: the queue of its listener is full; is that process hanging?"

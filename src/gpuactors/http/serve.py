@@ -176,8 +176,7 @@ async def _connection(answering: Answering, places: _Places, stream: trio.abc.St
 
 
 def _address(stream: trio.abc.Stream) -> str:
-    assert isinstance(stream, trio.SocketStream), "a listener of sockets makes nothing else"
-    if stream.socket.family == socket.AF_UNIX:
+    if not isinstance(stream, trio.SocketStream):  # of a unix socket
         return ""
     try:
         host: str = stream.socket.getpeername()[0]

@@ -22,7 +22,7 @@ from grpclib.exceptions import StreamTerminatedError
 from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_message
 from h2.exceptions import ProtocolError as Http2ProtocolError
 
-from .http2 import Http2Stream
+from .http2 import Headers, Http2Stream
 from .limits import (
     GRPC_ECHO_MAX_CHARS,
     GRPC_REQUEST_DEADLINE_S,
@@ -32,8 +32,6 @@ from .limits import (
 from .messages import frame_message, read_message
 
 log = logging.getLogger(__name__)
-
-Headers = list[tuple[str, str]]
 
 SHUTTING_DOWN: Final = "server shutting down"
 
@@ -50,6 +48,7 @@ class ServerStream(server.Stream[Any, Any]):
     """grpclib's server stream with bounded messages; used without its `async with`, which swallows cancellation."""
 
     _stream: Http2Stream
+    _answer = b""
 
     async def recv_message(self) -> Any:
         """The next request message; None when a client stream has ended.
@@ -76,19 +75,25 @@ class ServerStream(server.Stream[Any, Any]):
         return message
 
     async def send_message(self, message: Any) -> None:
-        """Waits while the peer does not read. Raises as `frame_message`."""
-        if self._send_message_done and not self._cardinality.server_streaming:
+        """Waits while the peer does not read; the one answer is kept for `send_ok`. Raises as `frame_message`."""
+        if self._cardinality.server_streaming:
+            frame = frame_message(message, self._send_type)
+            if not self._send_initial_metadata_done:
+                await self._stream.send_headers(_INITIAL)
+                self._send_initial_metadata_done = True
+            await self._stream.send_data(frame)
+        elif self._send_message_done:
             raise GrpcProtocolError("a unary call has one answer")
-        frame = frame_message(message, self._send_type)
-        if not self._send_initial_metadata_done:
-            await self._stream.send_headers(_INITIAL)
-            self._send_initial_metadata_done = True
-        await self._stream.send_data(frame)
+        else:
+            self._answer = frame_message(message, self._send_type)
         self._send_message_done = True
 
     async def send_ok(self) -> None:
-        """The trailers after the last message. As grpclib's, without the metadata that no handler here has."""
-        await self._stream.send_headers(_OK, end_stream=True)
+        """Sends what is left of a good answer. As grpclib's, without the metadata that no handler here has."""
+        if self._send_initial_metadata_done:
+            await self._stream.send_headers(_OK, end_stream=True)
+        else:
+            await self._stream.send_at_once(_INITIAL, self._answer, _OK)
         self._send_trailing_metadata_done = True
 
 
@@ -190,7 +195,7 @@ class Call:
             status, text = await self._outcome(reply, method, timeout_s)
             if not self._stream.closable:
                 return
-            if status is Status.OK and reply._send_initial_metadata_done:
+            if status is Status.OK and reply._send_message_done:
                 await reply.send_ok()
             else:
                 await reply.send_trailing_metadata(status=status, status_message=text)
@@ -211,12 +216,16 @@ class Call:
     async def _outcome(
         self, reply: ServerStream, method: Handler, timeout_s: float
     ) -> tuple[Status, str | None]:
+        deadline: trio.CancelScope | None = None
         try:
-            with trio.move_on_after(timeout_s) as deadline:
+            if timeout_s == math.inf:
                 await method.func(reply)
+            else:
+                with trio.move_on_after(timeout_s) as deadline:
+                    await method.func(reply)
         except Exception as error:
             return self._status_of(error)
-        if deadline.cancelled_caught:
+        if deadline is not None and deadline.cancelled_caught:
             return Status.DEADLINE_EXCEEDED, f"not done within the caller's {timeout_s:g} s"
         if not self.streams_answers and not reply._send_message_done:
             log.error("%s: the handler returned without an answer", self.path)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Headers = list[tuple[str, str]]
+
 _FRAME_MAX_BYTES: Final = 16_384  # HTTP/2's default. grpcio allows 4 MiB, which would wait here in one piece
 _FRAME_LENGTH_BYTES: Final = 3  # a frame begins with its length (RFC 9113 4.1)
 _STREAM_WINDOW_BYTES: Final = 65_535  # HTTP/2's default: no SETTINGS needed
@@ -172,6 +174,21 @@ class Http2Stream(protocol.Stream):
             self._transport.write(self._h2_connection.data_to_send())
             if not rest:
                 return
+
+    async def send_at_once(self, headers: Headers, data: bytes, trailers: Headers) -> None:
+        """All that a side sends, in one write where the peer has room for it. Raises as `send_data`."""
+        assert self.id is not None
+        await self.connection.write_ready.wait()
+        h2 = self._h2_connection
+        if len(data) > min(h2.local_flow_control_window(self.id), _FRAME_MAX_BYTES):
+            await self.send_headers(headers)
+            await self.send_data(data)
+            await self.send_headers(trailers, end_stream=True)
+        else:
+            h2.send_headers(self.id, headers)
+            h2.send_data(self.id, data)
+            h2.send_headers(self.id, trailers, end_stream=True)
+            self._transport.write(h2.data_to_send())
 
     def __ended__(self) -> None:
         super().__ended__()

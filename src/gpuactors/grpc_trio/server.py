@@ -18,9 +18,9 @@ from grpclib.protocol import AbstractHandler
 from grpclib.protocol import Stream as GrpclibStream
 from h2.errors import ErrorCodes
 
-from .call import Call, Headers
+from .call import Call
 from .connection import Http2Connection
-from .http2 import Http2Stream
+from .http2 import Headers, Http2Stream
 from .limits import ACCEPT_RETRY_S, GRPC_CONNECTIONS_MAX
 from .service import TrioService
 

@@ -1,4 +1,4 @@
-"""Every private name of grpclib and h2 that gpuactors.grpc_trio uses, and for what.
+"""Every private name of grpclib, h2 and hpack that gpuactors.grpc_trio uses, and for what.
 
 grpclib is pinned to the version below; `test_grpclib_names.py` fails with a clear message when
 the version, a name or a signature has changed. Then: read the new source, adjust the adaptor, run its tests, and only
@@ -77,6 +77,9 @@ PRIVATE_NAMES: Final = (
     PrivateName(_C, "Stream.recv_message", "overridden: limits", ("self",)),
     PrivateName(_C, "Stream._recv_initial_metadata_done", "read"),
     PrivateName(_C, "Handler.connection_lost", "read"),
+    PrivateName("h2.connection", "_decode_headers", "calls the decoder", ("decoder", "encoded_header_block")),
+    PrivateName("hpack", "Decoder.decode", "overridden", ("self", "data", "raw")),
+    PrivateName("hpack", "Encoder.encode", "overridden", ("self", "headers", "huffman")),
     PrivateName("grpclib.events", "_DispatchServerEvents", "passed to server.Stream"),
     PrivateName("grpclib.events", "_DispatchChannelEvents", "passed to client.Stream"),
     PrivateName("grpclib.metadata", "Deadline.time_remaining", "overridden: trio's clock", ("self",)),
@@ -107,6 +110,9 @@ SET_IN_INIT: Final = (
     SetInInit(_C, "Stream", "_deadline", "read"),
     SetInInit(_C, "Stream", "_recv_type", "read"),
     SetInInit("h2.connection", "H2Connection", "incoming_buffer", "its _data: bytes of an incomplete frame"),
+    SetInInit("h2.connection", "H2Connection", "encoder", "replaced by ours: constant headers"),
+    SetInInit("h2.connection", "H2Connection", "decoder", "replaced by ours: the same headers again"),
     SetInInit("h2.connection", "H2Connection", "_closed_streams", "bounded by our MAX_CLOSED_STREAMS"),
+    SetInInit("hpack.table", "HeaderTable", "resized", "read: a change of size must be sent first"),
     SetInInit("h2.frame_buffer", "FrameBuffer", "_data", "see incoming_buffer"),
 )

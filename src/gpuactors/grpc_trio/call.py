@@ -22,7 +22,7 @@ from grpclib.exceptions import StreamTerminatedError
 from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_message
 from h2.exceptions import ProtocolError as Http2ProtocolError
 
-from .http2 import Headers, Http2Stream
+from .http2 import INITIAL, OK, Headers, Http2Stream
 from .limits import (
     GRPC_ECHO_MAX_CHARS,
     GRPC_REQUEST_DEADLINE_S,
@@ -38,8 +38,6 @@ SHUTTING_DOWN: Final = "server shutting down"
 _CODEC: Final = ProtoCodec()
 _DISPATCH: Final = _DispatchServerEvents()
 _CONTENT_TYPES: Final = frozenset({"application/grpc", "application/grpc+proto"})
-_INITIAL: Final = [(":status", "200"), ("content-type", "application/grpc+proto")]
-_OK: Final = [("grpc-status", "0")]
 _TIMEOUT_MAX_CHARS: Final = 9  # gRPC over HTTP/2: at most 8 digits and a unit
 _PEER_GONE: Final = (Http2ProtocolError, StreamTerminatedError)
 
@@ -79,7 +77,7 @@ class ServerStream(server.Stream[Any, Any]):
         if self._cardinality.server_streaming:
             frame = frame_message(message, self._send_type)
             if not self._send_initial_metadata_done:
-                await self._stream.send_headers(_INITIAL)
+                await self._stream.send_headers(INITIAL)
                 self._send_initial_metadata_done = True
             await self._stream.send_data(frame)
         elif self._send_message_done:
@@ -91,9 +89,9 @@ class ServerStream(server.Stream[Any, Any]):
     async def send_ok(self) -> None:
         """Sends what is left of a good answer. As grpclib's, without the metadata that no handler here has."""
         if self._send_initial_metadata_done:
-            await self._stream.send_headers(_OK, end_stream=True)
+            await self._stream.send_headers(OK, end_stream=True)
         else:
-            await self._stream.send_at_once(_INITIAL, self._answer, _OK)
+            await self._stream.send_at_once(INITIAL, self._answer, OK)
         self._send_trailing_metadata_done = True
 
 

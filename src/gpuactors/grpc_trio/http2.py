@@ -8,7 +8,7 @@ Must not carry bytes itself (`connection.py` does), and must not know about gRPC
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,6 +21,7 @@ from h2.errors import ErrorCodes
 from h2.events import Event as H2Event
 from h2.events import RemoteSettingsChanged, StreamReset
 from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
+from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 
 from .limits import GRPC_CONNECTION_WINDOW_BYTES
 from .primitives import Event
@@ -34,8 +35,14 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[str, str]]
 
+INITIAL: Final = [(":status", "200"), ("content-type", "application/grpc+proto")]
+"""The headers of every answer that has a message."""
+OK: Final = [("grpc-status", "0")]
+"""Its trailers."""
+
 _FRAME_MAX_BYTES: Final = 16_384  # HTTP/2's default. grpcio allows 4 MiB, which would wait here in one piece
 _FRAME_LENGTH_BYTES: Final = 3  # a frame begins with its length (RFC 9113 4.1)
+_HEADERS_KEPT_MAX: Final = 32  # of a call; a block that has more of them is decoded each time
 _STREAM_WINDOW_BYTES: Final = 65_535  # HTTP/2's default: no SETTINGS needed
 
 # Keepalive off: grpclib's uses loop.call_later, and on a unix socket the peer's death is an end of file at once.
@@ -289,10 +296,52 @@ class _EventsProcessor(protocol.EventsProcessor):
         super().process_stream_reset(event)
 
 
+class _Decoder(Decoder):
+    """hpack's, but the headers of a block that only refers to the table are not looked up twice in a row: kubelet's
+    calls of a method have the same nine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._block: bytes | None = None
+        self._headers: Iterable[HeaderTuple] = ()
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        if raw and data == self._block:
+            return self._headers
+        self._block = None  # another block may change the table
+        headers = super().decode(data, raw)
+        if raw and 0 < len(data) <= _HEADERS_KEPT_MAX and min(data) >= 0x80 and max(data) < 0xFF:
+            # Each byte is an index (RFC 7541 6.1).
+            self._block, self._headers = data, headers
+        return headers
+
+
+class _Encoder(Encoder):
+    """hpack's, but for what every good answer has: encoded once, without an entry in the table (RFC 7541 6.2.3)."""
+
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:
+        block = None if self.header_table.resized else _ENCODED.get(tuple(headers))
+        return super().encode(headers, huffman) if block is None else block
+
+
+_ENCODED: Final = {
+    tuple((name.encode(), value.encode()) for name, value in headers): Encoder().encode(
+        [NeverIndexedHeaderTuple(name, value) for name, value in headers]
+    )
+    for headers in (INITIAL, OK)
+}
+
+
 class _H2Connection(H2Connection):
     """h2 keeps how streams were closed, to judge frames that were under way; 65,536 of them (16 MiB) by itself."""
 
     MAX_CLOSED_STREAMS = 1024
+
+    def __init__(self, config: H2Configuration) -> None:
+        super().__init__(config)
+        self.encoder = _Encoder()
+        self.decoder = _Decoder()
+        self.decoder.max_header_list_size = self.DEFAULT_MAX_HEADER_LIST_SIZE
 
 
 class Protocol(protocol.H2Protocol):

@@ -91,7 +91,7 @@ class ServerStream(server.Stream[Any, Any]):
         if self._send_initial_metadata_done:
             await self._stream.send_headers(OK, end_stream=True)
         else:
-            await self._stream.send_at_once(INITIAL, self._answer, OK)
+            await self._stream.send_answer(self._answer)
         self._send_trailing_metadata_done = True
 
 

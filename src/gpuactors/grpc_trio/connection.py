@@ -87,7 +87,7 @@ class Http2Connection:
                         break
                     self.protocol.data_received(bytes(data))
                     self._refuse_flood()
-                    if self.protocol.processor.peer_ready:
+                    if self.protocol.processor.peer_ready and not self._handshake_over.is_set():
                         handshake.deadline = math.inf
                         self._handshake_over.set()
             if handshake.cancelled_caught:

@@ -16,11 +16,12 @@ from grpclib import GRPCError, Status, protocol
 from grpclib.config import Configuration
 from grpclib.exceptions import StreamTerminatedError
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionInputs, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import Event as H2Event
 from h2.events import RemoteSettingsChanged, StreamReset
 from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
+from h2.stream import StreamInputs
 from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 
 from .limits import GRPC_CONNECTION_WINDOW_BYTES
@@ -112,12 +113,13 @@ class ReceiveBuffer:
 class Http2Stream(protocol.Stream):
     """grpclib's HTTP/2 stream with trio events; what has arrived before the end stays readable after it."""
 
+    _h2_connection: _H2Connection
     buffer: ReceiveBuffer  # type: ignore[assignment]  # grpclib's makes an asyncio queue
 
     def __init__(
         self,
         connection: protocol.Connection,
-        h2_connection: H2Connection,
+        h2_connection: _H2Connection,
         transport: asyncio.Transport,
         *,
         stream_id: int | None = None,
@@ -182,20 +184,17 @@ class Http2Stream(protocol.Stream):
             if not rest:
                 return
 
-    async def send_at_once(self, headers: Headers, data: bytes, trailers: Headers) -> None:
-        """All that a side sends, in one write where the peer has room for it. Raises as `send_data`."""
+    async def send_answer(self, message: bytes) -> None:
+        """A whole good answer: INITIAL, one message, OK. Raises as `send_data`."""
         assert self.id is not None
         await self.connection.write_ready.wait()
-        h2 = self._h2_connection
-        if len(data) > min(h2.local_flow_control_window(self.id), _FRAME_MAX_BYTES):
-            await self.send_headers(headers)
-            await self.send_data(data)
-            await self.send_headers(trailers, end_stream=True)
+        frames = self._h2_connection.answer(self.id, message)
+        if frames is not None:
+            self._transport.write(frames)
         else:
-            h2.send_headers(self.id, headers)
-            h2.send_data(self.id, data)
-            h2.send_headers(self.id, trailers, end_stream=True)
-            self._transport.write(h2.data_to_send())
+            await self.send_headers(INITIAL)
+            await self.send_data(message)
+            await self.send_headers(OK, end_stream=True)
 
     def __ended__(self) -> None:
         super().__ended__()
@@ -237,8 +236,10 @@ class _EventOrEnd(Event):
 class Connection(protocol.Connection):
     """grpclib's connection state with trio events; usable, as a no-op, after its end."""
 
+    _connection: _H2Connection
+
     def __init__(
-        self, connection: H2Connection, transport: asyncio.Transport, *, config: Configuration
+        self, connection: _H2Connection, transport: asyncio.Transport, *, config: Configuration
     ) -> None:
         super().__init__(connection, transport, config=config)
         self._closed = False
@@ -324,12 +325,27 @@ class _Encoder(Encoder):
         return super().encode(headers, huffman) if block is None else block
 
 
+def _encoded(headers: Headers) -> bytes:
+    return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in headers])
+
+
+_ENCODED_INITIAL: Final = _encoded(INITIAL)
+_ENCODED_OK: Final = _encoded(OK)
 _ENCODED: Final = {
-    tuple((name.encode(), value.encode()) for name, value in headers): Encoder().encode(
-        [NeverIndexedHeaderTuple(name, value) for name, value in headers]
-    )
-    for headers in (INITIAL, OK)
+    ((b":status", b"200"), (b"content-type", b"application/grpc+proto")): _ENCODED_INITIAL,
+    ((b"grpc-status", b"0"),): _ENCODED_OK,
 }
+
+# The first bytes of their HEADERS frames: length, type, END_HEADERS, END_STREAM (RFC 9113 4.1, 6.2).
+_INITIAL_FRAME: Final = len(_ENCODED_INITIAL).to_bytes(3, "big") + b"\x01\x04"
+_OK_FRAME: Final = len(_ENCODED_OK).to_bytes(3, "big") + b"\x01\x05"
+
+_ANSWERED: Final = (
+    StreamInputs.SEND_HEADERS,
+    StreamInputs.SEND_DATA,
+    StreamInputs.SEND_HEADERS,
+    StreamInputs.SEND_END_STREAM,
+)
 
 
 class _H2Connection(H2Connection):
@@ -342,6 +358,32 @@ class _H2Connection(H2Connection):
         self.encoder = _Encoder()
         self.decoder = _Decoder()
         self.decoder.max_header_list_size = self.DEFAULT_MAX_HEADER_LIST_SIZE
+
+    def answer(self, stream_id: int, message: bytes) -> bytes | None:
+        """The frames of a whole good answer, to be sent now; None if it takes more than three, or more room than there
+        is. h2's `send_headers`, `send_data` and `send_headers` make the same in five times the time.
+
+        Raises h2.exceptions.ProtocolError if the stream or the connection is closed.
+        """
+        room_bytes = min(self.local_flow_control_window(stream_id), _FRAME_MAX_BYTES)
+        if len(message) > room_bytes or self.encoder.header_table.resized:
+            return None
+        self.state_machine.process_input(ConnectionInputs.SEND_HEADERS)
+        stream = self.streams[stream_id]
+        for sent in _ANSWERED:
+            stream.state_machine.process_input(sent)
+        stream.outbound_flow_control_window -= len(message)
+        self.outbound_flow_control_window -= len(message)
+        at = stream_id.to_bytes(4, "big")
+        data_frame = len(message).to_bytes(3, "big") + b"\x00\x00"
+        return b"".join(
+            (
+                self.data_to_send(),
+                *(_INITIAL_FRAME, at, _ENCODED_INITIAL),
+                *(data_frame, at, message),
+                *(_OK_FRAME, at, _ENCODED_OK),
+            )
+        )
 
 
 class Protocol(protocol.H2Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 
+import h2.events
 import pytest
 import trio
 import trio.testing
@@ -12,7 +13,13 @@ from grpclib import GRPCError, Status
 
 from gpuactors.grpc_trio import Server
 from gpuactors.grpc_trio.limits import GRPC_REQUEST_DEADLINE_S, GRPC_STATUS_TEXT_MAX_CHARS, MESSAGE_MAX_BYTES
-from gpuactors.kubelet.pb.deviceplugin.v1beta1 import AllocateRequest, DevicePluginStub, Empty
+from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateResponse,
+    DevicePluginStub,
+    Empty,
+)
 
 from .support import (
     ALLOCATE,
@@ -311,6 +318,41 @@ async def test_grpc_timeout_is_honoured(
             pass
         assert trio.current_time() - started_s == pytest.approx(1.5)
     assert outcome["grpc-status"] == str(Status.DEADLINE_EXCEEDED.value)
+
+
+@pytest.mark.parametrize(
+    ("at_the_end", "status"), [("deadline", Status.DEADLINE_EXCEEDED), ("drain", Status.UNAVAILABLE)]
+)
+@pytest.mark.trio
+async def test_an_answer_that_is_sent_in_part_ends_with_trailers_alone(
+    plugin: Plugin,
+    server: Server,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    at_the_end: str,
+    status: Status,
+) -> None:
+    """The rest waits for room in the peer's window, which the peer never makes."""
+
+    async def allocate(_: AllocateRequest) -> AllocateResponse:
+        return AllocateResponse(container_responses=[ContainerAllocateResponse(envs={"IDS": "x" * 100_000})])
+
+    monkeypatch.setattr(plugin, "allocate", allocate)
+    async with raw_peer(server) as peer:
+        await peer.call(headers=[("grpc-timeout", "1S")])
+        await trio.testing.wait_all_tasks_blocked()
+        if at_the_end == "drain":
+            await server.drain(0)
+        ends: list[dict[str, str]] = []
+        while not ends or "grpc-status" not in ends[-1]:
+            ends += [
+                {str(k): str(v) for k, v in event.headers or ()}
+                for event in await peer.events() or ()
+                if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived)
+            ]
+    assert ends[0] == {":status": "200", "content-type": "application/grpc+proto"}
+    assert [":status" in end for end in ends] == [True, False]
+    assert ends[1]["grpc-status"] == str(status.value)
 
 
 @pytest.mark.trio

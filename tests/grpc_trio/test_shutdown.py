@@ -104,7 +104,7 @@ async def test_generator_is_closed_at_once_and_in_its_own_task(how: str, endless
                 await server.drain(0)
             case _:
                 (call,) = server._calls
-                call.scope.cancel()
+                call.cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert recorder.closed.is_set()
         assert server.calls == 0

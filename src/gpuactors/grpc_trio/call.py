@@ -1,15 +1,15 @@
 """One call on the server: from its request headers to its trailers.
 
-A call is one task with one cancel scope. The scope is cancelled when the peer resets the stream, when the connection
-ends, and on shutdown; only in the last case can the caller still be answered, with UNAVAILABLE. Must not know what the
-handlers do.
+A call is one task with one cancel scope. The scope is cancelled at the caller's deadline, when the peer resets the
+stream, when the connection ends, and on shutdown; in the first and last cases the caller can still be answered, with
+DEADLINE_EXCEEDED or UNAVAILABLE. Must not know what the handlers do.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import trio
@@ -21,8 +21,9 @@ from grpclib.exceptions import ProtocolError as GrpcProtocolError
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.metadata import decode_metadata, decode_timeout, encode_grpc_message
 from h2.exceptions import ProtocolError as Http2ProtocolError
+from msgspec import Struct
 
-from .http2 import INITIAL, OK, Headers, Http2Stream
+from .http2 import INITIAL, OK, Http2Stream
 from .limits import (
     GRPC_ECHO_MAX_CHARS,
     GRPC_REQUEST_DEADLINE_S,
@@ -30,8 +31,11 @@ from .limits import (
     GRPC_STATUS_TEXT_MAX_CHARS,
 )
 from .messages import frame_message, read_message
+from .primitives import Event
 
 log = logging.getLogger(__name__)
+
+RawHeaders = list[tuple[bytes, bytes]]
 
 SHUTTING_DOWN: Final = "server shutting down"
 
@@ -88,11 +92,48 @@ class ServerStream(server.Stream[Any, Any]):
 
     async def send_ok(self) -> None:
         """Sends what is left of a good answer. As grpclib's, without the metadata that no handler here has."""
-        if self._send_initial_metadata_done:
-            await self._stream.send_headers(OK, end_stream=True)
-        else:
-            await self._stream.send_answer(self._answer)
+        if not self._send_initial_metadata_done:
+            if await self._stream.send_answer(self._answer):
+                self._send_initial_metadata_done = self._send_trailing_metadata_done = True
+                return
+            await self._stream.send_headers(INITIAL)
+            self._send_initial_metadata_done = True
+            await self._stream.send_data(self._answer)
+        await self._stream.send_headers(OK, end_stream=True)
         self._send_trailing_metadata_done = True
+
+
+class Request(Struct, frozen=True):
+    """A call's headers, as far as they matter."""
+
+    path: str
+    method: Handler | None
+    timeout_s: float
+    """Infinite if the caller sets none; kubelet does not."""
+    refusal: tuple[Status, str, int] | None
+    """gRPC status, text and HTTP status, if they are no request that can be served."""
+
+
+def read_headers(headers: RawHeaders, methods: Mapping[str, Handler]) -> Request:
+    """Does not raise: what is wrong is in the `refusal`."""
+    texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    fields = dict(texts)
+    path = fields.get(":path", "")
+    method = methods.get(path)
+    timeout_s, refusal = math.inf, None
+    if fields.get(":method") != "POST":
+        refusal = Status.INTERNAL, "gRPC calls are POST requests", 405
+    elif fields.get("content-type", "").partition(";")[0] not in _CONTENT_TYPES:
+        refusal = Status.UNKNOWN, "content-type must be application/grpc or application/grpc+proto", 415
+    elif method is None:
+        refusal = Status.UNIMPLEMENTED, f"unknown method: {_echo(path) or '(none)'}", 200
+    else:
+        try:
+            timeout_s = _timeout_s(fields.get("grpc-timeout"))
+            decode_metadata(texts)  # which no handler reads
+        except ValueError as error:
+            refusal = Status.INTERNAL, f"malformed header: {_echo(str(error))}", 200
+    return Request(path, method, timeout_s, refusal)
 
 
 class Call:
@@ -101,28 +142,33 @@ class Call:
     def __init__(
         self,
         stream: Http2Stream,
-        headers: Headers,
-        methods: dict[str, Handler],
+        request: Request,
         release_stream: Callable[[], None],
         *,
         accepting: bool,
         drain_s: float,
     ) -> None:
         self._stream = stream
-        self._headers = dict(headers)
-        self._raw_headers = headers
+        self._request = request
         self._release_stream = release_stream
         self._accepting = accepting
         self._drain_s = drain_s
-        self.path = self._headers.get(":path", "")
-        self._method = methods.get(self.path)
-        self.streams_answers = self._method is not None and self._method.cardinality.server_streaming
-        self.scope = trio.CancelScope()
-        self.finished = trio.Event()
+        self.path = request.path
+        self.streams_answers = request.method is not None and request.method.cardinality.server_streaming
+        self.finished = Event()
+        self._scope = trio.CancelScope()
+        if request.timeout_s < math.inf:
+            self._scope.deadline = trio.current_time() + request.timeout_s
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """End it: the peer no longer waits, or this side is shutting down."""
+        self._cancelled = True
+        self._scope.cancel()
 
     async def run(self) -> None:
         try:
-            with self.scope:
+            with self._scope:
                 await self._answer()
         except* _PEER_GONE:
             log.debug("%s: the peer is gone", self.path, exc_info=True)
@@ -145,23 +191,13 @@ class Call:
     async def _answer(self) -> None:
         if not self._stream.closable:  # reset or disconnected before this task began
             return None
-        if self._headers.get(":method") != "POST":
-            return await self._refuse(Status.INTERNAL, "gRPC calls are POST requests", http_status=405)
-        if self._headers.get("content-type", "").partition(";")[0] not in _CONTENT_TYPES:
-            text = "content-type must be application/grpc or application/grpc+proto"
-            return await self._refuse(Status.UNKNOWN, text, http_status=415)
-        if self._method is None:
-            return await self._refuse(Status.UNIMPLEMENTED, f"unknown method: {_echo(self.path) or '(none)'}")
+        if self._request.refusal is not None:
+            return await self._refuse(*self._request.refusal)
         if not self._accepting:
-            return await self._refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
-        try:
-            timeout_s = _timeout_s(self._headers.get("grpc-timeout"))
-            metadata = decode_metadata(self._raw_headers)
-        except ValueError as error:
-            return await self._refuse(Status.INTERNAL, f"malformed header: {_echo(str(error))}")
-        reply = self._open_reply(self._method)
-        reply.metadata = metadata
-        return await self._serve(reply, self._method, timeout_s)
+            return await self._refuse(Status.UNAVAILABLE, SHUTTING_DOWN, 200)
+        method = self._request.method
+        assert method is not None, "or there is a refusal"
+        return await self._serve(self._open_reply(method), method)
 
     def _open_reply(self, method: Handler) -> ServerStream:
         return ServerStream(
@@ -173,10 +209,9 @@ class Call:
             codec=_CODEC,
             status_details_codec=None,
             dispatch=_DISPATCH,
-            user_agent=self._headers.get("user-agent"),
         )
 
-    async def _refuse(self, status: Status, text: str, *, http_status: int = 200) -> None:
+    async def _refuse(self, status: Status, text: str, http_status: int) -> None:
         """A trailers-only answer. With its content type: grpc-go maps an answer without one to UNKNOWN."""
         headers = [
             (":status", str(http_status)),
@@ -188,9 +223,9 @@ class Call:
 
     # --- handler and trailers -----------------------------------------------------------------------------
 
-    async def _serve(self, reply: ServerStream, method: Handler, timeout_s: float) -> None:
+    async def _serve(self, reply: ServerStream, method: Handler) -> None:
         try:
-            status, text = await self._outcome(reply, method, timeout_s)
+            status, text = await self._outcome(reply, method)
             if not self._stream.closable:
                 return
             if status is Status.OK and reply._send_message_done:
@@ -200,31 +235,28 @@ class Call:
         except BaseException as error:
             cancelled = not isinstance(error, Exception)  # by itself, or in a group with others
             if cancelled and self._stream.closable and not reply._send_trailing_metadata_done:
-                await self._say_shutting_down(reply)
+                await self._say_why(reply)
             raise
 
-    async def _say_shutting_down(self, reply: ServerStream) -> None:
-        """Shielded and bounded: a peer that does not read gets no trailers and holds nothing up."""
+    async def _say_why(self, reply: ServerStream) -> None:
+        """The call is cancelled. Shielded and bounded: a peer that does not read gets no trailers and holds nothing
+        up."""
+        if self._scope.cancel_called and not self._cancelled:
+            status = Status.DEADLINE_EXCEEDED
+            text = f"not done within the caller's {self._request.timeout_s:g} s"
+        else:
+            status, text = Status.UNAVAILABLE, SHUTTING_DOWN
         with trio.move_on_after(self._drain_s, shield=True):
             try:
-                await reply.send_trailing_metadata(status=Status.UNAVAILABLE, status_message=SHUTTING_DOWN)
+                await reply.send_trailing_metadata(status=status, status_message=text)
             except _PEER_GONE:
                 log.debug("%s: the peer is gone", self.path, exc_info=True)
 
-    async def _outcome(
-        self, reply: ServerStream, method: Handler, timeout_s: float
-    ) -> tuple[Status, str | None]:
-        deadline: trio.CancelScope | None = None
+    async def _outcome(self, reply: ServerStream, method: Handler) -> tuple[Status, str | None]:
         try:
-            if timeout_s == math.inf:
-                await method.func(reply)
-            else:
-                with trio.move_on_after(timeout_s) as deadline:
-                    await method.func(reply)
+            await method.func(reply)
         except Exception as error:
             return self._status_of(error)
-        if deadline is not None and deadline.cancelled_caught:
-            return Status.DEADLINE_EXCEEDED, f"not done within the caller's {timeout_s:g} s"
         if not self.streams_answers and not reply._send_message_done:
             log.error("%s: the handler returned without an answer", self.path)
             return Status.UNKNOWN, f"internal error in {self.path}: no answer"

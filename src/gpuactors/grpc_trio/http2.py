@@ -55,10 +55,11 @@ _CONFIGURATION: Final = Configuration(
 
 
 def _h2_configuration(*, client_side: bool) -> H2Configuration:
-    """As grpclib's own, but latin-1, which decodes every byte: one odd header must not cost the connection."""
+    """As grpclib's own, but one odd header must not cost the connection: latin-1 decodes every byte of an answer. Those
+    of a request stay bytes (`read_headers` of `call.py`)."""
     return H2Configuration(
         client_side=client_side,
-        header_encoding="latin-1",
+        header_encoding="latin-1" if client_side else None,
         validate_inbound_headers=False,
         validate_outbound_headers=False,
         normalize_inbound_headers=False,
@@ -184,17 +185,18 @@ class Http2Stream(protocol.Stream):
             if not rest:
                 return
 
-    async def send_answer(self, message: bytes) -> None:
-        """A whole good answer: INITIAL, one message, OK. Raises as `send_data`."""
+    async def send_answer(self, message: bytes) -> bool:
+        """A whole good answer: INITIAL, one message, OK. False, and nothing is sent, if it does not fit now.
+
+        Raises as `send_data`.
+        """
         assert self.id is not None
         await self.connection.write_ready.wait()
         frames = self._h2_connection.answer(self.id, message)
-        if frames is not None:
-            self._transport.write(frames)
-        else:
-            await self.send_headers(INITIAL)
-            await self.send_data(message)
-            await self.send_headers(OK, end_stream=True)
+        if frames is None:
+            return False
+        self._transport.write(frames)
+        return True
 
     def __ended__(self) -> None:
         super().__ended__()

@@ -18,7 +18,7 @@ from grpclib.protocol import AbstractHandler
 from grpclib.protocol import Stream as GrpclibStream
 from h2.errors import ErrorCodes
 
-from .call import Call
+from .call import Call, RawHeaders, Request, read_headers
 from .connection import Http2Connection
 from .http2 import Headers, Http2Stream
 from .limits import ACCEPT_RETRY_S, GRPC_CONNECTIONS_MAX
@@ -48,6 +48,8 @@ class Server:
         self._methods = _methods_of(services)
         self._drain_s = drain_s
         self._accepting = True
+        self._last_request: tuple[RawHeaders, Request] | None = None
+        """Headers as they were read last: those of kubelet's calls of a method are the same each time."""
         # Dictionaries, because a set's order changes from run to run: a simulation must play the same twice.
         self._calls: dict[Call, None] = {}
         self._connections: dict[_ServerConnection, None] = {}
@@ -111,7 +113,7 @@ class Server:
         with trio.move_on_after(grace_s) as grace:
             await _all_finished(call for call in self._calls if not call.streams_answers)
         for call in list(self._calls):
-            call.scope.cancel()
+            call.cancel()
         with trio.move_on_after(self._drain_s):
             await _all_finished(self._calls)
         return not grace.cancelled_caught
@@ -127,11 +129,14 @@ class Server:
         while self._connections:
             await next(iter(self._connections)).disconnected.wait()
 
-    def _open_call(self, stream: Http2Stream, headers: Headers, release_stream: Callable[[], None]) -> Call:
+    def _open_call(
+        self, stream: Http2Stream, headers: RawHeaders, release_stream: Callable[[], None]
+    ) -> Call:
+        if self._last_request is None or headers != self._last_request[0]:
+            self._last_request = headers, read_headers(headers, self._methods)
         call = Call(
             stream,
-            headers,
-            self._methods,
+            self._last_request[1],
             release_stream,
             accepting=self._accepting,
             drain_s=self._drain_s,
@@ -146,7 +151,7 @@ class _ServerConnection(AbstractHandler):
     def __init__(
         self,
         stream: trio.abc.Stream,
-        open_call: Callable[[Http2Stream, Headers, Callable[[], None]], Call],
+        open_call: Callable[[Http2Stream, RawHeaders, Callable[[], None]], Call],
         close_call: Callable[[Call], object],
     ) -> None:
         self._stream = stream
@@ -192,18 +197,18 @@ class _ServerConnection(AbstractHandler):
             stream.reset_nowait(ErrorCodes.REFUSED_STREAM)
             release_stream()
             return
-        call = self._calls[stream] = self._open_call(stream, headers, release_stream)
+        call = self._calls[stream] = self._open_call(stream, cast("RawHeaders", headers), release_stream)
         self._nursery.start_soon(self._run_call, stream, call)
 
     def cancel(self, stream: GrpclibStream) -> None:
         """The peer has reset the stream."""
         if (call := self._calls.get(cast("Http2Stream", stream))) is not None:
-            call.scope.cancel()
+            call.cancel()
 
     def close(self) -> None:
         """The connection has ended."""
         for call in self._calls.values():
-            call.scope.cancel()
+            call.cancel()
 
 
 async def _accept(listener: trio.abc.Listener[trio.abc.Stream]) -> trio.abc.Stream:

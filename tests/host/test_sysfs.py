@@ -333,6 +333,10 @@ def test_a_group_is_listed_once_a_look(tree: HostTree, monkeypatch: pytest.Monke
     assert listed.count(group) == 1
     assert addresses(sysfs.inspect(PciAddress(GPU.address))) == [GPU.address, AUDIO.address, second.address]
     assert listed.count(group) == 2
+    look = sysfs.look()
+    for address in (GPU.address, second.address):
+        assert sysfs.inspect(PciAddress(address), (), look) == sysfs.scan()
+    assert listed.count(group) == 2 + 1 + 2, "once by both inspections, and by each scan"
 
 
 def test_what_vanishes_during_the_scan_is_not_there(tree: HostTree) -> None:

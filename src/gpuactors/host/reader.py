@@ -180,12 +180,13 @@ class _Batch:
     def run(self, sysfs: SysfsReader, given: Collection[PciAddress]) -> None:
         """Called in the thread. An unexpected error ends it: who then inspects that function by itself gets it, and the
         others are not concerned."""
+        look = sysfs.look()
         for address in self.addresses:
             self.at = address  # first: who gives up reads it afterwards
             if self.given_up:
                 return
             try:
-                self.found[address] = sysfs.inspect(address, given)
+                self.found[address] = sysfs.inspect(address, given, look)
             except HostError as exc:
                 self.found[address] = exc
             except Exception:

@@ -94,7 +94,7 @@ class SysfsReader:
         `unanswered`: functions of which only links are read, as reads of their attributes hang; they are at fault.
         `reads` is called with the name of each function before its attributes are read, and may raise.
         """
-        look = _Look(self._root)
+        look = self.look()
         found: dict[PciAddress, PciFunction] = {}
         companions: set[PciAddress] = set()
         for name in self._list_bus():
@@ -118,11 +118,17 @@ class SysfsReader:
         self._add_companions(look, found, sorted(companions), reads)
         return tuple(found[address] for address in sorted(found))
 
-    def inspect(self, address: PciAddress, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    def look(self) -> Look:
+        """What inspections that were requested before share with each other."""
+        return Look(self._root)
+
+    def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = (), look: Look | None = None
+    ) -> tuple[PciFunction, ...]:
         """The function and its IOMMU group, sorted by address, if any of them is selected or `given`; nothing if it
         does not exist. Raises `HostError` if there is no PCI bus to read.
         """
-        look = _Look(self._root)
+        look = look or self.look()
         function, chosen = self._function(look, address)
         function, members = (None, ()) if function is None else self._with_group(look, function)
         if function is None:
@@ -183,7 +189,7 @@ class SysfsReader:
 
     def _add_companions(
         self,
-        look: _Look,
+        look: Look,
         found: dict[PciAddress, PciFunction],
         members: Iterable[PciAddress],
         reads: Callable[[str], None] = lambda name: None,
@@ -201,7 +207,7 @@ class SysfsReader:
         return any_chosen
 
     def _with_group(
-        self, look: _Look, function: PciFunction
+        self, look: Look, function: PciFunction
     ) -> tuple[PciFunction | None, Sequence[PciAddress]]:
         """The function and the addresses in its IOMMU group.
 
@@ -222,7 +228,7 @@ class SysfsReader:
     # --- one function ---------------------------------------------------------------------------------------
 
     def _function(
-        self, look: _Look, name: str, vendor: str | None = None, *, unless_chosen: bool = True
+        self, look: Look, name: str, vendor: str | None = None, *, unless_chosen: bool = True
     ) -> tuple[PciFunction | None, bool]:
         """Everything about one function, and whether it is chosen; None if it vanished meanwhile, or `name` is no
         function's. One that is not chosen is read no further than that, and is None, without `unless_chosen`.
@@ -250,7 +256,7 @@ class SysfsReader:
             os.close(descriptor)
 
     def _read(
-        self, look: _Look, address: PciAddress, directory: _Directory, identity: _Identity, *, chosen: bool
+        self, look: Look, address: PciAddress, directory: _Directory, identity: _Identity, *, chosen: bool
     ) -> PciFunction | None:
         driver = directory.link("driver")
         group = directory.group()
@@ -321,14 +327,14 @@ class SysfsReader:
         except OSError:
             return False
 
-    def _cdevs(self, look: _Look, directory: _Directory, driver: str) -> tuple[str, ...] | None:
+    def _cdevs(self, look: Look, directory: _Directory, driver: str) -> tuple[str, ...] | None:
         """The names of its vfio devices, which matter where there are nodes of them; None if it is no vfio device."""
         if driver in VFIO_DRIVERS and look.node(CDEV_NODES) is False:
             return ()
         return _vfio_devices(f"{directory.path}/vfio-dev")
 
     def _nodes(
-        self, look: _Look, directory: _Directory, group: int | None, cdevs: tuple[str, ...]
+        self, look: Look, directory: _Directory, group: int | None, cdevs: tuple[str, ...]
     ) -> tuple[str, ...]:
         """The nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the container."""
         own = [] if group is None else [group_node_of(group)]
@@ -352,8 +358,9 @@ class SysfsReader:
 
 
 @final
-class _Look:
-    """One scan or inspection. What its functions have in common is read once, when it is first asked for."""
+class Look:
+    """One scan, or inspections one after the other. What its functions have in common is read once, when it is first
+    asked for."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root

@@ -119,7 +119,7 @@ class SysfsReader:
         return tuple(found[address] for address in sorted(found))
 
     def look(self) -> Look:
-        """What inspections that were requested before share with each other."""
+        """Begins inspections that were all requested before, and share it."""
         return Look(self._root)
 
     def inspect(

@@ -156,9 +156,7 @@ class Call:
         self.path = request.path
         self.streams_answers = request.method is not None and request.method.cardinality.server_streaming
         self.finished = Event()
-        self._scope = trio.CancelScope()
-        if request.timeout_s < math.inf:
-            self._scope.deadline = trio.current_time() + request.timeout_s
+        self._scope = trio.CancelScope(deadline=trio.current_time() + request.timeout_s)
         self._cancelled = False
 
     def cancel(self) -> None:

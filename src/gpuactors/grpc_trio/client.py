@@ -59,17 +59,23 @@ class TrioDeadline(Deadline):
 
 
 class _CallScope(Wrapper):
-    """grpclib's `Wrapper` with cancel scopes: each `with` is one awaited step of a call; `cancel()` fails the call."""
+    """grpclib's `Wrapper` with cancel scopes: each `with` is one awaited step of a call; `cancel()` fails the call.
+
+    A step after the end of the answer waits for nothing, and needs no scope.
+    """
 
     def __init__(self, deadline: TrioDeadline | None) -> None:
         self._deadline_s = math.inf if deadline is None else deadline.at_s
         self._failure: Exception | None = None
-        self._scopes: list[trio.CancelScope] = []
+        self._scopes: list[trio.CancelScope | None] = []
         self.stream: Http2Stream | None = None
 
     def __enter__(self) -> None:
         if self._failure is not None:
             raise self._as_grpc_error()
+        if self.stream is not None and self.stream.ended:
+            self._scopes.append(None)
+            return
         scope = trio.CancelScope(deadline=self._deadline_s)
         scope.__enter__()
         self._scopes.append(scope)
@@ -81,6 +87,8 @@ class _CallScope(Wrapper):
         exc_tb: TracebackType | None,
     ) -> None:
         scope = self._scopes.pop()
+        if scope is None:
+            return
         scope.__exit__(
             exc_type, exc_val, exc_tb
         )  # swallows its own cancellation only, which is raised as an error
@@ -91,7 +99,8 @@ class _CallScope(Wrapper):
         if self._failure is None:  # the first reason is the true one
             self._failure = error
         for scope in self._scopes:
-            scope.cancel()
+            if scope is not None:
+                scope.cancel()
 
     def _as_grpc_error(self) -> GRPCError:
         if self._failure is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from grpclib import GRPCError, Status, protocol
@@ -43,7 +43,8 @@ OK: Final = [("grpc-status", "0")]
 
 _FRAME_MAX_BYTES: Final = 16_384  # HTTP/2's default. grpcio allows 4 MiB, which would wait here in one piece
 _FRAME_LENGTH_BYTES: Final = 3  # a frame begins with its length (RFC 9113 4.1)
-_HEADERS_KEPT_MAX: Final = 32  # of a call; a block that has more of them is decoded each time
+_HEADERS_KEPT_MAX: Final = 32  # a block of more headers is decoded each time
+_BLOCKS_KEPT_MAX: Final = 8  # kubelet calls four methods of an endpoint; an answer has two blocks
 _STREAM_WINDOW_BYTES: Final = 65_535  # HTTP/2's default: no SETTINGS needed
 
 # Keepalive off: grpclib's uses loop.call_later, and on a unix socket the peer's death is an end of file at once.
@@ -300,43 +301,46 @@ class _EventsProcessor(protocol.EventsProcessor):
 
 
 class _Decoder(Decoder):
-    """hpack's, but the headers of a block that only refers to the table are not looked up twice in a row: kubelet's
-    calls of a method have the same nine."""
+    """hpack's, but the headers of a block that only refers to the table are looked up once: kubelet's calls of a method
+    have the same nine."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._block: bytes | None = None
-        self._headers: Iterable[HeaderTuple] = ()
+        self._known: dict[bytes, Iterable[HeaderTuple]] = {}
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        if raw and data == self._block:
-            return self._headers
-        self._block = None  # another block may change the table
+        if raw and data in self._known:
+            return self._known[data]
         headers = super().decode(data, raw)
-        if raw and 0 < len(data) <= _HEADERS_KEPT_MAX and min(data) >= 0x80 and max(data) < 0xFF:
-            # Each byte is an index (RFC 7541 6.1).
-            self._block, self._headers = data, headers
+        if not (
+            data and min(data) >= 0x80 and max(data) < 0xFF
+        ):  # not indices of one byte alone (RFC 7541 6.1)
+            self._known.clear()  # the table may be another now
+        elif raw and len(data) <= _HEADERS_KEPT_MAX and len(self._known) < _BLOCKS_KEPT_MAX:
+            self._known[data] = headers
         return headers
 
 
 class _Encoder(Encoder):
-    """hpack's, but for what every good answer has: encoded once, without an entry in the table (RFC 7541 6.2.3)."""
+    """hpack's, but without entries in the table (RFC 7541 6.2.3): a header is then the same bytes for ever, and is
+    encoded once."""
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
-        block = None if self.header_table.resized else _ENCODED.get(tuple(headers))
-        return super().encode(headers, huffman) if block is None else block
+        if self.header_table.resized:  # that is sent first
+            return super().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman)
+        return b"".join([_encoded(name, value) for name, value in headers])
 
 
-def _encoded(headers: Headers) -> bytes:
-    return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in headers])
+_STATELESS: Final = Encoder()
 
 
-_ENCODED_INITIAL: Final = _encoded(INITIAL)
-_ENCODED_OK: Final = _encoded(OK)
-_ENCODED: Final = {
-    ((b":status", b"200"), (b"content-type", b"application/grpc+proto")): _ENCODED_INITIAL,
-    ((b"grpc-status", b"0"),): _ENCODED_OK,
-}
+@lru_cache(maxsize=64)
+def _encoded(name: bytes, value: bytes) -> bytes:
+    return _STATELESS.encode([NeverIndexedHeaderTuple(name, value)])
+
+
+_ENCODED_INITIAL: Final = _Encoder().encode([(name.encode(), value.encode()) for name, value in INITIAL])
+_ENCODED_OK: Final = _Encoder().encode([(name.encode(), value.encode()) for name, value in OK])
 
 # The first bytes of their HEADERS frames: length, type, END_HEADERS, END_STREAM (RFC 9113 4.1, 6.2).
 _INITIAL_FRAME: Final = len(_ENCODED_INITIAL).to_bytes(3, "big") + b"\x01\x04"

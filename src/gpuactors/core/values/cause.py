@@ -357,10 +357,10 @@ _HEAD: Final = """\
 
 Made by `just causes` from `src/gpuactors/core/values/cause.py`: change it there.
 
-The cause of a device's health is in the log (`cause` of `device.changed` and `device.gone`) and in the output of
-`gpuactors inspect` and `gpuactors explain` as JSON. The causes of a refused call are in the log (`causes` of
-`call.refused` and `claim.refused`) and in the metric `gpuactors_refusals_total`. A cause is stable across versions. The
-sentence beside it is for people, and may change.
+The cause of a device's health is in the log (`cause` of `device.changed`, `devices.changed` and `device.gone`) and in
+the output of `gpuactors inspect` and `gpuactors explain` as JSON. The causes of a refused call are in the log (`causes`
+of `call.refused` and `claim.refused`) and in the metric `gpuactors_refusals_total`. A cause is stable across versions.
+The sentence beside it is for people, and may change.
 
 The column Health has the health that gpuactors advertises: `as before` leaves it unchanged, and `-` is a cause of
 calls only. A device that kubelet has allocated to a pod stays Healthy while it is bound to a vfio driver, whatever

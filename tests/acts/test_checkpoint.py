@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError
+from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError, newer_checkpoint
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
@@ -159,6 +159,16 @@ def test_corrupt_ones_do_not_fill_the_disk() -> None:
         disk.put(PATH, b"x")
         file(disk).read()
     assert len(disk.files) == limits.CORRUPT_FILES_KEPT
+
+
+def test_only_a_newer_one_is_known_as_newer() -> None:
+    newer, corrupt, unreadable = FakeDisk(), FakeDisk(), FakeDisk()
+    stored(newer, {"version": 99})
+    corrupt.put(PATH, b"{}")
+    unreadable.put(f"{PATH}/x", b"")  # a directory: EISDIR
+    assert newer_checkpoint(DIRECTORY, newer) == (PATH, 99)
+    for disk in (written(ONE), FakeDisk(), corrupt, unreadable):
+        assert newer_checkpoint(DIRECTORY, disk) is None
 
 
 @pytest.mark.parametrize("boot_id", [BOOT, "another"])

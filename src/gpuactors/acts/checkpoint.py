@@ -232,14 +232,15 @@ class CheckpointFile:
         return [name for name in names if name.startswith(prefix)]
 
 
-def newer_version(stored: bytes) -> int | None:
-    """The version of a checkpoint that this gpuactors cannot follow; None for one that it can, and for a corrupt
-    one."""
+def newer_checkpoint(directory: str, disk: Disk) -> tuple[str, int] | None:
+    """Path and version of the checkpoint in a DRA driver's directory, if a newer gpuactors wrote it; None also if
+    there is none, if it is corrupt, or if it cannot be read."""
+    path = os.path.join(directory, FILE_NAME)
     try:
-        version = version_of(_content_of(stored))
-    except ValueError:
+        version = version_of(_content_of(disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)))
+    except (OSError, ValueError):
         return None
-    return version if version > VERSION else None
+    return (path, version) if version > VERSION else None
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.actors import (
     cdi_watcher,
     checkpoint_keeper,
@@ -38,7 +37,7 @@ from gpuactors.actors.claims_caller import ClaimsCaller
 from gpuactors.actors.registry import ClaimCells
 from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, in_a_thread
 from gpuactors.acts.cdi_watch import MountedDirectory
-from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile, newer_version
+from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import MOUNTED, ClaimFiles
@@ -111,17 +110,6 @@ class DraOutside(Struct, frozen=True):
     """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
     gpus: GpuSettings | None = None
     """Of claims of GPUs; None: as they are by default."""
-
-
-def newer_checkpoint(directory: str) -> tuple[str, int] | None:
-    """Path and version of the checkpoint in a DRA driver's directory, if a newer gpuactors wrote it; None also if
-    there is none, or it cannot be read."""
-    path = os.path.join(directory, FILE_NAME)
-    try:
-        version = newer_version(RealDisk().read(path, limits.CLAIMS_FILE_MAX_BYTES))
-    except OSError:
-        return None
-    return (path, version) if version is not None else None
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:

@@ -229,10 +229,11 @@ class _Reading:
         drivers += [config.domains_driver] * (config.compute_domains != "off")
 
         def read() -> Claims:
-            from gpuactors.daemon.claims import newer_checkpoint  # which other nodes do not need
+            from gpuactors.acts.checkpoint import newer_checkpoint  # which other nodes do not need
+            from gpuactors.acts.disk import RealDisk
 
             directories = [os.path.join(plugins, driver) for driver in drivers]
-            newer = filter(None, map(newer_checkpoint, directories))
+            newer = filter(None, (newer_checkpoint(directory, RealDisk()) for directory in directories))
             return Claims(
                 cdi=_place(str(config.cdi_dir)),
                 registry=_place(os.path.join(self._kubelet_dir, REGISTRY)),

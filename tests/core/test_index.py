@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from gpuactors.core import step
 from gpuactors.core.assessment import assessments
 from gpuactors.core.deviceplugin import calls, device_lists, entries
 from gpuactors.core.devices import holdings, index, inventory
@@ -212,6 +216,48 @@ def test_a_start_derives_what_follows_from_each_function_once(
     assert times == {
         "Inventory": 2, "Meanings": 2, "Holdings": 2, "by_id": 1, "polled": 1, "view": 1,
     }  # fmt: skip
+
+
+@contextmanager
+def counted_bytecodes() -> Iterator[Counter[str]]:
+    """How many of them the interpreter carries out in the core, by file."""
+    of_core, before, found = os.path.dirname(step.__file__), sys.gettrace(), Counter[str]()
+
+    def traced(frame: FrameType, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(of_core):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            found[frame.f_code.co_filename] += 1
+        return traced
+
+    sys.settrace(traced)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
+
+
+def test_an_allocate_takes_no_bytecode_for_each_other_gpu() -> None:
+    """Nor for each other one that was just granted, which kubelet's ledger does not list yet."""
+    counts = list[int]()
+    for gpus in (8, 64):
+        core = node(gpus)
+        for number in range(1, gpus - 1):
+            core.feed(AllocateAsked(Token(number), H100, ((DeviceId(address(number)),),)))
+            core.feed(inspect(core, gpu(address(number), 100 + number)))
+        assert len(core.state.kubelet.pending_allocations) == gpus - 2
+        core.silent = True
+        core.feed(AllocateAsked(Token(gpus), H100, ((DeviceId(GPU),),)))
+        inspection, poll = inspect(core, gpu(GPU, 100)), core.state.host.polls.outstanding
+        assert poll is not None
+        observation = core.poll_event(poll)
+        with counted_bytecodes() as found:
+            core.feed(inspection, observation)
+        assert len(core.state.kubelet.pending_allocations) == gpus - 1, "granted"
+        counts.append(found.total())
+    few, many = counts
+    assert many < 1.02 * few
 
 
 class Read(dict[Any, Any]):

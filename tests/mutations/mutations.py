@@ -95,7 +95,7 @@ MUTATIONS: Final = (
     Mutation(
         "what an ID means is looked up anew at each read",
         "core/ledger/identity.py",
-        "    unknown = [*index.unresolved, *new]\n",
+        "    unknown = [*index.unresolved, *filterfalse(before.__contains__, pending)]\n",
         "    unknown = [*state.kubelet.ledger.entries, *pending]\n",
     ),
     # --- inspections ----------------------------------------------------------------------------------------

@@ -97,13 +97,13 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     A list of phases. Each reads the values derived from the state that it is given.
     """
     after, effects = _applied(state, event, at)
-    after = resolved(state, after)
+    after = known = resolved(state, after)
     after, claimed = _claims_advanced(state, after, event, at)
     after = schedule.poll_brought_forward(state, after, at)
     waiting = after.calls.waiting
     after, answered = calls.completed(after, at)
     after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
-    after = resolved(state, _hold_lists(state, after, answered, at))
+    after = resolved(known, _hold_lists(state, after, answered, at))
     after, published = publish(state, after, at)
     answered = calls.after_lists(answered, waiting, state, after)
     after = listing.kept(state, after, at)

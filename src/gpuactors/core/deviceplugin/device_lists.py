@@ -10,8 +10,9 @@ read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from itertools import islice
-from operator import attrgetter
+from functools import partial
+from itertools import filterfalse, islice
+from operator import attrgetter, is_not
 from typing import Final
 
 from msgspec import Struct
@@ -41,8 +42,12 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Allocation, Named
 from gpuactors.core.values.quote import quoted_id, quoted_ids
-from gpuactors.core.values.remade import same_if_equal
+from gpuactors.core.values.remade import is_same_keys, same_if_equal, those
 from gpuactors.core.values.status import Reason
+
+_ID: Final = attrgetter("id")
+_ADDRESS: Final = attrgetter("address")
+_HEALTH: Final = attrgetter("health")
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
@@ -156,7 +161,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and _held(before) <= _held(state)
         and before.kubelet.ledger.entries is state.kubelet.ledger.entries
         and (before.kubelet.ledger.read == 0) == (state.kubelet.ledger.read == 0)
-        and before.kubelet.pending_allocations.keys() == state.kubelet.pending_allocations.keys()
+        and is_same_keys(before.kubelet.pending_allocations, state.kubelet.pending_allocations)
         and before.kubelet.resolved is state.kubelet.resolved
         and before.daemon.role is state.daemon.role
         and not any(_is_over(plugin, at) for plugin in state.published.plugins.values())
@@ -225,7 +230,8 @@ def _device_list(
     # Before the first read a pod may have any device that is gone: a daemon before this one may have allocated it.
     blind = state.kubelet.ledger.read == 0
     if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
-        left = [a for a in listed if a.id not in entries and (blind or _may_be_in_a_call(a))]
+        unlisted = {*filterfalse(entries.__contains__, map(_ID, listed))}
+        left = [a for a in listed if a.id in unlisted and (blind or _may_be_in_a_call(a))] if unlisted else []
         listed_as = {a.address: a.id for a in entries.values()} if left else {}
         for entry in left:
             other = listed_as.get(entry.address)
@@ -236,7 +242,7 @@ def _device_list(
             )
             kept = _unhealthy(entry, why)
             entries[entry.id] = same_if_equal(entry, kept)
-    made = tuple(sorted(entries.values(), key=attrgetter("id")))
+    made = tuple(sorted(entries.values(), key=_ID))
     return same_if_equal(listed, made)
 
 
@@ -366,15 +372,14 @@ def _recorded(
     old = {
         a.address: a
         for device_list in state.published.device_lists.values()
-        for a in device_list
-        if a.address in touched
+        for a in those(device_list, _ADDRESS, touched.__contains__)
     }
-    resource_of = {
-        a: resource
-        for resource, device_list in state.published.device_lists.items()
-        for a in _addresses(device_list, touched)
+    new = {
+        a.address: a
+        for device_list in device_lists.values()
+        for a in those(device_list, _ADDRESS, touched.__contains__)
     }
-    new = {a.address: a for device_list in device_lists.values() for a in device_list if a.address in touched}
+    resource_of = {} if touched <= new.keys() else _resources(state.published.device_lists, touched)
     history = dict(state.published.history)
     for address in sorted(touched):
         was, now = old.get(address), new.get(address)
@@ -395,8 +400,14 @@ def _recorded(
     return history
 
 
-def _addresses(device_list: DeviceList, among: Set[PciAddress]) -> Iterator[PciAddress]:
-    return (a.address for a in device_list if a.address in among)
+def _resources(
+    device_lists: Mapping[ResourceName, DeviceList], among: Set[PciAddress]
+) -> dict[PciAddress, ResourceName]:
+    return {
+        a.address: r
+        for r, listed in device_lists.items()
+        for a in those(listed, _ADDRESS, among.__contains__)
+    }
 
 
 def _with_rules_kept(
@@ -471,6 +482,8 @@ def _broken(
 def _not_healthy(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
     """The IDs that are allocated to pods and not listed, or not as Healthy."""
     for resource, ids in view.given.items():
-        unhealthy = {a.id for a in device_lists.get(resource, ()) if a.health is not Health.HEALTHY}
+        unhealthy = {
+            a.id for a in those(device_lists.get(resource, ()), _HEALTH, partial(is_not, Health.HEALTHY))
+        }
         unlisted = frozenset(ids).difference(view.listed.get(resource, ()))
         yield from ((resource, device_id) for device_id in sorted(unlisted | (ids & unhealthy)))

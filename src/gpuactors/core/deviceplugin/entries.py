@@ -7,9 +7,8 @@ Must not decide what else is listed (a device that is gone while a pod has it, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from operator import ne
-
-from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of
@@ -18,7 +17,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.entries import Entries, Entry, EntryRow
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
-from gpuactors.core.values.remade import other_keys, same_if_equal
+from gpuactors.core.values.remade import amended, changed_keys, other_keys
 from gpuactors.core.values.status import DeviceStatus
 
 
@@ -29,7 +28,7 @@ def entries(state: NodeState) -> Entries:
     offered = {address: is_offered(state, devices[address]) for address in state.index.unbinding}
     assessed = state.assessments
     other = {
-        *other_keys(before.devices, devices),
+        *changed_keys(before.devices, devices),
         *other_keys(before.assessed, assessed),
         *other_keys(before.ids, ids, ne),
         *(before.ids.keys() - ids.keys()),
@@ -37,19 +36,25 @@ def entries(state: NodeState) -> Entries:
         *(before.offered.keys() - offered.keys()),
     }
     made: dict[PciAddress, Entry | None] = {}
-    for address in other & devices.keys():
-        row = devices[address], assessed[address], ids.get(address), offered.get(address)
-        made[address] = same_if_equal(before.of_devices.get(address), _entry(address, row))
-    if before.devices.keys() != devices.keys():
-        of_devices = {a: made[a] if a in made else before.of_devices[a] for a in devices}
-    elif ids != before.ids or any(before.of_devices[a] is not entry for a, entry in made.items()):
-        of_devices = {**before.of_devices, **made}
-    else:
-        return replace(before, devices=devices, assessed=assessed, offered=offered)
-    of: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
-    for resource, entry in filter(None, of_devices.values()):
-        of.setdefault(resource, {})[entry.id] = entry
+    for address in other:
+        device = devices.get(address)
+        row = None if device is None else (device, assessed[address], ids.get(address), offered.get(address))
+        made[address] = None if row is None else _entry(address, row)
+    of_devices = amended(before.of_devices, made)
+    of = before.of if of_devices is before.of_devices else _by_resource(before, of_devices, made)
     return Entries(devices, assessed, ids, offered, of_devices, of)
+
+
+def _by_resource(
+    before: Entries, of_devices: Mapping[PciAddress, Entry], made: Iterable[PciAddress]
+) -> Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]:
+    """`Entries.of` with the entries of the devices that were `made` anew."""
+    other: dict[ResourceName, dict[DeviceId, AdvertisedDevice | None]] = {}
+    for resource, entry in filter(None, map(before.of_devices.get, made)):
+        other.setdefault(resource, {})[entry.id] = None
+    for resource, entry in filter(None, map(of_devices.get, made)):
+        other.setdefault(resource, {})[entry.id] = entry
+    return amended(before.of, {r: amended(before.of.get(r, {}), of_r) or None for r, of_r in other.items()})
 
 
 def _entry(address: PciAddress, row: EntryRow) -> Entry | None:

@@ -7,12 +7,11 @@ decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from itertools import chain
-from operator import itemgetter, ne
 from typing import Any, Final
 
 from msgspec import Struct, field
 
+from gpuactors.core.devices.inventory import Inventory, Meanings
 from gpuactors.core.values.group import GroupKey, Owned
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -20,11 +19,12 @@ from gpuactors.core.values.model import (
     DeviceId,
     PciAddress,
     Pod,
+    Resolved,
     ResourceName,
     is_pci_address,
 )
 from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, owner_of
-from gpuactors.core.values.remade import grouped, remade
+from gpuactors.core.values.remade import amended, changed_keys, replaced
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
@@ -44,14 +44,10 @@ class Holdings(Struct, frozen=True):
     ended: frozenset[tuple[str, str]] = _EMPTY
     """See `Gpus.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
 
-    pods: Mapping[Named, Pod | None] = field(default_factory=dict)
-    """The pod of each name that means a device, by kubelet's ledger."""
     by_name: Mapping[Named, Allocation] = field(default_factory=dict)
-    """The entry of each of these names."""
+    """The entry of each name that means a device."""
     by_claim: Mapping[PciAddress, list[Allocation]] = field(default_factory=dict)
     """The claims that have a device for themselves."""
-    by_address: Mapping[PciAddress, tuple[Allocation, ...]] = field(default_factory=dict)
-    """Both, by the device."""
     owners: Mapping[PciAddress, Owner] = field(default_factory=dict)
     """Every device that kubelet has given to a pod or claim, under whatever ID and API."""
     given: Mapping[ResourceName, frozenset[DeviceId]] = field(default_factory=dict)
@@ -68,7 +64,7 @@ NO_HOLDINGS: Final = Holdings()
 
 def holdings(
     before: Holdings,
-    names: Mapping[PciAddress, tuple[Named, ...]],
+    meant: Meanings,
     entries: Mapping[Named, Pod],
     claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]],
     reserved: Mapping[PciAddress, ClaimedDevice],
@@ -76,7 +72,8 @@ def holdings(
     ended: frozenset[tuple[str, str]],
 ) -> Holdings:
     """The owners of each device by the entries of kubelet's ledger, by its claims, and by our own; see `Holdings` for
-    what each is. `names` are those that mean a device."""
+    what each is. Only those of a device of which one of these changed are made anew."""
+    names, resolved = meant.names, meant.resolved
     same_claims = (
         before.claims is claims
         and before.reserved is reserved
@@ -85,14 +82,16 @@ def holdings(
     )
     if before.names is names and before.entries is entries and same_claims:
         return before
-    known = [*chain.from_iterable(names.values())]
-    pods = dict(zip(known, map(entries.get, known), strict=True))
-    by_name = remade(before.by_name, before.pods, pods, lambda name, pod: Allocation(*name, pod))
-    by_claim = before.by_claim if same_claims else _by_claim(claims, reserved, admin, ended)
-    by_address = {a: tuple(map(by_name.__getitem__, of_it)) for a, of_it in names.items()}
-    for address, given in by_claim.items():
-        by_address[address] = (*by_address.get(address, ()), *given)
-    same_names = before.entries.keys() == entries.keys()
+    addresses = changed_keys(before.names, names)
+    listed = changed_keys(before.entries, entries)
+    other = listed.union(*(of.get(a, ()) for a in addresses for of in (before.names, names)))
+    addresses |= {resolved[name].address for name in listed if name in resolved}
+    by_name = amended(before.by_name, {name: _entry(name, resolved, entries) for name in other})
+    by_claim = before.by_claim
+    if not same_claims:
+        by_claim = _by_claim(claims, reserved, admin, ended)
+        addresses |= changed_keys(before.by_claim, by_claim)
+    by_address = {a: (*map(by_name.__getitem__, names.get(a, ())), *by_claim.get(a, ())) for a in addresses}
     return Holdings(
         names=names,
         entries=entries,
@@ -100,19 +99,24 @@ def holdings(
         reserved=reserved,
         admin=admin,
         ended=ended,
-        pods=pods,
         by_name=by_name,
         by_claim=by_claim,
-        by_address=by_address,
-        owners=remade(before.owners, before.by_address, by_address, _owner, ne),
-        given=before.given if same_names else _given(entries),
-        may_mean=_may_mean(entries.keys() - pods.keys(), before.may_mean),
-        unlisted=frozenset(pods.keys() - entries.keys()),
+        owners=amended(
+            before.owners, {a: owner_of(of_it) if of_it else None for a, of_it in by_address.items()}
+        ),
+        given=before.given if not listed or before.entries.keys() == entries.keys() else _given(entries),
+        may_mean=amended(
+            before.may_mean, {n: _may_mean(n) if n in entries and n not in by_name else None for n in other}
+        ),
+        unlisted=replaced(before.unlisted, other, [n for n in other if n in by_name and n not in entries]),
     )
 
 
-def _owner(_: PciAddress, given: tuple[Allocation, ...]) -> Owner:
-    return owner_of(given)
+def _entry(
+    name: Named, resolved: Mapping[Named, Resolved], entries: Mapping[Named, Pod]
+) -> Allocation | None:
+    """The entry of a name; None if it means no device."""
+    return Allocation(*name, entries.get(name)) if name in resolved else None
 
 
 def _by_claim(
@@ -140,11 +144,8 @@ def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceI
     return {resource: frozenset(ids) for resource, ids in given.items()}
 
 
-def _may_mean(names: Set[Named], before: Mapping[Named, bool]) -> dict[Named, bool]:
-    """Derive `Holdings.may_mean`; each ID is read once, as another plugin may have thousands."""
-    return {
-        n: before[n] if n in before else is_pci_address(n[1]) or gpu_uuid(n[1]) is not None for n in names
-    }
+def _may_mean(name: Named) -> bool:
+    return is_pci_address(name[1]) or gpu_uuid(name[1]) is not None
 
 
 def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> frozenset[Named]:
@@ -153,12 +154,23 @@ def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> 
 
 
 def owned(
-    owners: Mapping[PciAddress, Owner], group_of: Mapping[PciAddress, GroupKey]
+    before: Mapping[GroupKey, Owned],
+    was: tuple[Mapping[PciAddress, Owner], Inventory],
+    owners: Mapping[PciAddress, Owner],
+    known: Inventory,
 ) -> Mapping[GroupKey, Owned]:
-    """The owners of each group's functions, without those of functions that are gone."""
-    if not owners.keys() <= group_of.keys():
-        owners = {address: owner for address, owner in owners.items() if address in group_of}
-    found = grouped([*map(group_of.__getitem__, owners)], owners.items())
-    if len(found) == len(owners):
-        return found
-    return {key: tuple(sorted(of_it, key=itemgetter(0))) for key, of_it in found.items()}
+    """The owners of each group's functions, without those of functions that are gone. `was`: the owners and the
+    inventory that `before` is of."""
+    before_owners, before_known = was
+    is_regrouped = before_known.group_of is not known.group_of
+    other = before_owners.keys() | owners.keys() if is_regrouped else changed_keys(before_owners, owners)
+    group_of = (before_known.group_of, known.group_of)
+    groups = {of[address] for address in other for of in group_of if address in of}
+    return amended(before, {group: _owned(group, owners, known) or None for group in groups})
+
+
+def _owned(group: GroupKey, owners: Mapping[PciAddress, Owner], known: Inventory) -> Owned:
+    if not isinstance(group, int):
+        return ((group, owners[group]),) if group in owners and known.group_of.get(group) == group else ()
+    members = (f.address for f in known.groups.get(group, ()))
+    return tuple([(address, owners[address]) for address in members if address in owners])

@@ -41,9 +41,10 @@ from gpuactors.core.values.model import (
     Polls,
     Resolved,
     ResourceName,
+    differences,
 )
 from gpuactors.core.values.owner import Named, Owner
-from gpuactors.core.values.remade import remade, same_if_equal
+from gpuactors.core.values.remade import amended, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 
@@ -62,8 +63,6 @@ class Index(Struct, frozen=True):
     observed: Mapping[int, Observed] = field(default_factory=dict)
     """As `Polls.groups`."""
 
-    aliases_of: Mapping[ResourceName, Mapping[DeviceId, PciAddress]] = field(default_factory=dict)
-    """The IDs of each list that are no PCI address."""
     listed_aliases: Mapping[Named, PciAddress] = field(default_factory=dict)
     """The devices that are listed by another ID than their PCI address."""
     unresolved: frozenset[Named] = frozenset()
@@ -126,7 +125,7 @@ class Index(Struct, frozen=True):
         return self.meant.inspected_always
 
     @property
-    def unsettled(self) -> tuple[Named, ...]:
+    def unsettled(self) -> frozenset[Named]:
         return self.meant.unsettled
 
     @property
@@ -191,13 +190,11 @@ def index(
     meant = meanings(before.meant, resolved)
     resources = _resources(before.of.resources, known, meant, served.keys(), device_lists.keys())
     of = devices(before.of, known, meant, resources)
-    held = holdings(held, meant.names, ledger.entries, ledger.claims, reserved, admin, ended)
+    held = holdings(held, meant, ledger.entries, ledger.claims, reserved, admin, ended)
     leaving, observed = polls.leaving, polls.groups
-    aliases_of, listed_aliases = before.aliases_of, before.listed_aliases
+    listed_aliases = before.listed_aliases
     if before.device_lists is not device_lists:
-        aliases_of = remade(aliases_of, before.device_lists, device_lists, _aliases)
-        listed_aliases = {(r, i): a for r, aliases in aliases_of.items() for i, a in aliases.items()}
-        listed_aliases = same_if_equal(before.listed_aliases, listed_aliases)
+        listed_aliases = amended(listed_aliases, _aliases(before.device_lists, device_lists))
     same_devices = before.of.devices is of.devices
     return Index(
         known=known,
@@ -208,7 +205,6 @@ def index(
         device_lists=device_lists,
         leaving=leaving,
         observed=observed,
-        aliases_of=aliases_of,
         listed_aliases=listed_aliases,
         unresolved=before.unresolved
         if before.held is held and before.of.resources is resources
@@ -221,7 +217,7 @@ def index(
         else polled(before.polled, known.groups, of.devices, leaving),
         owned=before.owned
         if before.owners is held.owners and before.known.group_of is known.group_of
-        else same_if_equal(before.owned, owned(held.owners, known.group_of)),
+        else owned(before.owned, (before.owners, before.known), held.owners, known),
         in_use=before.in_use
         if before.observed is observed
         else frozenset([group for group, use in observed.items() if use.in_use]),
@@ -242,5 +238,14 @@ def _resources(
     return same_if_equal(before, frozenset(resources))
 
 
-def _aliases(_: ResourceName, device_list: DeviceList) -> Mapping[DeviceId, PciAddress]:
-    return {a.id: a.address for a in device_list if a.id != DeviceId(a.address)}
+def _aliases(
+    before: Mapping[ResourceName, DeviceList], now: Mapping[ResourceName, DeviceList]
+) -> dict[Named, PciAddress | None]:
+    """The changes of `Index.listed_aliases` with these lists; None: one that is none any more."""
+    return {
+        (resource, entry.id): entry.address if entry is listed and entry.is_alias else None
+        for resource in before.keys() | now.keys()
+        for was, listed in differences(before.get(resource, ()), now.get(resource, ()))
+        for entry in (was, listed)
+        if entry is not None
+    }

@@ -18,7 +18,7 @@ from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
 from gpuactors.core.values.owner import Named
-from gpuactors.core.values.remade import grouped, remade, same_if_equal
+from gpuactors.core.values.remade import amended, changed_keys, grouped, remade, replaced, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
@@ -66,7 +66,7 @@ class Meanings(Struct, frozen=True):
     """The names that are no PCI address."""
     inspected_always: frozenset[PciAddress] = _EMPTY
     """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
-    unsettled: tuple[Named, ...] = ()
+    unsettled: frozenset[Named] = _EMPTY
     """The names whose device has no known model."""
 
 
@@ -145,24 +145,35 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
     """The devices that the names in kubelet's ledger and our grants mean."""
     if before.resolved is resolved:
         return before
-    names = _names(resolved)
-    aliases = {n: m.address for n, m in resolved.items() if n[1] != DeviceId(m.address)}
-    always = frozenset([m.address for m in resolved.values() if m.ids is not None or m.inspection_requested])
+    other = changed_keys(before.resolved, resolved)
+    named: dict[PciAddress, set[Named]] = {}
+    for name in other:
+        for meant in (before.resolved.get(name), resolved.get(name)):
+            if meant is not None and meant.address not in named:
+                named[meant.address] = {*before.names.get(meant.address, ())} - other
+    for name in other & resolved.keys():
+        named[resolved[name].address].add(name)
+    names = {address: tuple(sorted(of_it)) or None for address, of_it in named.items()}
+    aliases = {n: _alias(n, resolved[n]) if n in resolved else None for n in other}
+    always = frozenset(
+        [a for a, of_it in named.items() if any(map(_is_inspected_always, map(resolved.__getitem__, of_it)))]
+    )
+    unsettled = [n for n in other if n in resolved and resolved[n].ids is None]
     return Meanings(
         resolved=resolved,
-        names=same_if_equal(before.names, names),
-        aliases=same_if_equal(before.aliases, aliases),
-        inspected_always=same_if_equal(before.inspected_always, always),
-        unsettled=tuple([n for n, m in resolved.items() if m.ids is None]),
+        names=amended(before.names, names),
+        aliases=amended(before.aliases, aliases),
+        inspected_always=replaced(before.inspected_always, named.keys(), always),
+        unsettled=replaced(before.unsettled, other, unsettled),
     )
 
 
-def _names(resolved: Mapping[Named, Resolved]) -> Mapping[PciAddress, tuple[Named, ...]]:
-    """Derive `Meanings.names`."""
-    names = grouped([meant.address for meant in resolved.values()], resolved)
-    if len(names) == len(resolved):
-        return names
-    return {address: tuple(sorted(of_it)) for address, of_it in names.items()}
+def _alias(name: Named, meant: Resolved) -> PciAddress | None:
+    return meant.address if name[1] != DeviceId(meant.address) else None
+
+
+def _is_inspected_always(meant: Resolved) -> bool:
+    return meant.ids is not None or meant.inspection_requested
 
 
 def devices(
@@ -171,7 +182,13 @@ def devices(
     """The selected functions, and the allocated ones of `resources`, which are those served here."""
     if before.inventory is known and before.meanings is meant and before.resources is resources:
         return before
-    kept = _kept(known, meant, resources)
+    if before.inventory is known and before.resources is resources:
+        both = before.meanings.resolved, meant.resolved
+        renamed = changed_keys(*both)
+        addresses = {of[name].address for name in renamed for of in both if name in of}
+        kept = amended(before.kept, {a: _kept_as(known, meant, resources, a) for a in addresses})
+    else:
+        kept = _kept(known, meant, resources)
     if before.inventory is known and before.kept == kept:
         return replace(before, meanings=meant, resources=resources)
     belongs = {**known.names, **kept}
@@ -195,20 +212,24 @@ def devices(
 
 def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> dict[PciAddress, ResourceName]:
     """Derive `Devices.kept`."""
-    kept: dict[PciAddress, ResourceName] = {}
-    names, functions = known.names, known.functions
-    for address in {m.address for n, m in meant.resolved.items() if names.get(m.address) != n[0]}:
-        if (function := functions.get(address)) is None:
-            continue
-        ids = ids_of(function)
-        given = {
-            name[0]
-            for name in meant.names[address]
-            if name[0] in resources and ids in (meant.resolved[name].ids, "")
-        }
-        if given and names.get(address) not in given:
-            kept[address] = min(given)
-    return kept
+    names = known.names
+    others = {m.address for n, m in meant.resolved.items() if names.get(m.address) != n[0]}
+    kept = {address: _kept_as(known, meant, resources, address) for address in others}
+    return {address: resource for address, resource in kept.items() if resource is not None}
+
+
+def _kept_as(
+    known: Inventory, meant: Meanings, resources: Set[ResourceName], address: PciAddress
+) -> ResourceName | None:
+    if (function := known.functions.get(address)) is None:
+        return None
+    ids = ids_of(function)
+    given = {
+        name[0]
+        for name in meant.names.get(address, ())
+        if name[0] in resources and ids in (meant.resolved[name].ids, "")
+    }
+    return min(given) if given and known.names.get(address) not in given else None
 
 
 def polled(

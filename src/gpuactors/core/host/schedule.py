@@ -22,7 +22,7 @@ from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
 from gpuactors.core.values.model import Observed, PciAddress
-from gpuactors.core.values.remade import changed_keys, other_keys
+from gpuactors.core.values.remade import changed_keys, is_same_keys, other_keys
 
 
 def ask_ledger(state: NodeState, at: float) -> NodeState:
@@ -71,7 +71,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
     if not unbound.isdisjoint(state.index.owners):
         state = ask_ledger(state, at)
-    if over := _uses_that_are_over(state):
+    if over := _uses_that_are_over(before, state):
         polls = state.host.polls
         groups, last = dict(polls.groups), dict(polls.seen)
         for group in over:
@@ -107,7 +107,7 @@ def _has_changed(before: NodeState, state: NodeState) -> bool:
     was, now = before.kubelet, state.kubelet
     if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
         return True
-    if now.pending_allocations.keys() != was.pending_allocations.keys():
+    if not is_same_keys(was.pending_allocations, now.pending_allocations):
         return True
     if now.ledger.entries is not was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
         return True
@@ -123,11 +123,12 @@ def _use(use: Observed) -> tuple[object, ...]:
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
-def _uses_that_are_over(state: NodeState) -> set[int]:
+def _uses_that_are_over(before: NodeState, state: NodeState) -> set[int]:
     """The groups of which no function is on a vfio driver any more, nor on the way from one: whatever was last seen of
-    their use is over."""
-    index, seen = state.index, state.host.polls.groups
-    if seen.keys() <= index.polled.keys():
+    their use is over. None is over in `before`."""
+    was, index, seen = before.index, state.index, state.host.polls.groups
+    is_same = was.polled is index.polled and was.groups is index.groups and before.host.polls.groups is seen
+    if is_same or seen.keys() <= index.polled.keys():
         return set()
     gone = seen.keys() - index.polled.keys()
     return {g for g in gone if not any(may_be_unbinding(f) for f in index.groups.get(g, ()))}

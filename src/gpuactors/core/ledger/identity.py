@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import compress, filterfalse
+from operator import attrgetter, is_
 
 from msgspec.structs import replace
 
@@ -60,8 +63,7 @@ def _named(state: NodeState) -> NodeState:
     """`state` with the devices of new names, and without the names that are in no ledger entry or grant any more."""
     index, pending, before = state.index, state.kubelet.pending_allocations, state.kubelet.resolved
     gone = [] if index.unlisted <= pending.keys() else [n for n in index.unlisted if n not in pending]
-    new = () if pending.keys() <= before.keys() else (n for n in pending if n not in before)
-    unknown = [*index.unresolved, *new]
+    unknown = [*index.unresolved, *filterfalse(before.__contains__, pending)]
     if not (gone or unknown):
         return state
     known = dict(before)
@@ -114,9 +116,10 @@ def _with_models(state: NodeState, models: Mapping[ResourceName, frozenset[str]]
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
     # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.
     ours = {*models, *state.published.device_lists, *state.published.served}
-    unsettled = [n for n, m in state.kubelet.resolved.items() if m.ids is None]
+    resolved = state.kubelet.resolved
+    unsettled = compress(resolved, map(partial(is_, None), map(attrgetter("ids"), resolved.values())))
     for name in sorted(n for n in unsettled if n[0] in ours):
-        meant = state.kubelet.resolved[name]
+        meant = resolved[name]
         function = state.host.functions.get(meant.address)
         if function is not None:
             seen[name] = replace(meant, ids=_allocated_model(state, models, name[0], function) or None)

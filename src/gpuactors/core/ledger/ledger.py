@@ -11,7 +11,9 @@ Must not judge: what this means for a device is decided in `assessment/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping
+from functools import partial
+from operator import eq, itemgetter
 
 from msgspec.structs import replace
 
@@ -35,7 +37,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
 )
-from gpuactors.core.values.remade import changed_keys, same_if_equal
+from gpuactors.core.values.remade import changed_keys, same_if_equal, those
 
 
 def first_ledger(number: int) -> Ledger:
@@ -119,17 +121,16 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 
 def allocated_ids(
     state: NodeState, resources: Container[ResourceName]
-) -> Mapping[ResourceName, Set[DeviceId]]:
+) -> Mapping[ResourceName, frozenset[DeviceId]]:
     """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of gpuactors."""
-    found: dict[ResourceName, Set[DeviceId]] = {
+    found: dict[ResourceName, frozenset[DeviceId]] = {
         r: ids for r, ids in state.index.given.items() if r in resources
     }
-    pending: dict[ResourceName, list[DeviceId]] = {}
-    for resource, device_id in state.kubelet.pending_allocations:
+    pending = state.kubelet.pending_allocations
+    for resource in {*map(itemgetter(0), pending)}:
         if resource in resources:
-            pending.setdefault(resource, []).append(device_id)
-    for resource, granted in pending.items():
-        found[resource] = found.get(resource, frozenset()) | set(granted)
+            granted = those(pending, itemgetter(0), partial(eq, resource))
+            found[resource] = found.get(resource, frozenset()).union(map(itemgetter(1), granted))
     return found
 
 

@@ -149,12 +149,13 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     index = state.index
     # By all members: an allocated function may have lost its driver and is not polled then, but its group is still the
     # pod's.
-    given = asked | index.owners.keys()
+    owners = index.owners
     return tuple(
         PollTarget(
             group,
             functions,
-            may_open=knows and given.isdisjoint(m.address for m in index.groups[group]),
+            may_open=knows
+            and not any(m.address in asked or m.address in owners for m in index.groups[group]),
             urgent=not asked.isdisjoint(functions),
         )
         for group in (index.polled if state.host.polls.of is None else sorted(state.host.polls.of))

@@ -33,8 +33,8 @@ class Entries(Struct, frozen=True):
     offered: Mapping[PciAddress, bool]
     """Of the devices that may be being unbound, whether they are offered."""
 
-    of_devices: Mapping[PciAddress, Entry | None]
-    """The entry of each device, and the resource that it is of; None: it is not advertised."""
+    of_devices: Mapping[PciAddress, Entry]
+    """The entry of each device that is advertised, and the resource that it is of."""
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by; no resource without any."""
 

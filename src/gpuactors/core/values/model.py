@@ -201,7 +201,7 @@ def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     if before is after:
         return []
     if len(before) == len(after):
-        pairs = list(compress(zip(before, after, strict=True), map(is_not, before, after)))
+        pairs = [(before[i], after[i]) for i in compress(range(len(after)), map(is_not, before, after))]
         if all(old.id == new.id for old, new in pairs):
             return [*pairs]
     was, now = {a.id: a for a in before}, {a.id: a for a in after}

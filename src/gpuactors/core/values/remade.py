@@ -52,12 +52,48 @@ def grouped(keys: Collection[Key], values: Iterable[Value]) -> Mapping[Key, tupl
     return {key: tuple(of_it) for key, of_it in several.items()}
 
 
+def amended(before: Mapping[Key, Value], changes: Mapping[Key, Value | None]) -> Mapping[Key, Value]:
+    """`before` with these values, and without the keys of which the value is None; the same object if that changes
+    nothing. What is equal stays the object that it was."""
+    other = {key: value for key, value in changes.items() if before.get(key) != value}
+    if not other:
+        return before
+    now = dict(before)
+    for key, value in other.items():
+        if value is None:
+            del now[key]
+        else:
+            now[key] = value
+    return now
+
+
+def replaced(before: frozenset[Key], of: Collection[Key], now: Collection[Key]) -> frozenset[Key]:
+    """`before` with, of these keys, those of `now` only; the same object if that changes nothing."""
+    if all((key in before) == (key in now) for key in of):
+        return before
+    return before.difference(of).union(now)
+
+
+def those(
+    values: Collection[Value], attribute: Callable[[Value], Any], is_wanted: Callable[[Any], Any]
+) -> list[Value]:
+    """The values of which an attribute is a wanted one. As `other_keys` without a step of the interpreter for each of
+    the others, if both functions are built in (`operator.attrgetter`)."""
+    return [*compress(values, map(is_wanted, map(attribute, values)))]
+
+
+def is_same_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> bool:
+    """They have the same keys."""
+    return before is now or before.keys() == now.keys()
+
+
 def changed_keys(before: Mapping[Key, Any], now: Mapping[Key, Any]) -> set[Key]:
     """The keys whose values changed, and those that are gone."""
     if before is now:
         return set()
     found = {key for key in other_keys(before, now) if key not in before or before[key] != now[key]}
-    return found if now.keys() >= before.keys() else found | (before.keys() - now.keys())
+    there = len(before) + sum(key not in before for key in found)  # if none is gone
+    return found if len(now) == there else found | (before.keys() - now.keys())
 
 
 def other_keys(

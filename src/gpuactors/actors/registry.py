@@ -140,22 +140,21 @@ async def run(
     state = initial
     published = _Published(cells)
     published.show(project(state))
-    while True:
-        event: Event = Ticked()
-        with trio.move_on_at(next_deadline(state)):
-            event = await inbox.receive()
-        # Those that wait with it are taken in the same turn: each reader is woken once, and gets the last outputs.
-        for taken in chain((event,), _waiting(inbox)):
+
+    def turn(first: Event) -> None:
+        """Takes the event, and those that wait with it: each reader is woken once, and gets the last outputs."""
+        nonlocal state
+        for event in chain((first,), _waiting(inbox)):
             before, at = state, trio.current_time()
             try:
-                state, effects = step(before, taken, at)
+                state, effects = step(before, event, at)
                 outputs = project(state)
             except Exception as exc:
                 if record is not None:
-                    record(Step(before, taken, at, failure=repr(exc)))
+                    record(Step(before, event, at, failure=repr(exc)))
                 raise
             if record is not None:
-                record(Step(before, taken, at, effects, outputs))
+                record(Step(before, event, at, effects, outputs))
             for effect in effects:
                 _interpret(effect, replies, log_line)
             if outputs.plugins.keys() != published.plugins:
@@ -164,6 +163,15 @@ async def run(
         cells.role.set(state.daemon.role)
         cells.served.set(state.published.served if state.daemon.role is Role.SERVING else None)
         published.show(outputs)
+
+    while True:
+        # One scope until the clock ends it: to make one for each event takes as long as a small step.
+        with trio.CancelScope() as until_due:
+            while (due := next_deadline(state)) > trio.current_time():
+                until_due.deadline = due
+                turn(await inbox.receive())
+        await trio.lowlevel.checkpoint()
+        turn(Ticked())
 
 
 def _waiting(inbox: trio.MemoryReceiveChannel[Event]) -> Iterator[Event]:

@@ -5,6 +5,7 @@ Must not know what is read, set deadlines or limit how many calls there are: its
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, final
@@ -60,8 +61,17 @@ def start_thread(call: Callable[[], T], end: Callable[[outcome.Outcome[T]], None
         with suppress(trio.RunFinishedError):
             run.run_sync_soon(end, result)
 
+    def named() -> T:
+        # By itself: trio names the system's thread as well, which takes as long as the read of a function.
+        thread = threading.current_thread()
+        unnamed, thread.name = thread.name, name
+        try:
+            return call()
+        finally:
+            thread.name = unnamed
+
     try:
-        trio.lowlevel.start_thread_soon(call, deliver, name=name)
+        trio.lowlevel.start_thread_soon(named, deliver)
     except RuntimeError as error:
         raise HostShortError(f"{name}: {shortage(error) or error}") from error
 

@@ -15,6 +15,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.reports.snapshot import PollTarget, PollWanted
 from gpuactors.core.values.model import GroupUse, PciAddress
+from gpuactors.ports.node import Observation
 from tests.support.patience import patient
 
 TARGETS = (PollTarget(51, (PciAddress("0000:23:00.0"),), may_open=False),)
@@ -37,6 +38,12 @@ class FakeUse:
         if self.failure is not None:
             raise self.failure
         return USES if targets else ()
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
+        raise NotImplementedError
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        raise NotImplementedError
 
 
 @asynccontextmanager

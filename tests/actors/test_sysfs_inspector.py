@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
@@ -11,13 +12,55 @@ from trio.testing import MockClock
 from gpuactors.actors import sysfs_inspector
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event
-from gpuactors.core.events.host import FunctionInspected, FunctionsInspected, InspectionFailed
-from gpuactors.core.reports.snapshot import InspectionsWanted
-from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.events.host import (
+    FunctionInspected,
+    FunctionsInspected,
+    InspectedAndObserved,
+    InspectionFailed,
+    SomeGroupsObserved,
+)
+from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollWanted
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.ports.errors import HostError
+from gpuactors.ports.node import Observation
 
 STUCK, FINE = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
+TARGETS = (PollTarget(2, (FINE,), may_open=False),)
+USES = (GroupUse(2, {FINE: 0}, frozenset(), None, None),)
 PATIENCE_S = 10.0
+
+
+class Seen:
+    """Implements `ports.node.Observation`."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def run(self) -> None:
+        self.is_over = True
+
+    def ended(self) -> None:
+        """Nothing waits for it."""
+
+
+class Uses:
+    """Implements `ports.node.UseReader` for polls that are begun only; a result that is not over waits for `go`."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[PollTarget, ...]] = []
+        self.go = trio.Event()
+
+    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
+        raise NotImplementedError
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
+        self.begun.append(targets)
+        return Seen()
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        if not observation.is_over:
+            await self.go.wait()
+        return USES
 
 
 class HalfStuck:
@@ -35,9 +78,14 @@ class HalfStuck:
         return ()
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         await trio.lowlevel.checkpoint()
+        if beside is not None and STUCK not in addresses:
+            beside.run()
         return {address: () for address in addresses if address != STUCK}
 
 
@@ -49,7 +97,10 @@ class Counting(HalfStuck):
         self.go = trio.Event()
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         self.batches.append(tuple(addresses))
         await self.go.wait()
@@ -61,7 +112,7 @@ async def test_an_inspection_that_hangs_delays_no_other(autojump_clock: MockCloc
     post, inbox = trio.open_memory_channel[Event](8)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), post)
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), Uses(), post)
             assert await inbox.receive() == FunctionInspected(2, FINE, ())
             wanted.set(InspectionsWanted(None, {STUCK: 1, FINE: 3}, frozenset()))
             assert await inbox.receive() == FunctionInspected(3, FINE, ())
@@ -75,7 +126,7 @@ async def test_what_is_asked_for_while_a_read_lasts_is_read_once_after_it(autoju
     post, inbox = trio.open_memory_channel[Event](8)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, post)
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, Uses(), post)
             await trio.testing.wait_all_tasks_blocked()
             numbers = {FINE: 1}
             for number, address in enumerate(others, 2):
@@ -97,9 +148,70 @@ async def test_a_failure_of_one_is_that_ones_only(autojump_clock: MockClock) -> 
     host.go.set()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, post)
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, Uses(), post)
             assert await inbox.receive() == InspectionFailed(1, STUCK, "torn")
             assert await inbox.receive() == FunctionInspected(2, FINE, ())
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_poll_that_a_call_waits_for_comes_with_its_inspections(autojump_clock: MockClock) -> None:
+    wanted = Latest(InspectionsWanted(None, {FINE: 1}, frozenset(), PollWanted(2, TARGETS, whole=False)))
+    post, inbox = trio.open_memory_channel[Event](8)
+    uses = Uses()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), uses, post)
+            observed = SomeGroupsObserved(2, USES)
+            assert await inbox.receive() == InspectedAndObserved((FunctionInspected(1, FINE, ()),), observed)
+            wanted.set(InspectionsWanted(None, {FINE: 3}, frozenset(), PollWanted(2, TARGETS, whole=False)))
+            assert await inbox.receive() == FunctionInspected(3, FINE, ()), "each number once"
+            nursery.cancel_scope.cancel()
+    assert uses.begun == [TARGETS]
+
+
+@pytest.mark.parametrize("call", ["begin", "result"])
+@pytest.mark.parametrize("error", [HostError("no thread"), RuntimeError("a bug")])
+async def test_a_poll_that_fails_sees_nothing(
+    call: str, error: Exception, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The core requests another one."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    uses = Uses()
+    monkeypatch.setattr(uses, call, fails)
+    wanted = Latest(InspectionsWanted(None, {FINE: 1}, frozenset(), PollWanted(2, TARGETS, whole=False)))
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), uses, post)
+            inspected, nothing = FunctionInspected(1, FINE, ()), SomeGroupsObserved(2, ())
+            if call == "begin":
+                assert [await inbox.receive(), await inbox.receive()] == [nothing, inspected]
+            else:
+                assert await inbox.receive() == InspectedAndObserved((inspected,), nothing)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("functions", [{}, {STUCK: 1, FINE: 2}])
+async def test_a_poll_delays_no_inspection_nor_one_that_hangs_the_poll(
+    functions: dict[PciAddress, int], autojump_clock: MockClock
+) -> None:
+    poll = PollWanted(3, TARGETS, whole=False)
+    wanted = Latest(InspectionsWanted(None, functions, frozenset(), poll))
+    post, inbox = trio.open_memory_channel[Event](8)
+    uses = Uses()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), uses, post)
+            await trio.testing.wait_all_tasks_blocked()
+            if functions:
+                assert await inbox.receive() == FunctionInspected(2, FINE, ())
+            wanted.set(InspectionsWanted(None, {**functions, FINE: 4}, frozenset(), poll))
+            assert await inbox.receive() == FunctionInspected(4, FINE, ())
+            uses.go.set()
+            assert await inbox.receive() == SomeGroupsObserved(3, USES)
             nursery.cancel_scope.cancel()
 
 
@@ -119,7 +231,7 @@ async def test_a_bug_at_one_that_is_inspected_by_itself_ends_that_inspection(
     post, inbox = trio.open_memory_channel[Event](8)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), Broken(), post)
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), Broken(), Uses(), post)
             assert await inbox.receive() == FunctionInspected(2, FINE, ())
             failed = await inbox.receive()
             assert isinstance(failed, InspectionFailed)

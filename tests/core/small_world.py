@@ -450,7 +450,7 @@ def _id(outside: Outside, slot: int) -> DeviceId:
 
 def _uses(outside: Outside, state: NodeState) -> tuple[GroupUse, ...]:
     uses = []
-    for target in project(state).poll.targets:
+    for target in project(state).any_poll.targets:
         holder = outside.holders[target.group - 1] if target.group <= len(SLOTS) else None
         found = (_process(target.group, holder),) if holder is not None else ()
         enabled = {a: int(holder is not None and _is_open(outside, a)) for a in target.functions}

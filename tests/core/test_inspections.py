@@ -10,20 +10,24 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import (
     FunctionInspected,
     FunctionsInspected,
     HostChanged,
     HostScanned,
+    InspectedAndObserved,
     InspectionFailed,
     ScanFailed,
+    SomeGroupsObserved,
     UeventsLost,
     UeventsOpened,
     UeventsUnavailable,
 )
 from gpuactors.core.host import inspections
+from gpuactors.core.reports.snapshot import NO_POLL, project
 from gpuactors.core.values.effects import Level, Log
-from gpuactors.core.values.model import pci_address
+from gpuactors.core.values.model import DeviceId, GroupUse, Token, pci_address
 from tests.core.builders import H100, Core, audio, gpu
 
 A = pci_address("0000:01:00.0")
@@ -141,6 +145,33 @@ def test_inspections_that_come_back_together_mean_what_they_mean_one_after_the_o
     together.feed(FunctionsInspected(tuple(results[i] for i in order)))
     assert together.state.host == one_by_one.state.host
     assert together.device_list() == one_by_one.device_list()
+
+
+@pytest.mark.parametrize("enabled", [0, 1])
+@pytest.mark.parametrize("driver", ["vfio-pci", None])
+def test_a_poll_beside_an_inspection_means_what_both_mean_one_after_the_other(
+    enabled: int, driver: str | None
+) -> None:
+    """Of a call: it is granted, or refused as somebody else has the device, or it has lost its driver."""
+    answers = []
+    for together in (False, True):
+        core = Core(gpu(A, 7), gpu(B, 8))
+        core.pass_time(60)
+        core.silent = True
+        core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+        outputs = project(core.state)
+        assert (outputs.poll, outputs.inspections.poll.whole) == (NO_POLL, False), "carried out together"
+        poll = outputs.inspections.poll.poll
+        assert poll is not None
+        inspected = FunctionInspected(wanted(core), A, (gpu(A, 7, driver=driver),))
+        use = GroupUse(7, {A: enabled}, frozenset([A] if enabled else []), None, None)
+        observed = SomeGroupsObserved(poll, (use,))
+        both = InspectedAndObserved((inspected,), observed)
+        found = core.answers(*((both,) if together else (inspected, observed)))
+        core.silent, core.enabled = False, {A: enabled}
+        answers.append((found + core.answers(Ticked()), core.device_list()))
+    assert answers[0] == answers[1]
+    assert len(answers[0][0]) == 1
 
 
 def test_a_stale_result_does_not_bring_back_what_a_later_inspection_found_gone() -> None:

@@ -18,7 +18,7 @@ from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Resou
 from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import LedgerContents, UeventSource
+from gpuactors.ports.node import LedgerContents, Observation, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
@@ -38,7 +38,10 @@ class EmptyHost:
         return ()
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         await trio.lowlevel.checkpoint()
         return dict.fromkeys(addresses, ())
@@ -46,6 +49,12 @@ class EmptyHost:
     async def observe(self, targets: Sequence[PollTarget], *, whole: bool) -> tuple[GroupUse, ...]:
         await trio.lowlevel.checkpoint()
         return ()
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
+        raise NotImplementedError("no call comes here")
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        raise NotImplementedError
 
 
 class FailingLedger:

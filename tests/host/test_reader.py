@@ -247,6 +247,46 @@ async def test_several_functions_are_inspected_in_one_thread(
     assert started == ["inspect"] * (kind is ThreadedReader)
 
 
+class Beside:
+    """Implements `ports.node.Observation`: notes in which thread it was carried out."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.over = trio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self.over.is_set()
+
+    def run(self) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def ended(self) -> None:
+        self.over.set()
+
+
+@pytest.mark.trio
+async def test_what_is_carried_out_beside_inspections_needs_no_thread_of_its_own(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, reader, beside = _counted(monkeypatch), ThreadedReader(sysfs(tree)), Beside()
+    with trio.fail_after(PATIENCE_S):
+        assert len(await reader.inspect_all([address(0), address(1)], (), beside)) == 2
+    assert (beside.threads, beside.is_over, started) == (["inspect"], True, ["inspect"])
+
+
+@pytest.mark.trio
+async def test_nothing_is_begun_beside_an_inspection_that_hangs(tree: HostTree) -> None:
+    reader, beside = ThreadedReader(sysfs(tree), inspection_stall_s=SHORT_S), Beside()
+    tree.make_hang(address(0), "device")
+    with trio.fail_after(PATIENCE_S):
+        assert await reader.inspect_all([address(0)], (), beside) == {}
+        assert not beside.is_over
+        tree.end_hang(address(0), "device", b"0x2331\n")
+        await beside.over.wait()
+    assert beside.threads == []
+
+
 @pytest.mark.trio
 async def test_one_that_hangs_among_several_is_left_out_with_those_after_it(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch

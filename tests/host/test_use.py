@@ -627,3 +627,23 @@ async def test_for_want_of_descriptors_nothing_is_said_of_any_group(
     assert "EMFILE" in said.reasons[0]
     assert "LimitNOFILE" in said.reasons[0]
     assert (await observe(reader))[2] == held[2]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_observation_is_carried_out_by_another_reader_or_at_last_by_this_one(
+    tree: HostTree, kind: Kind
+) -> None:
+    reader = kind(root(tree), "passive")
+    tree.open_group(1, 4711)
+    for is_carried_out in (True, False):
+        observation = reader.begin((target(1, functions=2),))
+        if is_carried_out:
+            observation.run()
+            observation.ended()
+        assert observation.is_over is is_carried_out
+        with trio.fail_after(PATIENCE_S):
+            (use,) = await reader.result(observation)
+        assert use.enabled[GPU] == 1
+        observation.run()  # a thread that comes to it too late
+        observation.ended()

@@ -22,7 +22,7 @@ from gpuactors.host.reader import InlineReader
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse
 from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
-from gpuactors.ports.node import Hint, UeventSource
+from gpuactors.ports.node import Hint, Observation, UeventSource
 from gpuactors.simulation.host.uevents import Uevent
 from tests.memory.faults import SLOW_S, Fault, Faults
 
@@ -113,13 +113,16 @@ class FaultyReader:
         return await self._take_time(await self._reader.inspect(address, given))
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         found: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
-        for address, result in (await self._reader.inspect_all(addresses, given)).items():
+        for address, result in (await self._reader.inspect_all(addresses, given, beside)).items():
             if self._faults.strikes(Fault.INSPECTION_FAILS):
                 found[address] = HostError("the inspection fails as planned")
             elif self._faults.strikes(Fault.INSPECTION_HANGS):
@@ -152,7 +155,17 @@ class FaultyUse:
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """Implement `ports.node.UseReader.observe`."""
         self._faults.crash(Fault.POLLER_CRASHES)
-        uses = await self._use.observe(targets, whole=whole)
+        return await self._faulty(await self._use.observe(targets, whole=whole))
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
+        """Implement `ports.node.UseReader.begin`."""
+        return self._use.begin(targets)
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        """Implement `ports.node.UseReader.result`."""
+        return await self._faulty(await self._use.result(observation))
+
+    async def _faulty(self, uses: tuple[GroupUse, ...]) -> tuple[GroupUse, ...]:
         if self._faults.strikes(Fault.POLL_SLOW):
             await trio.sleep(SLOW_S)
         blind = self._faults.lasts(Fault.NO_DESCRIPTORS) or self._faults.strikes(Fault.POLL_BLIND)

@@ -3,18 +3,19 @@
 Inspections that are outstanding at one time are carried out together, and those that are requested meanwhile follow
 together: each is begun after it was requested. An inspection may hang in the kernel for ever. So one that does not
 answer at once is carried out by itself, beside the others and with a deadline of its own, and a full scan holds up no
-inspection of a single function."""
+inspection of a single function. The poll that was requested beside inspections is carried out with them, so that a call
+has its facts in one event."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 
 import trio
 
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
-from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.concurrency.post import post
 from gpuactors.core.events import Event
@@ -22,26 +23,84 @@ from gpuactors.core.events.host import (
     FunctionInspected,
     FunctionsInspected,
     HostScanned,
+    InspectedAndObserved,
     InspectionFailed,
     ScanFailed,
+    SomeGroupsObserved,
 )
-from gpuactors.core.reports.snapshot import InspectionsWanted
-from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.ports.errors import HostError, HostShortError
-from gpuactors.ports.node import HostReader
+from gpuactors.ports.node import HostReader, Observation, UseReader
 
 
 async def run(
-    wanted: LatestReader[InspectionsWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
+    wanted: LatestReader[InspectionsWanted],
+    host: HostReader,
+    use: UseReader,
+    inbox: trio.MemorySendChannel[Event],
 ) -> None:
     """Runs for ever."""
+    limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
+    done: dict[PciAddress, int] = {}
+    """The number of the last inspection that was carried out, of the functions that are wanted."""
+    slow: set[PciAddress] = set()
+    """Those that are inspected by themselves."""
+    scanned = polled = 0
+    """The numbers of the last scan and poll that were begun."""
+    scans = False
+    """A scan is under way."""
 
-    async def scan(_: None, number: int) -> Event:
-        return await _scan(number, wanted.value.given, host)
+    async def scan() -> None:
+        nonlocal scanned, scans
+        while (number := wanted.value.scan or 0) > scanned:
+            scanned = number
+            await post(inbox, await _scan(number, wanted.value.given, host))
+        scans = False
+
+    async def by_itself(address: PciAddress, number: int) -> None:
+        event = await _inspect(address, number, wanted.value.given, host, limiter)
+        done[address] = number
+        slow.remove(address)
+        await post(inbox, event)
+
+    async def late(number: int, observation: Observation) -> None:
+        await post(inbox, await _observed(number, observation, use))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.scan), scan, inbox)
-        nursery.start_soon(_inspect_all, wanted.subscribe(), host, inbox)
+        async for _ in wanted:
+            if not scans and (wanted.value.scan or 0) > scanned:
+                scans = True
+                nursery.start_soon(scan)
+            while True:
+                numbers, poll = _due(wanted.value.functions, done, slow), wanted.value.poll
+                beside: tuple[int, Observation] | None = None
+                if poll.poll is not None and poll.poll > polled:
+                    polled = poll.poll
+                    if (observation := _begun(poll.targets, use)) is not None:
+                        beside = polled, observation
+                    else:
+                        await post(inbox, SomeGroupsObserved(polled, ()))
+                if not numbers:
+                    if beside is not None:
+                        nursery.start_soon(late, *beside)
+                    break
+                results = await _together(
+                    tuple(numbers), wanted.value.given, host, beside[1] if beside is not None else None
+                )
+                for address in numbers.keys() - results.keys():
+                    slow.add(address)
+                    nursery.start_soon(by_itself, address, numbers[address])
+                done.update((address, numbers[address]) for address in results)
+                observed: SomeGroupsObserved | None = None
+                if beside is not None and beside[1].is_over:
+                    observed = await _observed(*beside, use)
+                elif beside is not None:
+                    nursery.start_soon(late, *beside)
+                for event in _events(numbers, results, observed):
+                    await post(inbox, event)
+            for address in done.keys() - wanted.value.functions.keys() - slow:
+                del done[address]
 
 
 async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> Event:
@@ -53,36 +112,6 @@ async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> 
     return HostScanned(number, functions)
 
 
-async def _inspect_all(
-    wanted: LatestReader[InspectionsWanted], host: HostReader, inbox: trio.MemorySendChannel[Event]
-) -> None:
-    """Carry out numbered requests as `each_once` does, many at once."""
-    limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
-    done: dict[PciAddress, int] = {}
-    """The number of the last inspection that was carried out, of the functions that are wanted."""
-    slow: set[PciAddress] = set()
-    """Those that are inspected by themselves."""
-
-    async def by_itself(address: PciAddress, number: int) -> None:
-        event = await _inspect(address, number, wanted.value.given, host, limiter)
-        done[address] = number
-        slow.remove(address)
-        await post(inbox, event)
-
-    async with trio.open_nursery() as nursery:
-        async for _ in wanted:
-            while numbers := _due(wanted.value.functions, done, slow):
-                results = await _together(tuple(numbers), wanted.value.given, host)
-                for address in numbers.keys() - results.keys():
-                    slow.add(address)
-                    nursery.start_soon(by_itself, address, numbers[address])
-                done.update((address, numbers[address]) for address in results)
-                for event in _events(numbers, results):
-                    await post(inbox, event)
-            for address in done.keys() - wanted.value.functions.keys() - slow:
-                del done[address]
-
-
 def _due(
     functions: Mapping[PciAddress, int], done: Mapping[PciAddress, int], slow: set[PciAddress]
 ) -> dict[PciAddress, int]:
@@ -92,17 +121,35 @@ def _due(
 
 
 async def _together(
-    addresses: tuple[PciAddress, ...], given: frozenset[PciAddress], host: HostReader
+    addresses: tuple[PciAddress, ...],
+    given: frozenset[PciAddress],
+    host: HostReader,
+    beside: Observation | None,
 ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            return await host.inspect_all(addresses, given)
+            return await host.inspect_all(addresses, given, beside)
     except HostError as exc:
         return dict.fromkeys(addresses, exc)
 
 
+def _begun(targets: tuple[PollTarget, ...], use: UseReader) -> Observation | None:
+    with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
+        return use.begin(targets)
+    return None
+
+
+async def _observed(number: int, observation: Observation, use: UseReader) -> SomeGroupsObserved:
+    uses: tuple[GroupUse, ...] = ()
+    with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
+        uses = await use.result(observation)
+    return SomeGroupsObserved(number, uses)
+
+
 def _events(
-    numbers: Mapping[PciAddress, int], results: Mapping[PciAddress, tuple[PciFunction, ...] | HostError]
+    numbers: Mapping[PciAddress, int],
+    results: Mapping[PciAddress, tuple[PciFunction, ...] | HostError],
+    observed: SomeGroupsObserved | None,
 ) -> list[Event]:
     events = list[Event]()
     inspected = list[FunctionInspected]()
@@ -111,7 +158,9 @@ def _events(
             events.append(_failed(numbers[address], address, result))
         else:
             inspected.append(FunctionInspected(numbers[address], address, result))
-    if inspected:
+    if observed is not None:
+        events.append(InspectedAndObserved(tuple(inspected), observed) if inspected else observed)
+    elif inspected:
         events.append(inspected[0] if len(inspected) == 1 else FunctionsInspected(tuple(inspected)))
     return events
 

@@ -224,6 +224,9 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
         case events.host.FunctionsInspected(several):
             functions = {f.address: f for one in several for f in one.functions}
             return inspections.inspected(state, several, at), _unreadable(state, tuple(functions.values()))
+        case events.host.InspectedAndObserved(several, observed):
+            after, effects = _host(state, events.host.FunctionsInspected(several), at)
+            return usage.observed(after, observed, at), effects
         case events.host.InspectionFailed(_, address, reason):
             is_known = event.shortage and state.host.short.get(address) == reason
             return inspections.inspection_failed(state, event, at), [

@@ -381,7 +381,7 @@ async def run_daemon(
 
         async def inspect_host() -> None:
             await scans.wait()
-            await sysfs_inspector.run(cells.inspections.subscribe(), outside.host, post)
+            await sysfs_inspector.run(cells.inspections.subscribe(), outside.host, outside.use, post)
 
         actor("sysfs_inspector", inspect_host)
         if (uevents := outside.open_uevents) is not None:

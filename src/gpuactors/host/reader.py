@@ -19,6 +19,8 @@ from gpuactors.ports.errors import HostError
 if TYPE_CHECKING:
     import outcome
 
+    from gpuactors.ports.node import Observation
+
 T = TypeVar("T")
 
 
@@ -83,10 +85,13 @@ class ThreadedReader:
         )
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
-        batch = _Batch([address for address in addresses if address not in self._threads])
+        batch = _Batch([address for address in addresses if address not in self._threads], beside)
         if not batch.addresses:
             return {}
         self._threads.update(dict.fromkeys(batch.addresses, batch.over))
@@ -94,6 +99,8 @@ class ThreadedReader:
         def end(_: outcome.Outcome[None]) -> None:
             self._release(batch, batch.addresses)
             batch.over.set()
+            if beside is not None:
+                beside.ended()
 
         try:
             start_thread(lambda: batch.run(self._sysfs, given), end, name="inspect")
@@ -167,10 +174,12 @@ class ThreadedReader:
 
 @final
 class _Batch:
-    """Inspections one after the other in one thread. Given up by the task that waits for it."""
+    """Inspections one after the other in one thread, and what is carried out beside them. Given up by the task that
+    waits for it."""
 
-    def __init__(self, addresses: list[PciAddress]) -> None:
+    def __init__(self, addresses: list[PciAddress], beside: Observation | None) -> None:
         self.addresses = addresses
+        self._beside = beside
         self.at: PciAddress | None = None
         """The function that is being inspected, or whose turn is next."""
         self.found: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
@@ -191,6 +200,9 @@ class _Batch:
                 self.found[address] = exc
             except Exception:
                 return
+        self.at = None
+        if self._beside is not None and not self.given_up:
+            self._beside.run()
 
 
 class _GivenUpError(Exception):
@@ -245,10 +257,15 @@ class InlineReader:
         return self._sysfs.inspect(address, given)
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
         await trio.lowlevel.checkpoint()
-        batch = _Batch(list(addresses))
+        batch = _Batch(list(addresses), beside)
         batch.run(self._sysfs, given)
+        if beside is not None:
+            beside.ended()
         return batch.found

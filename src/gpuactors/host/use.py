@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Set
-from typing import Final, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
 import trio
 from msgspec import Struct
@@ -24,9 +24,12 @@ from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import Found, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
-from gpuactors.host.threads import in_thread
+from gpuactors.host.threads import start_thread
 from gpuactors.ports.errors import HostError
 from gpuactors.process.logger import get_logger
+
+if TYPE_CHECKING:
+    from gpuactors.ports.node import Observation
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 """The values of the setting `holders`."""
@@ -123,11 +126,13 @@ class _Observation:
         known: _Known | None,
         rested: bool,
         open_until: float,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_end = on_end
         self._root = root
         self._holders = holders
         self._open_node = open_node
-        self._targets = targets
+        self.targets = targets
         self.whole = whole
         """There are no other groups."""
         self._skip = skip
@@ -139,6 +144,10 @@ class _Observation:
         """The group that is being read, or `_PROC`."""
         self.given_up = False
         """No task waits for it any more."""
+        self.begun = False
+        self.over = trio.Event()
+        """Its thread is done with it."""
+        self.failure: Exception | None = None
         self.passed_all = False
         """All processes were read, for every group. Only such a pass is followed by a rest: any other one renews
         nothing for the other groups."""
@@ -149,16 +158,29 @@ class _Observation:
         self.forbidden = ""
         """Why a group may not be opened."""
 
+    @property
+    def is_over(self) -> bool:
+        """Implement `ports.node.Observation.is_over`."""
+        return self.begun and self.over.is_set()
+
     def run(self) -> None:
-        """Reads everything, the most reliable evidence first. Ends early when it was given up. Raises `HostError` for a
-        shortage."""
+        """Implement `ports.node.Observation.run`: reads everything, the most reliable evidence first. Ends early when
+        it was given up. A shortage, or a bug, is its `failure`."""
+        self.begun = True
         try:
             self._run()
+        except Exception as exc:
+            self.failure = exc
         finally:
             self.at = None
 
+    def ended(self) -> None:
+        """Implement `ports.node.Observation.ended`."""
+        self._on_end()
+        self.over.set()
+
     def _run(self) -> None:
-        for target in self._targets:
+        for target in self.targets:
             if not self._begin(target.group):
                 continue
             self._passive.append(_passive(self._root, target))
@@ -181,23 +203,23 @@ class _Observation:
         """The holders: those known from the last pass if nothing changed since, else by a new pass."""
         proc = ProcReader(self._root)
         enabled = {a: count for passive in self._passive for a, count in passive.enabled.items()}
-        groups = frozenset(target.group for target in self._targets)
-        functions = frozenset(a for target in self._targets for a in target.functions)
+        groups = frozenset(target.group for target in self.targets)
+        functions = frozenset(a for target in self.targets for a in target.functions)
         others = self.known.others(groups, functions) if self.known is not None and not self.whole else None
         known = self.known.of(groups, functions) if self.known is not None and not self.whole else self.known
-        urgent = any(target.urgent for target in self._targets)
+        urgent = any(target.urgent for target in self.targets)
         if (
             known is not None
             and not (self._rested or urgent)
             and (known.enabled, known.groups) == (enabled, groups)
         ):
             pids = {holder.pid for held in known.holders.values() for holder in held}
-            found = proc.find(self._targets, only=pids, before=known.holders, go_on=self._go_on)
+            found = proc.find(self.targets, only=pids, before=known.holders, go_on=self._go_on)
             if found.holders == known.holders:
                 return found
         began = time.perf_counter()
         before = known.holders if known is not None else {}
-        found = proc.find(self._targets, before=before, go_on=self._go_on)
+        found = proc.find(self.targets, before=before, go_on=self._go_on)
         if not self.given_up:
             now = _Known(found.holders, enabled, groups, time.perf_counter() - began, found.problem)
             self.known = now if others is None else now.beside(others)
@@ -238,7 +260,7 @@ class _Observation:
         seen = {passive.target.group for passive in passives}
         hanging = tuple(
             GroupUse(t.group, {}, frozenset(), None, None, self._hangs(t))
-            for t in self._targets
+            for t in self.targets
             if t.group not in seen and (t.group in self._skip or t.group == self.at)
         )
         return tuple(use for passive in passives if (use := self._use(passive, found)) is not None) + hanging
@@ -300,6 +322,28 @@ class SysfsUse:
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """Implement `ports.node.UseReader.observe`."""
+        observation = self._begin(targets, whole=whole)
+        try:
+            start_thread(observation.run, lambda _: observation.ended(), name="poll")
+        except HostError as exc:
+            observation.failure = exc
+            observation.ended()
+        return await self._result(observation)
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> _Observation:
+        """Implement `ports.node.UseReader.begin`."""
+        return self._begin(targets, whole=False)
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        """Implement `ports.node.UseReader.result`."""
+        assert isinstance(observation, _Observation)
+        if not observation.begun:
+            observation.given_up = True  # whoever begins with it now reads nothing
+            self._forget(observation)
+            return await self.observe(observation.targets, whole=observation.whole)
+        return await self._result(observation)
+
+    def _begin(self, targets: tuple[PollTarget, ...], *, whole: bool) -> _Observation:
         observation = _Observation(
             self._root,
             self._holders,
@@ -310,16 +354,27 @@ class SysfsUse:
             known=self._known,
             rested=trio.current_time() >= self._rested_at,
             open_until=time.monotonic() + limits.OPEN_WITHIN_S,
+            on_end=lambda: self._forget(observation),
         )
         self._hanging.append(observation)
+        return observation
+
+    def _forget(self, observation: _Observation) -> None:
+        if observation in self._hanging:
+            self._hanging.remove(observation)
+
+    async def _result(self, observation: _Observation) -> tuple[GroupUse, ...]:
+        """Waits for its end, or for its deadline."""
         try:
-            with trio.move_on_after(self._deadline_s):
-                await in_thread(observation.run, name="poll", ended=lambda: self._hanging.remove(observation))
-            self._log_shortage("")
-        except HostError as exc:  # the poll saw less, or nothing; the core requests another one soon
-            self._log_shortage(str(exc))
+            if not observation.over.is_set():
+                with trio.move_on_after(self._deadline_s):
+                    await observation.over.wait()
         finally:
             observation.given_up = True
+        if observation.failure is not None and not isinstance(observation.failure, HostError):
+            raise observation.failure
+        # After a shortage the poll saw less, or nothing; the core requests another one soon.
+        self._log_shortage("" if observation.failure is None else str(observation.failure))
         if observation.known is not None and observation.known is not self._known:
             self._known = observation.known
         if observation.passed_all and observation.known is not None:
@@ -361,7 +416,20 @@ class InlineUse:
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
         """Implement `ports.node.UseReader.observe`."""
         await trio.lowlevel.checkpoint()
-        observation = _Observation(
+        return self._result(self._begin(targets, whole=whole))
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> _Observation:
+        """Implement `ports.node.UseReader.begin`."""
+        return self._begin(targets, whole=False)
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        """Implement `ports.node.UseReader.result`."""
+        assert isinstance(observation, _Observation)
+        await trio.lowlevel.checkpoint()
+        return self._result(observation)
+
+    def _begin(self, targets: tuple[PollTarget, ...], *, whole: bool) -> _Observation:
+        return _Observation(
             self._root,
             self._holders,
             self._open_node,
@@ -372,7 +440,12 @@ class InlineUse:
             rested=True,
             open_until=float("inf"),
         )
-        observation.run()
+
+    def _result(self, observation: _Observation) -> tuple[GroupUse, ...]:
+        if not observation.begun:
+            observation.run()
+        if observation.failure is not None:
+            raise observation.failure
         return observation.uses()
 
 

@@ -3,7 +3,7 @@
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
 
-    {"journal":13,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
+    {"journal":14,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"inspection":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
@@ -31,7 +31,7 @@ from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, ResourceName
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 13
+FORMAT: Final = 14
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
 format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
@@ -39,7 +39,7 @@ in parts, and a read of the ledger has the entries that counted, not what kubele
 what is known of a function is in one value with when it was seen; in format 9 what only claims of GPUs need is among
 what is known of all claims, and the label has a form of request of its own; in format 10 original drivers are called
 first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
-neighbours and looks."""
+neighbours and looks; in format 13 no poll is carried out beside inspections."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

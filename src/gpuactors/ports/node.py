@@ -56,10 +56,31 @@ class HostReader(Protocol):
         ...
 
     async def inspect_all(
-        self, addresses: Sequence[PciAddress], given: Collection[PciAddress] = ()
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """The result of `inspect` for each, or its error, in little more than the time of one. A function that did
-        not answer at once, and any after it, is left out, and is to be inspected by itself."""
+        not answer at once, and any after it, is left out, and is to be inspected by itself. `beside` is carried out
+        after them, and awaited as long as they are; not begun if one of them does not answer."""
+        ...
+
+
+class Observation(Protocol):
+    """One that `UseReader.begin` made. Carried out once at most, where it may block."""
+
+    @property
+    def is_over(self) -> bool:
+        """It was carried out to its end."""
+        ...
+
+    def run(self) -> None:
+        """Carries it out. May block; raises nothing."""
+        ...
+
+    def ended(self) -> None:
+        """Called in the trio run when `run` has returned, or will never be called."""
         ...
 
 
@@ -70,6 +91,14 @@ class UseReader(Protocol):
         """The use of each group, in any order; a group that could not be read is left out. Never blocks for long, never
         opens a group unless the target allows it (and then only where the configuration asks for it). `whole`: there
         are no other groups; the adaptor may drop its results for all others."""
+        ...
+
+    def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
+        """An `observe` of some groups, for another reader to carry out (`HostReader.inspect_all`)."""
+        ...
+
+    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
+        """The use that the observation found, as `observe`; it is carried out now if nobody has begun to."""
         ...
 
 

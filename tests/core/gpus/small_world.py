@@ -305,7 +305,7 @@ def _observations(node: Node) -> Event | None:
     if (read := state.kubelet.ledger.outstanding) is not None:
         return ledger_read(read, _pods(node.outside), _listed(node.outside))
     if (poll := state.host.polls.outstanding) is not None:
-        targets = project(state).poll.targets
+        targets = project(state).any_poll.targets
         uses = (GroupUse(t.group, dict.fromkeys(t.functions, 0), frozenset(), None, None) for t in targets)
         return GroupsObserved(poll, tuple(uses))
     return None

@@ -71,6 +71,6 @@ async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Eve
     wanted = project(state)
     if wanted.ledger.read is not None:
         return await pod_resources.read(wanted.ledger.read, (), ledger)
-    if wanted.poll.poll is not None:
-        return GroupsObserved(wanted.poll.poll, await use.observe(wanted.poll.targets, whole=True))
+    if (poll := wanted.any_poll).poll is not None:
+        return GroupsObserved(poll.poll, await use.observe(poll.targets, whole=True))
     return None

@@ -93,6 +93,13 @@ class SomeGroupsObserved(Struct, frozen=True):
     uses: tuple[GroupUse, ...]
 
 
+class InspectedAndObserved(Struct, frozen=True):
+    """Inspections came back together with a poll that was requested beside them: what a call waits for, as a rule."""
+
+    inspected: tuple[FunctionInspected, ...]
+    observed: SomeGroupsObserved
+
+
 HostEvent = (
     HostChanged
     | UeventsOpened
@@ -102,6 +109,7 @@ HostEvent = (
     | ScanFailed
     | FunctionInspected
     | FunctionsInspected
+    | InspectedAndObserved
     | InspectionFailed
 )
 UsageEvent = GroupsObserved | SomeGroupsObserved

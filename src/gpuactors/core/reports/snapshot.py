@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from gpuactors.core.domains.outputs import DomainsWanted
 
 
-class InspectionsWanted(Struct, frozen=True):
-    """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
-
-    scan: int | None
-    functions: Mapping[PciAddress, int]
-    given: frozenset[PciAddress]
-    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
-
-
 class PollTarget(Struct, frozen=True):
     """One IOMMU group whose use is wanted."""
 
@@ -63,6 +54,21 @@ class PollWanted(Struct, frozen=True):
     """These are all groups that matter."""
 
 
+NO_POLL: Final = PollWanted(None, ())
+"""None is outstanding."""
+
+
+class InspectionsWanted(Struct, frozen=True):
+    """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
+
+    scan: int | None
+    functions: Mapping[PciAddress, int]
+    given: frozenset[PciAddress]
+    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
+    poll: PollWanted = NO_POLL
+    """The outstanding poll, if it is to be carried out together with them."""
+
+
 class LedgerWanted(Struct, frozen=True):
     """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
 
@@ -82,6 +88,7 @@ class Outputs(Struct, frozen=True):
 
     inspections: InspectionsWanted
     poll: PollWanted
+    """The outstanding poll, if it is not among the `inspections`."""
     ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
     claims: ClaimsWanted | None
@@ -92,14 +99,23 @@ class Outputs(Struct, frozen=True):
     """Ready to serve: the daemon that runs already is to hand over now."""
     stopping: bool
 
+    @property
+    def any_poll(self) -> PollWanted:
+        """The outstanding poll, whoever carries it out."""
+        return self.poll if self.poll.poll is not None else self.inspections.poll
+
 
 def project(state: NodeState) -> Outputs:
     """The outputs that follow from the state."""
+    inspections, poll, beside = state.host.inspections, _poll(state), state.host.polls.beside
     return Outputs(
         inspections=InspectionsWanted(
-            state.host.inspections.scan, state.host.inspections.functions, state.index.inspected_always
+            inspections.scan,
+            inspections.functions,
+            state.index.inspected_always,
+            poll if beside else NO_POLL,
         ),
-        poll=_poll(state),
+        poll=NO_POLL if beside else poll,
         ledger=LedgerWanted(state.kubelet.ledger.outstanding, listing.asked(state)),
         plugins={
             r: PluginView(state.published.device_lists[r], order(p))
@@ -131,7 +147,7 @@ def _domains(state: NodeState) -> DomainsWanted | None:
 
 def _poll(state: NodeState) -> PollWanted:
     if state.host.polls.outstanding is None:
-        return PollWanted(None, ())
+        return NO_POLL
     return PollWanted(state.host.polls.outstanding, _targets(state), whole=state.host.polls.of is None)
 
 

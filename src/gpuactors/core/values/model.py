@@ -528,8 +528,11 @@ class Polls(Refreshed, frozen=True):
     """The number of the last poll of every group that came back; 0 before the first one."""
     of: frozenset[int] | None = None
     """The groups that the outstanding poll is of; None: every one that matters."""
+    beside: bool = False
+    """The outstanding poll is of some groups, and was requested while inspections were outstanding: they are carried
+    out together."""
     again_of: frozenset[int] | None = None
-    """The same of the one that is wanted after it."""
+    """As `of`, of the one that is wanted after it."""
     fast_until: float = 0.0
     """Until when groups are polled for a release every POLL_FAST_S. Extended by every change of holders."""
     leaving: frozenset[PciAddress] = frozenset()

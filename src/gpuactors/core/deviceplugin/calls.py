@@ -214,7 +214,8 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
 def waits_for_poll(state: NodeState) -> bool:
     """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
     return any(
-        not _unseen(state, call) and (bool(_unpolled(state, call)) or not _is_unread(state, call))
+        not any(_is_unseen(state, call, a) for a in call.seen)
+        and (bool(_unpolled(state, call)) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
 
@@ -325,8 +326,9 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
 
 def _missing(state: NodeState, call: Call) -> bool:
     """A device of the call has not been inspected, its group not polled, or the ledger not read since the call came."""
-    unseen = _unseen(state, call) or _unpolled(state, call)
-    return bool(unseen) or _is_unread(state, call) or not state.claims_known
+    # Asked of every call that waits, after each event: sixteen at once wait for one another's.
+    unseen = any(_is_unseen(state, call, address) for address in call.seen)
+    return unseen or bool(_unpolled(state, call)) or _is_unread(state, call) or not state.claims_known
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
@@ -362,11 +364,14 @@ def _with_poll(state: NodeState, call: Call) -> NodeState:
 
 def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
     """Its devices that were not inspected since it came: the inspection is outstanding, or there was a shortage."""
-    return sorted(
-        a
-        for a in call.seen
-        if _shortage(state, a) or (a in state.host.inspections.functions and _number(state, a) <= call.since)
-    )
+    return sorted(a for a in call.seen if _is_unseen(state, call, a))
+
+
+def _is_unseen(state: NodeState, call: Call, address: PciAddress) -> bool:
+    if state.host.short.get(address):
+        return True
+    wanted = state.host.inspections.single.get(address)
+    return wanted is not None and wanted.outstanding is not None and _number(state, address) <= call.since
 
 
 def _shortage(state: NodeState, address: PciAddress) -> str:

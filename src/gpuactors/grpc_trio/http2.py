@@ -8,7 +8,7 @@ Must not carry bytes itself (`connection.py` does), and must not know about gRPC
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -26,6 +26,7 @@ from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 
 from .limits import GRPC_CONNECTION_WINDOW_BYTES
 from .primitives import Event
+from .transport import Transport
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,6 +44,7 @@ OK: Final = [("grpc-status", "0")]
 
 _FRAME_MAX_BYTES: Final = 16_384  # HTTP/2's default. grpcio allows 4 MiB, which would wait here in one piece
 _FRAME_LENGTH_BYTES: Final = 3  # a frame begins with its length (RFC 9113 4.1)
+_FEW_CALLS: Final = 2  # kubelet's stream and one call: of more, the answers of a turn share a write
 _HEADERS_KEPT_MAX: Final = 32  # a block of more headers is decoded each time
 _BLOCKS_KEPT_MAX: Final = 8  # kubelet calls four methods of an endpoint; an answer has two blocks
 _STREAM_WINDOW_BYTES: Final = 65_535  # HTTP/2's default: no SETTINGS needed
@@ -115,14 +117,16 @@ class ReceiveBuffer:
 class Http2Stream(protocol.Stream):
     """grpclib's HTTP/2 stream with trio events; what has arrived before the end stays readable after it."""
 
+    connection: Connection
     _h2_connection: _H2Connection
+    _transport: Transport  # type: ignore[assignment]  # grpclib's is asyncio's
     buffer: ReceiveBuffer  # type: ignore[assignment]  # grpclib's makes an asyncio queue
 
     def __init__(
         self,
-        connection: protocol.Connection,
+        connection: Connection,
         h2_connection: _H2Connection,
-        transport: asyncio.Transport,
+        transport: Transport,
         *,
         stream_id: int | None = None,
         wrapper: Wrapper | None = None,
@@ -196,7 +200,10 @@ class Http2Stream(protocol.Stream):
         frames = self._h2_connection.answer(self.id, message)
         if frames is None:
             return False
-        self._transport.write(frames)
+        if len(self.connection.calls) <= _FEW_CALLS:
+            self._transport.write_now(frames)
+        else:
+            self._transport.write(frames)
         return True
 
     def __ended__(self) -> None:
@@ -240,11 +247,12 @@ class Connection(protocol.Connection):
     """grpclib's connection state with trio events; usable, as a no-op, after its end."""
 
     _connection: _H2Connection
+    _transport: Transport  # type: ignore[assignment]  # grpclib's is asyncio's
 
-    def __init__(
-        self, connection: _H2Connection, transport: asyncio.Transport, *, config: Configuration
-    ) -> None:
-        super().__init__(connection, transport, config=config)
+    def __init__(self, connection: _H2Connection, transport: Transport, *, config: Configuration) -> None:
+        super().__init__(connection, cast("asyncio.Transport", transport), config=config)
+        self.calls: Sized = ()
+        """Those in flight."""
         self._closed = False
         self.write_ready = cast("asyncio.Event", _EventOrEnd(self.is_closing))
         self.write_ready.set()
@@ -283,8 +291,9 @@ def _ignore(event: H2Event) -> None:
 
 
 class _EventsProcessor(protocol.EventsProcessor):
-    def __init__(self, handler: protocol.AbstractHandler, connection: protocol.Connection) -> None:
+    def __init__(self, handler: protocol.AbstractHandler, connection: Connection) -> None:
         super().__init__(handler, connection)
+        connection.calls = self.streams
         self.processors = cast(Any, _Processors(cast(Any, self.processors)))
         self.peer_ready = False
         """The peer's SETTINGS have arrived: it uses HTTP/2."""
@@ -402,7 +411,7 @@ class Protocol(protocol.H2Protocol):
         h2_connection.initiate_connection()
         window = h2_connection.local_settings.initial_window_size
         h2_connection.increment_flow_control_window(self.config.http2_connection_window_size - window)
-        self.connection = Connection(h2_connection, cast("asyncio.Transport", transport), config=self.config)
+        self.connection = Connection(h2_connection, cast("Transport", transport), config=self.config)
         self.connection.flush()
         self.processor = _EventsProcessor(self.handler, self.connection)
 

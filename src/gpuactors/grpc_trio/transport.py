@@ -6,6 +6,7 @@ grpclib writes synchronously; the bytes wait here and `pump()` sends them. Must 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -54,6 +55,15 @@ class Transport:
             self._paused = True
             self._on_pause()
 
+    def write_now(self, data: bytes) -> None:
+        """Send what the stream takes at once, and queue the rest; never blocks."""
+        sent_bytes = 0
+        if not self._closing and self.unsent_bytes == 0:
+            with suppress(*STREAM_GONE):  # which `pump()` will notice
+                sent_bytes = self._send_now(data)
+        if sent_bytes < len(data):
+            self.write(data[sent_bytes:])
+
     def close(self) -> None:
         """No more bytes; what waits is still sent (by `pump()`, which then returns)."""
         self._closing = True
@@ -99,6 +109,6 @@ class Transport:
             self._on_resume()
 
 
-def _nothing(_: bytearray) -> int:
+def _nothing(_: bytes | bytearray) -> int:
     """Stands for `send_now` of a stream that always waits."""
     return 0

@@ -7,7 +7,6 @@ Nothing is written where standard error is no terminal: a script's log has no us
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,6 +18,10 @@ T = TypeVar("T")
 
 _FIRST_COLUMN: Final = "\r\x1b[K"
 """To the first column, and what was there is gone."""
+
+
+_COLUMNS: Final = 80
+"""Of a terminal that does not say how many it has."""
 
 
 @final
@@ -33,7 +36,7 @@ class Progress:
         """Writes the line anew, as much of it as fits: one that is folded could not be taken back."""
         if self._out is None:
             return
-        columns = shutil.get_terminal_size().columns
+        columns = _COLUMNS
         with suppress(OSError):
             columns = os.get_terminal_size(self._out.fileno()).columns
         self._write(_FIRST_COLUMN + text[: columns - 1])

@@ -37,6 +37,7 @@ DRIVERS: Final[Mapping[str, tuple[str, ...]]] = defaultdict(
 )
 """Of claims."""
 
+BASE: Final = next(iter(MODES))
 LISTS: Final = Path(__file__).with_name("modules_of_run.txt")
 LISTS_OF_COMMANDS: Final = Path(__file__).with_name("modules_of_commands.txt")
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -46,7 +47,6 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpuactors inspect": ("inspect",),
     "gpuactors explain ADDRESS": ("explain", address(0x23)),
 }
-"""The first is the base, as above."""
 
 AT_THE_END: Final = """
 import atexit, sys
@@ -99,7 +99,7 @@ def committed(file: Path) -> tuple[str, dict[str, frozenset[str]]]:
     lists = {
         mode: frozenset(rest.split()) for mode, _, rest in (section.partition("\n") for section in sections)
     }
-    base = next(iter(lists.values()))
+    base = lists.get(BASE, frozenset())
     return version.split()[-1], {name: more | base for name, more in lists.items()}
 
 
@@ -124,10 +124,9 @@ def _compare(found: frozenset[str], file: Path, name: str) -> None:
 
 def _lines(what: str, lists: Mapping[str, frozenset[str]]) -> Iterator[str]:
     yield f"Modules of {what}, by `just modules` with Python {PYTHON}"
-    base, *rest = lists
-    yield from (f"# {base}", *sorted(lists[base]))
-    for name in rest:
-        yield from (f"# {name}", *sorted(lists[name] - lists[base]))
+    for name, modules in lists.items():
+        base = lists.get(BASE, frozenset()) if name != BASE else frozenset()
+        yield from (f"# {name}", *sorted(modules - base))
 
 
 if __name__ == "__main__":

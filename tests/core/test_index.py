@@ -231,6 +231,7 @@ def counted_bytecodes() -> Iterator[Counter[str]]:
             found[frame.f_code.co_filename] += 1
         return traced
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for this of any frame when tracing begins
     sys.settrace(traced)
     try:
         yield found
@@ -257,7 +258,7 @@ def test_an_allocate_takes_no_bytecode_for_each_other_gpu() -> None:
         assert len(core.state.kubelet.pending_allocations) == gpus - 1, "granted"
         counts.append(found.total())
     few, many = counts
-    assert many < 1.02 * few
+    assert 0 < many < 1.02 * few
 
 
 class Read(dict[Any, Any]):

@@ -74,7 +74,7 @@ def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pods_do_not_see_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "with_reserved", lambda claims: claims)
+    monkeypatch.setattr(gpus, "with_reserved", lambda _, claims: claims)
 
 
 def _a_release_is_over_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | 
     steps = (
         _further(driver, state, entry, at)
         for entry in driver.claims(state).entries.values()
-        if not entry.broken
+        if entry.state is not ClaimState.PREPARED and not entry.broken  # most are, and go on by an event only
     )
     try:
         return next((step for step in steps if step is not None), None)

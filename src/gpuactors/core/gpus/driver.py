@@ -100,7 +100,7 @@ class GpuDriver:
         if returns.UNSEEN in state.gpus.settled.values():
             state = _read_at_once(state)
         state = _with(state, returns.on_state_changed(before, state))
-        state = _with(state, with_reserved(_seen_again(state)))
+        state = _with(state, with_reserved(before.gpus, _seen_again(state)))
         return _with(state, fitness.on_state_changed(before, state))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:

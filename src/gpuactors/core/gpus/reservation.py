@@ -61,10 +61,18 @@ def _original_driver(
     return replace(known.get(function.address, present), vfio=keep_on_vfio)
 
 
-def with_reserved(gpus: Gpus) -> Gpus:
-    """`gpus` with the devices that belong to claims; the same object while these are the same."""
+def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
+    """`gpus` with the devices that belong to claims; the same object while these are the same. `before`: those of the
+    step before, which have them."""
     claims = gpus.claims
     if (settings := claims.settings) is None:
+        return gpus
+    if (
+        claims.entries is before.claims.entries
+        and gpus.returned is before.returned
+        and gpus.owed is before.owed
+        and gpus.reserved is before.reserved
+    ):
         return gpus
     owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
     owners = {a: (device_name(a), r.claim) for a, r in gpus.returned.items()}

@@ -27,6 +27,7 @@ from gpuactors.core.values.claim import BoundFunction, OriginalDriver, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Field, Level, Log
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.remade import changed_keys, other_keys
 
 UNSEEN: Final = -1
 """In `Gpus.settled`: since the checkpoint was read the function has not been looked for."""
@@ -59,7 +60,15 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     if not gone.isdisjoint(known):
         known = {a: first for a, first in known.items() if a not in gone}
     acted = gpus.acted - gone - _decided_by_others(state, gpus.acted - settled.keys())
-    known = prebound.noted(known, (f for a, f in functions.items() if a not in settled), acted)
+    # What nothing has changed of was noted in the step before.
+    changed = {
+        *other_keys(was, functions),
+        *changed_keys(before.gpus.original_drivers, gpus.original_drivers),
+        *(before.gpus.acted ^ acted),
+        *gpus.settled,
+    }
+    seen_again = sorted(changed - settled.keys())
+    known = prebound.noted(known, (functions[a] for a in seen_again if a in functions), acted)
     owed = {a: o for a, o in gpus.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
     if acted == gpus.acted and settled == gpus.settled and owed == gpus.owed:
         return gpus if known is gpus.original_drivers else replace(gpus, original_drivers=known)
@@ -98,10 +107,12 @@ def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bo
     settled = {**gpus.settled, **dict.fromkeys(met, since)}
     if returned:
         return replace(gpus, settled=settled, acted=gpus.acted - frozenset(met))
-    known = {
-        a: replace(f, presence=(a in met and met[a].presence) or f.presence)
-        for a, f in gpus.original_drivers.items()
+    plugged_in = {
+        a: replace(first, presence=bound.presence)
+        for a, bound in met.items()
+        if bound.presence and (first := gpus.original_drivers.get(a)) is not None
     }
+    known = {**gpus.original_drivers, **plugged_in}
     return replace(gpus, settled=settled, acted=gpus.acted | frozenset(met), original_drivers=known)
 
 

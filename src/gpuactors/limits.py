@@ -362,6 +362,10 @@ CREDENTIAL_MAX_BYTES: Final = 1024 * 1024
 KUBECONFIG_MAX_BYTES: Final = 1024 * 1024
 """A kubeconfig file; a few kilobytes for each cluster."""
 
+API_KEPT_S: Final = 30.0
+"""A connection to the API server is kept so long after an answer, for the next read: the claims of pods that start
+together. The server closes one that is idle after 90 s (k8s.io/apiserver, pkg/server/secure_serving.go)."""
+
 API_KEEPALIVE_IDLE_S: Final = 30
 API_KEEPALIVE_INTERVAL_S: Final = 10
 API_KEEPALIVE_PROBES: Final = 3

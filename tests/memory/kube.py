@@ -28,6 +28,8 @@ class MemoryApiServer:
     def __init__(self, server: FakeApiServer) -> None:
         self.server = server
         self._numbers = itertools.count(1)
+        self.dialled = 0
+        """How many connections there were."""
         self._open: dict[Connection, None] = {}
         self._dialled, self._accepted = trio.open_memory_channel[trio.abc.Stream](100)
 
@@ -59,6 +61,7 @@ class MemoryApiServer:
         self._open = {c: None for c in self._open if not c.is_broken}
         connection = Connection(f"api {next(self._numbers)}", frozenset({owner, _API_SERVER}))
         self._open[connection] = None
+        self.dialled += 1
         await self._dialled.send(connection.listener)
         return connection.dialler
 

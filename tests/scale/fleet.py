@@ -90,6 +90,7 @@ class Daemon:
         drivers = (DRIVER, DOMAINS_DRIVER) if self._served.domains else (DRIVER,)
         self._settled = dict.fromkeys(drivers, False)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._client.keep)
             nursery.start_soon(self._publish, gpu_offer(self.name))
             nursery.start_soon(self._list_classes)
             if self._served.domains:

@@ -44,6 +44,8 @@ OF_BOTH = {"list resourceslices": 2, "watch resourceslices": 2, "create resource
 def test_each_node_asks_so_often(scenario: str, served: Served, each: Mapping[str, int]) -> None:
     found = play(NODES, served, scenario)
     assert dict(found.asked) == {what: count * NODES for what, count in each.items()}
+    if scenario == "all watches break, a server is there":
+        assert found.connections == 2 * NODES, "a watch has the connection of its list"
 
 
 def spread(found: Tally, seconds: int) -> None:

@@ -110,6 +110,8 @@ class DraOutside(Struct, frozen=True):
     """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
     gpus: GpuSettings | None = None
     """Of claims of GPUs; None: as they are by default."""
+    keep_connection: Callable[[], Awaitable[None]] | None = None
+    """`ApiClient.keep`; None: each request has a connection of its own."""
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
@@ -161,6 +163,7 @@ def of_driver(
         slices=KubeSlices(client, driver, node),
         kubelet=kubelet,
         reached_by=(kubelet, MountedDirectory(cdi_dir)),
+        keep_connection=client.keep,
     )
 
 
@@ -235,6 +238,8 @@ class DraActors:
             f"claim_worker{suffix}",
             lambda: claim_worker.run(_acts(cells), outside.binder, outside.files, driver, inbox, of),
         )
+        if outside.keep_connection is not None:
+            actor(f"api_connection{suffix}", outside.keep_connection)
         if (touched := outside.touched) is not None:
             actor(f"cdi_watcher{suffix}", lambda: cdi_watcher.run(touched, inbox, of))
         actor(

@@ -1,8 +1,9 @@
 """One request to the API server, or one stream of lines from it, over httpcore.
 
-Each request has a connection of its own: they are minutes apart, a watch has its connection for an hour anyway, and a
-connection that was closed while it was idle cannot fail a request. Must not try anything twice, and must not know what
-the objects are.
+A connection is kept for a while after an answer, and the next read has it: of a burst of claims, or a list and the
+watch after it, the server makes one connection with TLS. A write always has a connection of its own: whether it was
+carried out cannot be known where a kept one turns out to be dead. Must not try anything twice but that read, and must
+not know what the objects are.
 """
 
 from __future__ import annotations
@@ -74,6 +75,15 @@ class _Answer(Struct, frozen=True):
     chunks: AsyncIterator[bytes]
 
 
+class _Kept(Struct, frozen=True):
+    """An idle connection."""
+
+    connection: httpcore.AsyncHTTPConnection
+    tls: ssl.SSLContext | None
+    until: float
+    """When it is closed, by trio's clock."""
+
+
 @final
 class ApiClient:
     """The client of one API server."""
@@ -83,6 +93,9 @@ class ApiClient:
         self._access = access
         self._backend = backend or httpcore.TrioBackend()
         self._tls: tuple[Credentials, ssl.SSLContext] | None = None
+        self._keeps = False
+        self._kept: _Kept | None = None
+        self._was_kept = trio.Event()
 
     @property
     def server(self) -> str:
@@ -120,14 +133,22 @@ class ApiClient:
     async def _answer(self, call: Call, silent_s: float) -> AsyncIterator[_Answer]:
         """The beginning of the answer, within API_REQUEST_S; the connection is closed with the context."""
         connection: httpcore.AsyncHTTPConnection | None = None
+        response: httpcore.Response | None = None
         chunks: AsyncIterator[bytes] | None = None
+        tls: ssl.SSLContext | None = None
         try:
             try:
                 with trio.fail_after(limits.API_REQUEST_S):
                     credentials = await self._access.credentials()
                     request = self._request(call, credentials, silent_s)
-                    connection = self._connection(request, credentials)
-                    response = await connection.handle_async_request(request)
+                    tls = self._context(credentials) if self._access.server.scheme == "https" else None
+                    if call.method == "GET" and (connection := await self._taken(tls)) is not None:
+                        with suppress(*_FAILURES):  # the server has closed it meanwhile
+                            response = await connection.handle_async_request(request)
+                    if response is None:
+                        await _close(connection)
+                        connection = self._connection(request, tls)
+                        response = await connection.handle_async_request(request)
             except trio.TooSlowError as exc:
                 raise errors.late(call.what, self.server, limits.API_REQUEST_S) from exc
             except _FAILURES as exc:
@@ -135,14 +156,61 @@ class ApiClient:
             chunks = aiter(response.stream)  # type: ignore[arg-type]  # an asynchronous one, as the connection is
             yield _Answer(response.status, _header(response, b"retry-after"), chunks)
         finally:
-            if connection is not None:
-                with trio.CancelScope(shield=True), suppress(*_FAILURES):
-                    await connection.aclose()
+            with trio.CancelScope(shield=True):
+                if response is not None:
+                    with suppress(*_FAILURES):
+                        await (
+                            response.aclose()
+                        )  # it is idle now, or closed where the answer was not read to its end
+                await self._left(connection, tls)
             if chunks is not None:
                 # httpcore's generators end by an error of the closed connection, and not at some time by themselves.
                 with suppress(Exception):
                     async for _ in chunks:
                         pass
+
+    # --- the kept connection ------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Keeps the connection of an answer for the next read, API_KEPT_S at most. Runs for ever; while it does not,
+        each request has a connection of its own."""
+        self._keeps = True
+        try:
+            while True:
+                await self._was_kept.wait()
+                self._was_kept = trio.Event()
+                while (kept := self._kept) is not None:
+                    await trio.sleep_until(kept.until)
+                    if self._kept is kept:
+                        self._kept = None
+                        await _close(kept.connection)
+        finally:
+            self._keeps = False
+            if (kept := self._kept) is not None:
+                self._kept = None
+                await _close(kept.connection)
+
+    async def _taken(self, tls: ssl.SSLContext | None) -> httpcore.AsyncHTTPConnection | None:
+        """The kept connection, if it still leads to the server, and is of the authorities and the identity of now."""
+        if (kept := self._kept) is None:
+            return None
+        self._kept = None
+        if kept.tls is tls and not kept.connection.has_expired():
+            return kept.connection
+        await _close(kept.connection)
+        return None
+
+    async def _left(
+        self, connection: httpcore.AsyncHTTPConnection | None, tls: ssl.SSLContext | None
+    ) -> None:
+        """Keeps a connection that is idle now, if none is; closes it otherwise."""
+        if connection is None or not self._keeps or self._kept is not None or not connection.is_available():
+            await _close(connection)
+            return
+        self._kept = _Kept(connection, tls, trio.current_time() + limits.API_KEPT_S)
+        self._was_kept.set()
+
+    # --- requests -----------------------------------------------------------------------------------------
 
     def _request(self, call: Call, credentials: Credentials, silent_s: float) -> httpcore.Request:
         server = self._access.server
@@ -167,14 +235,11 @@ class ApiClient:
         return httpcore.Request(call.method, url, headers=headers, content=call.body, extensions=extensions)
 
     def _connection(
-        self, request: httpcore.Request, credentials: Credentials
+        self, request: httpcore.Request, tls: ssl.SSLContext | None
     ) -> httpcore.AsyncHTTPConnection:
-        context = None
-        if self._access.server.scheme == "https":
-            context = self._context(credentials)
         return httpcore.AsyncHTTPConnection(
             request.url.origin,
-            ssl_context=context,
+            ssl_context=tls,
             network_backend=self._backend,
             socket_options=_KEEPALIVE,
         )
@@ -216,6 +281,12 @@ class ApiClient:
                     )
         except _FAILURES as exc:
             raise errors.away(call.what, self.server, exc) from exc
+
+
+async def _close(connection: httpcore.AsyncHTTPConnection | None) -> None:
+    if connection is not None:
+        with trio.CancelScope(shield=True), suppress(*_FAILURES):
+            await connection.aclose()
 
 
 def _header(response: httpcore.Response, name: bytes) -> bytes:

@@ -127,12 +127,12 @@ class _Peer:
             nursery.start_soon(self._until_gone, nursery.cancel_scope)
             await self._send_lines(answer.lines)
             nursery.cancel_scope.cancel()
+        await self._put(h11.EndOfMessage())  # its client may ask again as soon as it has that
 
     async def _send_lines(self, lines: AsyncIterator[Object]) -> None:
         async with aclosing(lines) as events:  # type: ignore[type-var]  # the server's are generators
             async for event in events:
                 await self._put(h11.Data(data=json.dumps(event).encode() + b"\n"))
-        await self._put(h11.EndOfMessage())
 
     async def _put(self, event: h11.Event) -> None:
         data = self._http.send(event)

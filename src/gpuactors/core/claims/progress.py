@@ -4,7 +4,7 @@ tried again, asked for, or forgotten."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from msgspec.structs import replace
 
@@ -26,9 +26,10 @@ from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, Claims, Entry, with_entry
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.values.claim import BoundFunction, ClaimUid
 from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
 
 Stepped = tuple[NodeState, list[Effect]]
@@ -51,16 +52,13 @@ def _dated(before: Claims, claims: Claims, at: float) -> Claims:
     """`claims` with the time at which each entry came to its state; the same object if no state changed."""
     if claims.entries is before.entries:
         return claims
-    dates = {
-        uid: known.changed_at if known is not None and known.state is entry.state else at
-        for uid, entry in claims.entries.items()
-        for known in (before.entries.get(uid),)
-    }
-    if all(entry.changed_at == dates[uid] for uid, entry in claims.entries.items()):
-        return claims
-    return replace(
-        claims, entries={uid: replace(entry, changed_at=dates[uid]) for uid, entry in claims.entries.items()}
-    )
+    dated: dict[ClaimUid, Entry] = {}
+    for uid in other_keys(before.entries, claims.entries):
+        entry, known = claims.entries[uid], before.entries.get(uid)
+        date = known.changed_at if known is not None and known.state is entry.state else at
+        if entry.changed_at != date:
+            dated[uid] = replace(entry, changed_at=date)
+    return replace(claims, entries={**claims.entries, **dated}) if dated else claims
 
 
 def _all_answered(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | None:
@@ -122,15 +120,24 @@ def deadline(driver: ClaimDriver, state: NodeState) -> float:
 def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | None:
     """The first transition that an entry can make by itself; None if there is none. One that the table lacks sets its
     entry aside."""
+    claims = driver.claims(state)
+    called = {call.uid for call in claims.calls.values()}
     steps = (
         _further(driver, state, entry, at)
-        for entry in driver.claims(state).entries.values()
-        if entry.state is not ClaimState.PREPARED and not entry.broken  # most are, and go on by an event only
+        for entry in claims.entries.values()
+        if not entry.broken and not _rests(entry, called)
     )
     try:
         return next((step for step in steps if step is not None), None)
     except NoTransitionError as error:
         return quarantine(driver, state, error)
+
+
+def _rests(entry: Entry, called: Set[ClaimUid]) -> bool:
+    """Nothing but an event or the clock moves it: most claims of a node are prepared, or remembered."""
+    return entry.state is ClaimState.PREPARED or (
+        entry.state is ClaimState.TOMBSTONE and entry.retry_at < math.inf and entry.name.uid not in called
+    )
 
 
 def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:

@@ -60,6 +60,20 @@ async def test_an_equal_value_wakes_nobody() -> None:
     assert scope.cancelled_caught
 
 
+async def test_what_is_no_news_wakes_nobody_and_is_the_value() -> None:
+    cell = Latest(2, lambda before, now: now > before)
+    reader = cell.subscribe()
+    assert await reader.receive() == 2
+    with trio.move_on_after(0.01) as waiting:
+        cell.set(1)
+        await reader.receive()
+    assert waiting.cancelled_caught
+    assert (cell.value, reader.value) == (1, 1)
+    with trio.fail_after(1):
+        cell.set(2)
+        assert await reader.receive() == 2, "more than the one before"
+
+
 async def test_a_cancelled_receive_loses_nothing() -> None:
     cell = Latest(0)
     reader = cell.subscribe()

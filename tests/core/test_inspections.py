@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.daemon import Ticked
@@ -25,7 +26,7 @@ from gpuactors.core.events.host import (
     UeventsUnavailable,
 )
 from gpuactors.core.host import inspections
-from gpuactors.core.reports.snapshot import NO_POLL, project
+from gpuactors.core.reports.snapshot import NO_POLL, InspectionsWanted, PollWanted, asks_more, project
 from gpuactors.core.values.effects import Level, Log
 from gpuactors.core.values.model import DeviceId, GroupUse, Token, pci_address
 from tests.core.builders import H100, Core, audio, gpu
@@ -172,6 +173,25 @@ def test_a_poll_beside_an_inspection_means_what_both_mean_one_after_the_other(
         answers.append((found + core.answers(Ticked()), core.device_list()))
     assert answers[0] == answers[1]
     assert len(answers[0][0]) == 1
+
+
+def test_an_inspector_is_woken_by_what_is_outstanding_anew() -> None:
+    before = InspectionsWanted(1, {A: 2}, frozenset(), PollWanted(3, ()))
+    for more in (
+        replace(before, scan=4),
+        replace(before, functions={A: 4}),
+        replace(before, functions={A: 2, B: 4}),
+        replace(before, functions={B: 4}),
+        replace(before, poll=PollWanted(4, ())),
+    ):
+        assert asks_more(before, more)
+    for less in (
+        replace(before, scan=None),
+        replace(before, functions={}),
+        replace(before, poll=NO_POLL),
+        replace(before, given=frozenset({A})),
+    ):
+        assert not asks_more(before, less)
 
 
 def test_a_stale_result_does_not_bring_back_what_a_later_inspection_found_gone() -> None:

@@ -6,6 +6,7 @@ last one. A reader holds a read end and cannot write.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
 import trio
@@ -17,8 +18,11 @@ T = TypeVar("T")
 class Latest(Generic[T]):
     """Owns one value. Kept by its writer; readers get `subscribe()`."""
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: T, is_news: Callable[[T, T], bool] = lambda *_: True) -> None:
+        """`is_news`: whether a value wakes the readers of the one before, which is asked of values that differ. One
+        that does not is the newest all the same."""
         self._value = value
+        self._is_news = is_news
         self._version = 0
         self._changed = trio.Event()
         self._closed = False
@@ -30,18 +34,20 @@ class Latest(Generic[T]):
 
     @property
     def version(self) -> int:
-        """Grows with each new value."""
+        """Grows with each new value that is news."""
         return self._version
 
     def set(self, value: T) -> None:
-        """Replaces the value and wakes every reader. An equal value wakes no reader."""
+        """Replaces the value and wakes every reader. An equal value wakes no reader, nor does one that is no news."""
         if self._closed:
             raise trio.ClosedResourceError("this cell is closed")
-        if value == self._value:
+        before = self._value
+        if value == before:
             return
         self._value = value
-        self._version += 1
-        self._wake()
+        if self._is_news(before, value):
+            self._version += 1
+            self._wake()
 
     @property
     def is_closed(self) -> bool:

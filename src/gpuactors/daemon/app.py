@@ -49,7 +49,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.events.host import UeventsUnavailable
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
-from gpuactors.core.reports.snapshot import project
+from gpuactors.core.reports.snapshot import asks_more, project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.effects import Answer, Level, Log
@@ -322,7 +322,7 @@ async def run_daemon(
     post, inbox = trio.open_memory_channel[Event](limits.INBOX_EVENTS)
     replies: Replies[Answer] = Replies()
     cells = registry.Cells(
-        inspections=Latest(outputs.inspections),
+        inspections=Latest(outputs.inspections, asks_more),
         poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
         claims=registry.ClaimCells.of(outputs.claims) if outputs.claims is not None else None,

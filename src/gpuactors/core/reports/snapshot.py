@@ -69,6 +69,15 @@ class InspectionsWanted(Struct, frozen=True):
     """The outstanding poll, if it is to be carried out together with them."""
 
 
+def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
+    """Something is outstanding now that was not before."""
+    return (
+        now.scan not in (None, before.scan)
+        or now.poll.poll not in (None, before.poll.poll)
+        or not now.functions.items() <= before.functions.items()
+    )
+
+
 class LedgerWanted(Struct, frozen=True):
     """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
 

@@ -123,13 +123,21 @@ test)
     [ "$(id -u)" != 0 ] || ldconfig -p 2>/dev/null | grep -q 'libfuse3\.so\.3' || (system_package libfuse3-3 "libfuse3.so.3") || true ;;
 esac
 
-# The real node: libfuse3 serves the host's sysfs; the kit's scripts use the other programs.
-case "${1:-}" in
-node | node-mutations)
-    ldconfig -p 2>/dev/null | grep -q 'libfuse3\.so\.3' || system_package libfuse3-3 "libfuse3.so.3"
+# The programs that the scripts of a kit of the real node use.
+kit_programs() {
     for pair in xz:xz-utils openssl:openssl curl:curl ip:iproute2 sysctl:procps flock:util-linux nsenter:util-linux; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || system_package "${pair#*:}" "${pair%%:*}"
     done
+}
+
+# libfuse3 serves the real node the host's sysfs. `scale` asks a real API server only for root and where there is a kit.
+case "${1:-}" in
+node | node-mutations)
+    ldconfig -p 2>/dev/null | grep -q 'libfuse3\.so\.3' || system_package libfuse3-3 "libfuse3.so.3"
+    kit_programs
+    ;;
+scale)
+    if [ "$(id -u)" = 0 ] && [ -e "${GPUACTORS_NODE_KIT:-../shared/node}/install.sh" ]; then kit_programs; fi
     ;;
 esac
 

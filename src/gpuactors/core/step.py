@@ -229,12 +229,15 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             return usage.observed(after, observed, at), effects
         case events.host.InspectionFailed(_, address, reason):
             is_known = event.shortage and state.host.short.get(address) == reason
+            # It hung in a scan, and does so again: that is the second look.
+            function = None if event.shortage else state.host.functions.get(address)
             return inspections.inspection_failed(state, event, at), [
                 Log(
                     Level.DEBUG if is_known else Level.WARNING,
                     "inspection.failed",
                     {"address": address, "reason": reason},
-                )
+                ),
+                *_unreadable(state, (function,) if function is not None else ()),
             ]
 
 

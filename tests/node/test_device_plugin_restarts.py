@@ -248,6 +248,8 @@ def test_another_plugin_registers_our_resource(node: Node) -> None:
     node.settled({H: 3}, {H: 3})
     running.check()
     assert node.daemon() == daemon
+    # Its readiness probe has failed meanwhile: an update from here would begin with a pod that is nearly not Ready.
+    node.changed()
 
 
 def test_rolling_update(node: Node) -> None:

@@ -347,6 +347,17 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "a write to sysfs hangs; a pod with a claim comes@4; a write to sysfs does nothing@311; "
             "a stream is lost+0.001",
         ),
+        "a pod is deleted by force while it starts, and a claim waits for its GPU": (
+            4526351612,
+            "a pod with a claim for two cards comes; a successor starts; "
+            "the API server answers with a conflict+0.3; the clock jumps; the successor is told to stop; "
+            "an external process opens a card@170+0.001; pods come in a burst@62+0.001; "
+            "an answer of the API server is lost@481+3; an external process is killed@536; "
+            "the API server is overloaded@267+3; reads of the ledger fail@54; "
+            "a pod with a claim is force-deleted, has a successor and dies late@524+0.05; "
+            "a pod and a claim race for a card@128+0.3; a pod ends@53+0.3; "
+            "a pod is force-deleted and dies late@77; a pod with a claim comes@124",
+        ),
     }.items()
 }
 """On nodes with claims, each with the seed of the schedule that shows it."""

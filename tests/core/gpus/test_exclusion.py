@@ -7,8 +7,10 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.gpus.cdi import ClaimDevice
+from gpuactors.core.host import schedule
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.claim import Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -109,6 +111,25 @@ def test_allocate_first_the_claim_waits_for_the_pod() -> None:
     assert core.answer(prepare) is None
     core.ledger.clear()
     core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    assert isinstance(core.answer(prepare), Prepared)
+
+
+def test_the_use_of_a_gpu_is_determined_anew_once_its_pod_is_gone() -> None:
+    """A pod that is deleted by force while it starts opens its GPU later: what was seen while it had it is no fact."""
+    core = core_with(PRE_BOUND, one=(A,))
+    core.allocate(A)
+    core.ledger[A] = "vm-1"
+    prepare = core.prepare(name("one"))
+    core.pass_time(limits.LEDGER_S)
+    polled = core.state.host.polls.seen[1].poll
+    core.enabled[A] = 1
+    core.ledger.clear()
+    core.state = schedule.ask_ledger(core.state, core.at)
+    core.feed(Ticked())
+    assert core.state.host.polls.seen[1].poll > polled
+    assert core.answer(prepare) is None
+    core.enabled[A] = 0
+    core.pass_time(limits.POLL_S)
     assert isinstance(core.answer(prepare), Prepared)
 
 

@@ -151,11 +151,11 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
         case ClaimState.WAITING if not calls:
             return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.WAITING:
-            return _waited(driver, state, entry)
+            return _waited(driver, state, entry, at)
         case ClaimState.VERIFYING if not calls:
             return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.VERIFYING:
-            return _verified(driver, state, entry)
+            return _verified(driver, state, entry, at)
         case ClaimState.RESERVED if claims.durable >= entry.intent:
             return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.DURABLE)), []
         case ClaimState.BINDING if AWAITED in entry.acts:
@@ -209,7 +209,7 @@ def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> boo
     )
 
 
-def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
+def _verified(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
     """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
     nobody else has them. None if it waits on."""
     if entry.acts or (reason := driver.drift(state, entry)) is None:
@@ -219,17 +219,20 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | 
         return driver.with_claims(
             state, transition(driver, driver.claims(state), entry, ClaimTrigger.IN_PLACE)
         ), []
-    if (further := _waited(driver, state, entry)) is None:
+    if (further := _waited(driver, state, entry, at)) is None:
         return None
     if driver.claims(further[0]).entries[entry.name.uid].state is not ClaimState.RESERVED:
         return further
     return further[0], [*_logged("claim.astray", entry, reason=reason, level=Level.WARNING), *further[1]]
 
 
-def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
+def _waited(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
     """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
     is the error if the wait lasts too long."""
     conflict = driver.conflict(state, entry)
+    if conflict is None and entry.is_outdated:
+        state, entry = driver.request_reads(state, replace(entry, why=None, is_outdated=False), at)
+        return driver.with_claims(state, with_entry(driver.claims(state), entry)), []
     if conflict is None:
         state, owner = driver.reserved(state, replace(entry, why=None))
         claims = transition(driver, driver.claims(state), owner, ClaimTrigger.FREE)
@@ -237,7 +240,7 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | No
     if conflict.is_final:
         return not_prepared(driver, state, entry, conflict.why)
     if conflict.why != entry.why:
-        waits = replace(entry, why=conflict.why)
+        waits = replace(entry, why=conflict.why, is_outdated=entry.is_outdated or conflict.outdates)
         return driver.with_claims(state, with_entry(driver.claims(state), waits)), _logged(
             "claim.waiting",
             entry,

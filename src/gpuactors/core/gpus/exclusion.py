@@ -121,11 +121,10 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
             fabric := of_the_hosts_fabric(state, function)
         ):
             return Conflict(fabric, is_final=True)
-        reason = _by_another_claim(state, entry, address, functions) or _by_holding(
-            state, entry, address, functions
-        )
-        if reason is not None:
-            return Conflict(_of(address, reason), is_owner=True)
+        if claimed := _by_another_claim(state, entry, address, functions):
+            return Conflict(_of(address, claimed), is_owner=True)
+        if held := _by_holding(state, entry, address, functions):
+            return Conflict(_of(address, held), is_owner=True, outdates=True)
     return None
 
 

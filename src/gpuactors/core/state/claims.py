@@ -82,6 +82,8 @@ class Entry(Struct, frozen=True):
     """The names of the devices that such a claim has, and of which nobody says where they are."""
     why: Reason | None = None
     """Why it is not further: the last act or read that failed, or whom it waits for."""
+    is_outdated: bool = False
+    """A pod had one of its devices: these are read anew before it gets them (`Conflict.outdates`)."""
     broken: str = ""
     """Why it goes on by itself no further, as a sentence: the table lacks a transition, which is a bug; empty
     otherwise. A call about it is another try."""

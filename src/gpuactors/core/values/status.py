@@ -27,6 +27,8 @@ class Conflict(Struct, frozen=True):
     """It will not pass by waiting: the claim asks for what this node cannot give."""
     is_owner: bool = False
     """Somebody has a device; else it is not known yet whether somebody has."""
+    outdates: bool = False
+    """What is read of a device meanwhile says nothing of afterwards: a pod that has just got it opens it later."""
 
 
 class DeviceStatus(Struct, frozen=True):

@@ -27,7 +27,7 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.host import inspections
 from gpuactors.core.reports.snapshot import NO_POLL, InspectionsWanted, PollWanted, asks_more, project
-from gpuactors.core.values.effects import Level, Log
+from gpuactors.core.values.effects import Granted, Level, Log
 from gpuactors.core.values.model import DeviceId, GroupUse, Token, pci_address
 from tests.core.builders import H100, Core, audio, gpu
 
@@ -173,6 +173,28 @@ def test_a_poll_beside_an_inspection_means_what_both_mean_one_after_the_other(
         answers.append((found + core.answers(Ticked()), core.device_list()))
     assert answers[0] == answers[1]
     assert len(answers[0][0]) == 1
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["opened just now", "known to be open"])
+def test_a_poll_beside_an_inspection_counts_the_function_that_lost_its_driver(known: bool) -> None:
+    """Its unbind waits for the process that has it open, which nothing has said yet: the group is in use."""
+    core = Core(gpu(A, 7), gpu(B, 7))
+    core.pass_time(60)
+    if known:
+        core.enabled[A] = 1
+        core.pass_time(60)
+    core.silent = True
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(B),),)))
+    poll = project(core.state).inspections.poll.poll or project(core.state).poll.poll
+    assert poll is not None
+    both = (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
+    inspected = FunctionInspected(wanted(core, B), B, both)
+    observed = SomeGroupsObserved(poll, (GroupUse(7, {A: 1, B: 0}, frozenset([A]), None, None),))
+    assert not [
+        a for a in core.answers(InspectedAndObserved((inspected,), observed)) if isinstance(a, Granted)
+    ]
+    assert core.state.host.polls.groups[7].in_use
+    assert not known or core.device_list()[B] == "Unhealthy"
 
 
 def test_an_inspector_is_woken_by_what_is_outstanding_anew() -> None:

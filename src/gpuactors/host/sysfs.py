@@ -228,7 +228,13 @@ class SysfsReader:
     # --- one function ---------------------------------------------------------------------------------------
 
     def _function(
-        self, look: Look, name: str, vendor: str | None = None, *, unless_chosen: bool = True
+        self,
+        look: Look,
+        name: str,
+        vendor: str | None = None,
+        *,
+        unless_chosen: bool = True,
+        again: bool = True,
     ) -> tuple[PciFunction | None, bool]:
         """Everything about one function, and whether it is chosen; None if it vanished meanwhile, or `name` is no
         function's. One that is not chosen is read no further than that, and is None, without `unless_chosen`.
@@ -251,9 +257,14 @@ class SysfsReader:
             chosen = self._chosen(name, identity)
             if not (chosen or unless_chosen):
                 return None, False
-            return self._read(look, address, directory, identity, chosen=chosen), chosen
+            function = self._read(look, address, directory, identity, chosen=chosen)
+            was = _number_of(descriptor)
         finally:
             os.close(descriptor)
+        if again and function is not None and was and function.presence not in (0, was):
+            # It was unplugged and plugged in meanwhile: the files of the directory that is gone are as if never there.
+            return self._function(look, name, unless_chosen=unless_chosen, again=False)
+        return function, chosen
 
     def _read(
         self, look: Look, address: PciAddress, directory: _Directory, identity: _Identity, *, chosen: bool
@@ -481,6 +492,14 @@ class _Directory:
             return os.read(descriptor, _ATTRIBUTE_BYTES)
         finally:
             os.close(descriptor)
+
+
+def _number_of(descriptor: int) -> int:
+    """As `presence_of`, of an open directory; 0 if it is unknown."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return 0
 
 
 def presence_of(directory: str) -> int | None:

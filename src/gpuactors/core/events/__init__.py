@@ -18,6 +18,7 @@ __all__ = ["Event", "daemon", "deviceplugin", "host", "kubelet"]
 Event: TypeAlias = """
     host.HostEvent
     | host.UsageEvent
+    | host.InspectedAndObserved
     | kubelet.LedgerEvent
     | kubelet.KubeletEvent
     | deviceplugin.PluginEvent

@@ -94,7 +94,8 @@ class SomeGroupsObserved(Struct, frozen=True):
 
 
 class InspectedAndObserved(Struct, frozen=True):
-    """Inspections came back together with a poll that was requested beside them: what a call waits for, as a rule."""
+    """Inspections came back together with a poll that was requested beside them: what a call waits for, as a rule. It
+    means what both mean, one after the other."""
 
     inspected: tuple[FunctionInspected, ...]
     observed: SomeGroupsObserved
@@ -109,7 +110,6 @@ HostEvent = (
     | ScanFailed
     | FunctionInspected
     | FunctionsInspected
-    | InspectedAndObserved
     | InspectionFailed
 )
 UsageEvent = GroupsObserved | SomeGroupsObserved

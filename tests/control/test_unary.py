@@ -11,6 +11,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpclib import GRPCError
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded, StreamReset
 
 from gpuactors import limits
 from gpuactors.control import unary
@@ -85,6 +88,22 @@ def test_an_answer_of_many_frames_is_whole(tmp_path: Path, size: int) -> None:
     body = bytes(i % 251 for i in range(size))
     with answering(tmp_path / "s", body):
         assert unary.call(str(tmp_path / "s"), METHOD, connect_s=10, call_s=10) == body
+
+
+@pytest.mark.parametrize("end", [StreamReset(stream_id=1), ConnectionTerminated()])
+def test_an_answer_that_is_whole_stays_so_when_its_connection_ends(end: Event) -> None:
+    """A daemon answers and ends at once: both may come in one read."""
+    http2 = H2Connection()
+    http2.initiate_connection()
+    http2.send_headers(1, [(":method", "POST"), (":scheme", "http"), (":path", METHOD), (":authority", "a")])
+    found = unary._Answer(http2)
+    with pytest.raises(GRPCError):
+        found._add(end)
+    found._add(ResponseReceived(stream_id=1, headers=[(b"grpc-status", b"0")]))
+    found._add(DataReceived(stream_id=1, data=b"\0\0\0\0\x02ok", flow_controlled_length=0))
+    found._add(StreamEnded(stream_id=1))
+    found._add(end)
+    assert found.message() == b"ok"
 
 
 def test_an_answer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

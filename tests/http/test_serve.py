@@ -11,6 +11,9 @@ import pytest
 import trio
 
 from gpuactors import limits
+from gpuactors.concurrency.first_use import FirstUse
+from gpuactors.http import serve
+from gpuactors.http.exchange import Exchange, exchange
 from gpuactors.http.serve import TcpServer, UnixServer
 from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
 from tests.support.log_lines import logged
@@ -84,6 +87,25 @@ async def test_a_request_is_answered_by_its_path_and_the_connection_is_closed(tm
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Connection: close" in head
     assert body == b"/x"
+
+
+async def test_an_import_that_fails_costs_the_request_that_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[int] = []
+
+    def load() -> Exchange:
+        times.append(1)
+        if len(times) == 1:
+            raise ImportError("the file is gone")
+        return exchange
+
+    monkeypatch.setattr(serve, "EXCHANGE", FirstUse(load))
+    with logged() as lines:
+        async with served(tmp_path) as path:
+            assert await answer(path, ASKED) == b""
+            assert (await answer(path, ASKED)).endswith(b"/x")
+    assert [line.event for line in lines] == ["actor.failed"]
 
 
 async def test_a_bug_costs_the_request_that_meets_it(tmp_path: Path) -> None:

@@ -119,16 +119,25 @@ async def test_one_that_breaks_under_a_read_is_tried_once_again(
     assert at.api.dialled == 3, "a new one that breaks is the server's failure"
 
 
-async def test_one_that_does_not_answer_ends_at_the_deadline_and_is_not_kept(
+async def test_one_that_does_not_answer_is_given_up_for_a_new_one(
     at: Cluster, autojump_clock: MockClock
 ) -> None:
+    """As where the server's machine is gone without a word, and another one has its address."""
     await at.node.read()
+    at.server.order(ApiFault.HANGS)
+    began = trio.current_time()
+    await at.node.read()
+    assert trio.current_time() - began == pytest.approx(limits.API_CONNECT_S)
+    assert (at.api.dialled, at.api.connections) == (2, 1)
+
+
+async def test_a_new_one_that_does_not_answer_ends_at_the_deadline_and_is_not_kept(
+    at: Cluster, autojump_clock: MockClock
+) -> None:
     at.server.order(ApiFault.HANGS)
     with pytest.raises(ApiAway, match="did not answer in 10 s"):
         await at.node.read()
     assert at.api.connections == 0
-    await at.node.read()
-    assert at.api.dialled == 2
 
 
 # --- over TLS -------------------------------------------------------------------------------------------------

@@ -24,15 +24,19 @@ class FirstUse(Generic[T]):
     def __init__(self, load: Callable[[], T]) -> None:
         self._load = load
         self._loaded: list[T] = []
+        self._thread = trio.CapacityLimiter(1)
+        """Its own: a thread of another one that hangs takes no place of it."""
 
     async def get(self) -> T:
         """Raises as `load`. A caller that is cancelled does not wait for it."""
         if not self._loaded:
             try:
-                found = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
+                found = await trio.to_thread.run_sync(
+                    self._load, abandon_on_cancel=True, limiter=self._thread
+                )
             except (
                 RuntimeError
             ):  # no thread can be started: a probe that is late is better than one that fails
                 found = self._load()
-            self._loaded = [found]
+            self._loaded = self._loaded or [found]
         return self._loaded[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from typing import Final
 from urllib.parse import unquote
 
@@ -118,7 +119,10 @@ class _Answer:
         if (left_s := until - time.monotonic()) <= 0:
             raise TimeoutError
         sock.settimeout(left_s)
-        sock.sendall(self._http2.data_to_send())
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # it has closed: its answer may be here all the same
+            sock.sendall(self._http2.data_to_send())
         received = sock.recv(_READ_BYTES)
         if not received:
             raise ConnectionResetError("the other side has closed it")
@@ -138,6 +142,8 @@ class _Answer:
                     raise GRPCError(Status.RESOURCE_EXHAUSTED, "the answer is too long")
             case StreamEnded():
                 self.is_whole = True
+            case StreamReset() | ConnectionTerminated() if self.is_whole:
+                pass
             case StreamReset():
                 raise GRPCError(Status.UNAVAILABLE, "the call was reset")
             case ConnectionTerminated():

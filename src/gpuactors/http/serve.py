@@ -24,9 +24,12 @@ from gpuactors import limits
 from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
 from gpuactors.ports.http import Answering, HttpError
+from gpuactors.process.logger import get_logger
 
 if TYPE_CHECKING:
     from gpuactors.http.exchange import Exchange
+
+_log = get_logger(__name__)
 
 
 def _exchange() -> Exchange:
@@ -166,7 +169,11 @@ async def _connection(answering: Answering, places: _Places, stream: trio.abc.St
     try:
         if places.take(client):
             with client.scope, trio.move_on_after(limits.HTTP_REQUEST_S):
-                exchange = await EXCHANGE.get()
+                try:
+                    exchange = await EXCHANGE.get()
+                except Exception as exc:  # ends the request, and not the server of all others
+                    _log.error("actor.failed", actor="http", exc_info=exc)
+                    return
                 await exchange(answering, stream, client.address, client.now_waits)
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
         pass

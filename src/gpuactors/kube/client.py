@@ -143,7 +143,8 @@ class ApiClient:
                     request = self._request(call, credentials, silent_s)
                     tls = self._context(credentials) if self._access.server.scheme == "https" else None
                     if call.method == "GET" and (connection := await self._taken(tls)) is not None:
-                        with suppress(*_FAILURES):  # the server has closed it meanwhile
+                        # The server has closed it meanwhile, or is gone without a word.
+                        with trio.move_on_after(limits.API_CONNECT_S), suppress(*_FAILURES):
                             response = await connection.handle_async_request(request)
                     if response is None:
                         await _close(connection)

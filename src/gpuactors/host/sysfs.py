@@ -495,7 +495,7 @@ class _Directory:
 
 
 def _number_of(descriptor: int) -> int:
-    """As `presence_of`, of an open directory; 0 if it is unknown."""
+    """The number of an open directory, as `presence_of`; 0 if it is unknown."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:

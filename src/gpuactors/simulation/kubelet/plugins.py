@@ -242,9 +242,12 @@ class PluginManager(RegistrationBase):
         request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=list(devices))])
         client, stub = self._dialled(endpoint, resource)
         try:
-            return await stub.allocate(request)
+            response = await stub.allocate(request)
         except GRPCError as error:
             raise PluginCallError(_text(client, error)) from None
+        if client.scope.cancel_called:  # the answer came while the connection was being closed
+            raise PluginCallError(CLOSING)
+        return response
 
     async def pre_start(self, resource: str, devices: tuple[str, ...]) -> None:
         """PreStartContainer, if the plugin asked for it. Raises `PluginCallError`."""

@@ -17,7 +17,6 @@ from gpuactors.core.events.host import (
     FunctionsInspected,
     HostChanged,
     HostScanned,
-    InspectedAndObserved,
     InspectionFailed,
     ScanFailed,
     SomeGroupsObserved,
@@ -150,29 +149,21 @@ def test_inspections_that_come_back_together_mean_what_they_mean_one_after_the_o
 
 @pytest.mark.parametrize("enabled", [0, 1])
 @pytest.mark.parametrize("driver", ["vfio-pci", None])
-def test_a_poll_beside_an_inspection_means_what_both_mean_one_after_the_other(
-    enabled: int, driver: str | None
-) -> None:
+def test_a_call_is_answered_by_an_inspection_and_the_poll_beside_it(enabled: int, driver: str | None) -> None:
     """Of a call: it is granted, or refused as somebody else has the device, or it has lost its driver."""
-    answers = []
-    for together in (False, True):
-        core = Core(gpu(A, 7), gpu(B, 8))
-        core.pass_time(60)
-        core.silent = True
-        core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
-        outputs = project(core.state)
-        assert (outputs.poll, outputs.inspections.poll.whole) == (NO_POLL, False), "carried out together"
-        poll = outputs.inspections.poll.poll
-        assert poll is not None
-        inspected = FunctionInspected(wanted(core), A, (gpu(A, 7, driver=driver),))
-        use = GroupUse(7, {A: enabled}, frozenset([A] if enabled else []), None, None)
-        observed = SomeGroupsObserved(poll, (use,))
-        both = InspectedAndObserved((inspected,), observed)
-        found = core.answers(*((both,) if together else (inspected, observed)))
-        core.silent, core.enabled = False, {A: enabled}
-        answers.append((found + core.answers(Ticked()), core.device_list()))
-    assert answers[0] == answers[1]
-    assert len(answers[0][0]) == 1
+    core = Core(gpu(A, 7), gpu(B, 8))
+    core.pass_time(60)
+    core.silent = True
+    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    outputs = project(core.state)
+    assert (outputs.poll, outputs.inspections.poll.whole) == (NO_POLL, False), "carried out together"
+    poll = outputs.inspections.poll.poll
+    assert poll is not None
+    inspected = FunctionInspected(wanted(core), A, (gpu(A, 7, driver=driver),))
+    use = GroupUse(7, {A: enabled}, frozenset([A] if enabled else []), None, None)
+    answers = core.answers(inspected, SomeGroupsObserved(poll, (use,)))
+    core.silent, core.enabled = False, {A: enabled}
+    assert len(answers + core.answers(Ticked())) == 1
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["opened just now", "known to be open"])
@@ -190,9 +181,7 @@ def test_a_poll_beside_an_inspection_counts_the_function_that_lost_its_driver(kn
     both = (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
     inspected = FunctionInspected(wanted(core, B), B, both)
     observed = SomeGroupsObserved(poll, (GroupUse(7, {A: 1, B: 0}, frozenset([A]), None, None),))
-    assert not [
-        a for a in core.answers(InspectedAndObserved((inspected,), observed)) if isinstance(a, Granted)
-    ]
+    assert not [a for a in core.answers(inspected, observed) if isinstance(a, Granted)]
     assert core.state.host.polls.groups[7].in_use
     assert not known or core.device_list()[B] == "Unhealthy"
 

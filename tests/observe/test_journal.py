@@ -111,9 +111,6 @@ EVENTS: tuple[events.Event, ...] = (
             events.host.FunctionInspected(4, pci_address("0000:24:00.0"), ()),
         )
     ),
-    events.host.InspectedAndObserved(
-        (events.host.FunctionInspected(3, GPU, (gpu("23:00.0"),)),), events.host.SomeGroupsObserved(6, (USE,))
-    ),
     events.host.InspectionFailed(4, GPU, "hangs"),
     events.host.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
     events.host.SomeGroupsObserved(6, (USE,)),

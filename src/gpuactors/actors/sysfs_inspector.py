@@ -4,7 +4,7 @@ Inspections that are outstanding at one time are carried out together, and those
 together: each is begun after it was requested. An inspection may hang in the kernel for ever. So one that does not
 answer at once is carried out by itself, beside the others and with a deadline of its own, and a full scan holds up no
 inspection of a single function. The poll that was requested beside inspections is carried out with them, so that a call
-has its facts in one event."""
+has its facts in one turn of the registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from gpuactors.core.events.host import (
     FunctionInspected,
     FunctionsInspected,
     HostScanned,
-    InspectedAndObserved,
     InspectionFailed,
     ScanFailed,
     SomeGroupsObserved,
@@ -92,12 +91,12 @@ async def run(
                     slow.add(address)
                     nursery.start_soon(by_itself, address, numbers[address])
                 done.update((address, numbers[address]) for address in results)
-                observed: SomeGroupsObserved | None = None
+                events = _events(numbers, results)
                 if beside is not None and beside[1].is_over:
-                    observed = await _observed(*beside, use)
+                    events.append(await _observed(*beside, use))
                 elif beside is not None:
                     nursery.start_soon(late, *beside)
-                for event in _events(numbers, results, observed):
+                for event in events:
                     await post(inbox, event)
             for address in done.keys() - wanted.value.functions.keys() - slow:
                 del done[address]
@@ -147,9 +146,7 @@ async def _observed(number: int, observation: Observation, use: UseReader) -> So
 
 
 def _events(
-    numbers: Mapping[PciAddress, int],
-    results: Mapping[PciAddress, tuple[PciFunction, ...] | HostError],
-    observed: SomeGroupsObserved | None,
+    numbers: Mapping[PciAddress, int], results: Mapping[PciAddress, tuple[PciFunction, ...] | HostError]
 ) -> list[Event]:
     events = list[Event]()
     inspected = list[FunctionInspected]()
@@ -158,9 +155,7 @@ def _events(
             events.append(_failed(numbers[address], address, result))
         else:
             inspected.append(FunctionInspected(numbers[address], address, result))
-    if observed is not None:
-        events.append(InspectedAndObserved(tuple(inspected), observed) if inspected else observed)
-    elif inspected:
+    if inspected:
         events.append(inspected[0] if len(inspected) == 1 else FunctionsInspected(tuple(inspected)))
     return events
 

@@ -96,11 +96,6 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 
     A list of phases. Each reads the values derived from the state that it is given.
     """
-    if isinstance(event, events.host.InspectedAndObserved):
-        # What a group's use means depends on the drivers of its functions, as all phases have them.
-        state, effects = step(state, events.host.FunctionsInspected(event.inspected), at)
-        after, more = step(state, event.observed, at)
-        return after, [*effects, *more]
     after, effects = _applied(state, event, at)
     after = known = resolved(state, after)
     after, claimed = _claims_advanced(state, after, event, at)
@@ -118,7 +113,6 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The event is applied to the part of the state that it is about."""
-    assert not isinstance(event, events.host.InspectedAndObserved), "it is two"
     if isinstance(event, events.host.HostEvent):
         return _host(state, event, at)
     if isinstance(event, events.host.UsageEvent):

@@ -57,8 +57,6 @@ def event_words(event: events.Event) -> str:
             return f"inspection {inspection} at {address}: {_found(address, functions)}"
         case events.host.FunctionsInspected(inspected):
             return "; ".join(map(event_words, inspected))
-        case events.host.InspectedAndObserved(inspected, observed):
-            return "; ".join([*map(event_words, inspected), event_words(observed)])
         case events.host.InspectionFailed(inspection, address, reason):
             return f"inspection {inspection} at {address} failed: {reason}"
         case events.host.GroupsObserved(poll, uses) | events.host.SomeGroupsObserved(poll, uses):

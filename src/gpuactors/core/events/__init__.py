@@ -18,7 +18,6 @@ __all__ = ["Event", "daemon", "deviceplugin", "host", "kubelet"]
 Event: TypeAlias = """
     host.HostEvent
     | host.UsageEvent
-    | host.InspectedAndObserved
     | kubelet.LedgerEvent
     | kubelet.KubeletEvent
     | deviceplugin.PluginEvent

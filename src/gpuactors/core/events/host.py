@@ -93,14 +93,6 @@ class SomeGroupsObserved(Struct, frozen=True):
     uses: tuple[GroupUse, ...]
 
 
-class InspectedAndObserved(Struct, frozen=True):
-    """Inspections came back together with a poll that was requested beside them: what a call waits for, as a rule. It
-    means what both mean, one after the other."""
-
-    inspected: tuple[FunctionInspected, ...]
-    observed: SomeGroupsObserved
-
-
 HostEvent = (
     HostChanged
     | UeventsOpened

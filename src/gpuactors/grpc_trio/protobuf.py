@@ -211,6 +211,11 @@ def encode(message: betterproto2.Message) -> bytes:
     return b"".join(parts)
 
 
+def part(number: int, payload: bytes) -> bytes:
+    """A field of bytes, a text or an encoded message, with its tag: what is put together of parts is a message."""
+    return _sized(_varint_bytes(number << 3 | _BYTES), payload)
+
+
 @cache
 def _fields_of(
     message_type: type[betterproto2.Message],

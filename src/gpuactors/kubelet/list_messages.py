@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import final
 
 from gpuactors.core.values.model import DeviceId, DeviceList, Health
-from gpuactors.grpc_trio.protobuf import encode
+from gpuactors.grpc_trio.protobuf import encode, part
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
-from gpuactors.kubelet.translate import part
 
 _Fields = tuple[DeviceId, Health, int | None]
 """The advertised fields of a device; there is none for our reason."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from betterproto2 import encode_varint
 from grpclib import GRPCError, Status
 
 from gpuactors import limits
 from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.effects import Answer, Grant, Granted, Preferred, Ready, Refused
 from gpuactors.core.values.model import DeviceId
+from gpuactors.grpc_trio.protobuf import part
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class AllocateMessage(pb.AllocateResponse):
 def allocate_response(answer: Answer) -> AllocateMessage:
     """Allocate's answer. Raises `GRPCError` for a refusal.
 
-    It is put together from encoded parts: betterproto2 takes a millisecond for the nodes of eight devices.
+    It is put together from encoded parts: 5 µs for eight devices, and 48 by messages for all their nodes.
     """
     if not isinstance(answer, Granted):
         raise refusal(answer)
@@ -103,14 +103,6 @@ def _encoded_node(node: str) -> bytes:
     (protobuf.dev, Encoding, "Last One Wins")."""
     spec = pb.DeviceSpec(container_path=node, host_path=node, permissions="mrw")
     return bytes(pb.ContainerAllocateResponse(devices=[spec]))
-
-
-def part(number: int, payload: bytes) -> bytes:
-    """A field that is a message or a text, encoded: its number and wire type, its length, its bytes."""
-    size = len(payload)
-    return (
-        bytes((number << 3 | 2, size) if size < 0x80 else (number << 3 | 2, *encode_varint(size))) + payload
-    )
 
 
 def preferred_response(answer: Answer) -> pb.PreferredAllocationResponse:

@@ -34,9 +34,8 @@ class FirstUse(Generic[T]):
                 found = await trio.to_thread.run_sync(
                     self._load, abandon_on_cancel=True, limiter=self._thread
                 )
-            except (
-                RuntimeError
-            ):  # no thread can be started: a probe that is late is better than one that fails
+            except RuntimeError:
+                # No thread can be started: a probe that is late is better than one that fails.
                 found = self._load()
             self._loaded = self._loaded or [found]
         return self._loaded[0]

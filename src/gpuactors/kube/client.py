@@ -159,10 +159,9 @@ class ApiClient:
         finally:
             with trio.CancelScope(shield=True):
                 if response is not None:
+                    # It is idle now, or closed where the answer was not read to its end.
                     with suppress(*_FAILURES):
-                        await (
-                            response.aclose()
-                        )  # it is idle now, or closed where the answer was not read to its end
+                        await response.aclose()
                 await self._left(connection, tls)
             if chunks is not None:
                 # httpcore's generators end by an error of the closed connection, and not at some time by themselves.

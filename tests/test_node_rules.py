@@ -79,13 +79,16 @@ def test_what_can_never_be_true_is_said_at_once(look: Look, sentence: str) -> No
     assert unexcused([fault], ()) == [f"{sentence}, for 0.0 s"]
 
 
+GIVES = f"kubelet would give {B} of {H} to a new pod"
+UNUSABLE = "it is not on vfio, its group is not viable, or a process has it open"
+
 UNSETTLED = [
     (replace(TRUE, healthy={H: frozenset({B})}), f"{A} of a pod is not in kubelet's list"),
     (replace(TRUE, allocated={"nvidia.com/gone": (("default/vm-1", A),)}), f"{A} of a pod is not in kubelet's list"),
     (replace(TRUE, capacity={H: 1}), f"the capacity of {H} lacks a device: 1, ['{A}', '{B}']"),
-    (replace(TRUE, usable={A: False, B: False}), f"kubelet would give {B} of {H} to a new pod"),
-    (replace(TRUE, usable={A: False}), f"kubelet would give {B} of {H} to a new pod"),
-    (replace(TRUE, claimed=(("default/c", B),)), f"kubelet would give {B} of {H} to a new pod"),
+    (replace(TRUE, usable={A: False, B: False}), f"{GIVES}: {UNUSABLE}"),
+    (replace(TRUE, usable={A: False}), f"{GIVES}: {UNUSABLE}"),
+    (replace(TRUE, claimed=(("default/c", B),)), f"{GIVES}: claim default/c has it"),
     (replace(TRUE, claimed=(("default/c", B),)), f"free {H} is more than a new pod could have: 2 - 1 > 0"),
     (replace(TRUE, allocatable={H: 3}), f"free {H} is more than a new pod could have: 3 - 1 > 1"),
     (replace(TRUE, requests={H: 2}), f"pods ask for 2 {H}, and have ['{A}']"),
@@ -137,7 +140,7 @@ def test_without_the_api_server_the_node_is_still_looked_at() -> None:
         (replace(NO_API, claimed=(("default/c", A),)), 0.0), stopped=[API],
     )  # fmt: skip
     assert unexcused(away.faults(), ()) == [
-        f"kubelet would give {B} of {H} to a new pod, for {GRACE_S + 1:.1f} s",
+        f"{GIVES}: {UNUSABLE}, for {GRACE_S + 1:.1f} s",
         f"{A} belongs to ['claim default/c', 'pod default/vm-1'], for 0.0 s",
     ]
 

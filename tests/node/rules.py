@@ -127,7 +127,19 @@ def _of_kubelet(look: Look, resource: str) -> Iterator[Wrong]:
     for device in sorted(mine - healthy):
         yield Wrong(f"{device} of a pod is not in kubelet's list")
     for device in sorted(healthy - mine - look.could_have(resource)):
-        yield Wrong(f"kubelet would give {device} of {resource} to a new pod")
+        yield Wrong(f"kubelet would give {device} of {resource} to a new pod", _why_not(look, device))
+
+
+def _why_not(look: Look, device: str) -> str:
+    """Why a new pod could not have a device of kubelet's list."""
+    others = [
+        f"pod {pod} has it"
+        for pairs in (look.allocated or {}).values()
+        for pod, one in pairs
+        if one == device
+    ]
+    others += [f"claim {claim} has it" for claim, one in look.claimed if one == device]
+    return ", ".join(others) or "it is not on vfio, its group is not viable, or a process has it open"
 
 
 def _of_status(look: Look, resource: str) -> Iterator[Wrong]:

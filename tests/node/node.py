@@ -14,6 +14,7 @@ from tests.node.books import Books, Sampler
 from tests.node.cluster import (
     CLAIMS,
     NODES,
+    SLICES,
     Api,
     Object,
     component,
@@ -37,7 +38,7 @@ POSTED_S: Final = patient(1.8)
 """Less than two periods of the node's status: what is seen for longer was posted twice."""
 
 DRA_DRIVERS: Final = ("gpu.nvidia.com", "compute-domain.nvidia.com")
-"""Whose state is below kubelet's directory."""
+"""Whose state is below kubelet's directory, and whose slices the daemon writes."""
 
 TENANTS_NAMESPACE: Final = "default"
 
@@ -116,6 +117,10 @@ class Node:
             # What a claim's GPU is returned to was noted in this boot, and the next test plugs another GPU in there.
             for driver in DRA_DRIVERS:
                 shutil.rmtree(kubelet_dir() / "plugins" / driver, ignore_errors=True)
+            # Kubelet deletes them 30 s later. Until then they offer what the next test's pods have.
+            for one in self.api.items(SLICES):
+                if one["spec"]["driver"] in DRA_DRIVERS:
+                    self.api.delete(f"{SLICES}/{one['metadata']['name']}")
         self._installed = self._what = None
 
     def changed(self) -> None:

@@ -15,9 +15,11 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.host import HostScanned, UeventsOpened
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.host import schedule
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.node import Step
@@ -28,10 +30,11 @@ EVENTS: tuple[Event, ...] = (UeventsOpened(), HostScanned(1, (gpu("23:00.0"),)),
 
 
 class Recorded:
-    """What a registry that is fed `EVENTS` hands to its journal."""
+    """What a registry that is fed `events` hands to its journal."""
 
     def __init__(self) -> None:
         self.initial: NodeState = initial_state(SETTINGS)
+        self.events = EVENTS
         self.steps: list[Step] = []
         self.plugins: Latest[Mapping[ResourceName, registry.PluginReaders]] = Latest({})
 
@@ -50,8 +53,8 @@ class Recorded:
             served=Latest(None),
         )
         replies: Replies[Answer] = Replies()
-        post, inbox = trio.open_memory_channel[Event](len(EVENTS))
-        for event in EVENTS:
+        post, inbox = trio.open_memory_channel[Event](len(self.events))
+        for event in self.events:
             post.send_nowait(event)
         with trio.fail_after(patient(10)):
             async with trio.open_nursery() as nursery:
@@ -87,6 +90,21 @@ async def test_a_plugin_is_given_read_ends() -> None:
     )
     for reader in (readers.device_list, readers.order):
         assert not hasattr(reader, "set")
+
+
+async def test_a_device_that_a_pod_gets_wakes_no_stream() -> None:
+    """Kubelet has that from itself. What the list says of the device is to be seen all the same."""
+    core = Core(gpu("23:00.0"), gpu("24:00.0"))
+    core.pass_time(60)
+    core.silent, core.ledger["0000:23:00.0"] = True, "vm-1"
+    core.state = schedule.ask_ledger(core.state, core.at)
+    read = core.state.kubelet.ledger.outstanding
+    assert read is not None
+    recorded = Recorded()
+    recorded.initial, recorded.events = core.state, (core.ledger_event(read),)
+    await recorded.run()
+    listed = recorded.plugins.value[H100].device_list
+    assert (listed.version, [entry.cause for entry in listed.value]) == (0, [Cause.ALLOCATED, Cause.FREE])
 
 
 async def test_the_step_that_raises_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,13 @@ from gpuactors.core.reports.snapshot import (
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
-from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, Role
+from gpuactors.core.values.model import (
+    DeviceList,
+    PciAddress,
+    ResourceName,
+    Role,
+    is_other_for_kubelet,
+)
 from gpuactors.ports.node import Step
 
 if TYPE_CHECKING:
@@ -233,6 +239,7 @@ class _PluginCells:
     """One plugin's two cells."""
 
     def __init__(self, view: PluginView) -> None:
-        self.device_list = Latest(view.device_list)
+        # Most changes of a list are a device's owner, of which kubelet is told nothing.
+        self.device_list = Latest(view.device_list, is_other_for_kubelet)
         self.order = Latest(view.order)
         self.readers = PluginReaders(self.device_list.subscribe(), self.order.subscribe())

@@ -29,13 +29,12 @@ from gpuactors.core.events.kubelet import ForeignSocketsSeen
 from gpuactors.core.state import NodeState, with_ledger, with_plugins
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import (
-    AdvertisedDevice,
     DeviceId,
     DeviceList,
     Health,
     PluginState,
     ResourceName,
-    differences,
+    is_other_for_kubelet,
 )
 
 SWITCH_OFF = (
@@ -141,12 +140,6 @@ def _agrees(plugin: PluginState, ours: tuple[DeviceId, ...], kubelets: tuple[Dev
     return ours == kubelets and not replaced
 
 
-def _is_sent_differently(was: AdvertisedDevice | None, now: AdvertisedDevice | None) -> bool:
-    """Whether the sent part of an entry changed, even if no Healthy device did: each list that is sent replaces
-    kubelet's."""
-    return was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
-
-
 def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
     """How the lists differ, as a sentence for people."""
     others = f" (other sockets in kubelet's directory: {_names(state.kubelet.foreign_sockets)})" * bool(
@@ -217,6 +210,6 @@ def _kept(
     at: float,
 ) -> PluginState:
     was, now = before.published.device_lists.get(resource), state.published.device_lists[resource]
-    if was is None or any(_is_sent_differently(*pair) for pair in differences(was, now)):
+    if was is None or is_other_for_kubelet(was, now):
         plugin = registration.list_changed(plugin, at)
     return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

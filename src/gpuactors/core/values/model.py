@@ -209,6 +209,15 @@ def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     return [(was.get(i), now.get(i)) for i in sorted({*others, *(was.keys() - now.keys())})]
 
 
+def is_other_for_kubelet(before: DeviceList, after: DeviceList) -> bool:
+    """What kubelet is sent of the two differs, even if no Healthy device does: each list that is sent replaces
+    kubelet's. Nothing of a reason or a cause is sent."""
+    return any(
+        was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
+        for was, now in differences(before, after)
+    )
+
+
 def listed_by_address(
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> dict[tuple[ResourceName, PciAddress], AdvertisedDevice]:

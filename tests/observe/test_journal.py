@@ -366,7 +366,12 @@ def test_a_digest_is_of_what_is_to_be_seen_outside() -> None:
     told = replace(view.device_list[0], reason="another")
     changed = replace(outputs, plugins={resource: replace(view, device_list=(told, *view.device_list[1:]))})
     assert same.of(changed) != same.of(outputs)
+    shorter = replace(outputs, plugins={resource: replace(view, device_list=view.device_list[1:])})
+    assert same.of(shorter) != same.of(outputs)
+    given = replace(outputs, inspections=replace(outputs.inspections, given=frozenset({told.address})))
+    assert same.of(given) != same.of(outputs)
     assert same.of(replace(outputs, plugins={})) != same.of(outputs)
+    assert same.of(outputs) == other.of(outputs), "whatever there was before"
     # In whatever order a mapping came about.
     more = {**outputs.plugins, ResourceName("nvidia.com/A"): view, ResourceName("nvidia.com/Z"): view}
     turned = dict(reversed(more.items()))

@@ -3,7 +3,7 @@
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
 
-    {"journal":14,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
+    {"journal":15,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"inspection":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, final
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuactors.core.reports.snapshot import Outputs
 from gpuactors.core.state import PARTS, NodeState
 from gpuactors.core.values.effects import Effect, Level, Log, Reply
-from gpuactors.core.values.model import DeviceList, ResourceName
+from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, differences
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 14
+FORMAT: Final = 15
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
 format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
@@ -39,7 +40,8 @@ in parts, and a read of the ledger has the entries that counted, not what kubele
 what is known of a function is in one value with when it was seen; in format 9 what only claims of GPUs need is among
 what is known of all claims, and the label has a form of request of its own; in format 10 original drivers are called
 first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
-neighbours and looks; in format 13 no poll is carried out beside inspections."""
+neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a digest is of
+whole lists."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -269,39 +271,63 @@ def _effect(effect: Effect) -> _Line | _Reply:
 class Digests:
     """Digests of the outputs (`snapshot.project`), eight bytes as hex digits.
 
-    A device list has a digest of its own, which is kept as long as the device list is: most steps change none.
+    A device list, and the devices that pods have, are in it by the sum of the digests of what is in them: of hundreds,
+    a step changes one.
     """
 
     def __init__(self) -> None:
-        self._device_lists: dict[ResourceName, tuple[DeviceList, bytes]] = {}
+        self._given: frozenset[PciAddress] = frozenset()
+        self._sum_of_given = 0
+        self._device_lists: dict[ResourceName, tuple[DeviceList, int]] = {}
 
     def of(self, outputs: Outputs) -> str:
         """The digest of the snapshot: all projected outputs."""
+        inspections = outputs.inspections
+        self._device_lists = {
+            resource: self._of_device_list(resource, view.device_list)
+            for resource, view in outputs.plugins.items()
+        }
         digest = hashlib.blake2b(
             _canonical.encode(
                 (
-                    outputs.inspections,
+                    replace(inspections, given=_NOBODY),
+                    self._of_given(inspections.given),
                     outputs.poll,
                     outputs.ledger,
                     {resource: view.order for resource, view in outputs.plugins.items()},
+                    {resource: of_list for resource, (_, of_list) in self._device_lists.items()},
                     outputs.take_over,
                     outputs.stopping,
                 )
             ),
             digest_size=8,
         )
-        for resource in sorted(outputs.plugins):
-            digest.update(self._of_device_list(resource, outputs.plugins[resource].device_list))
-        if self._device_lists.keys() != outputs.plugins.keys():
-            self._device_lists = {r: f for r, f in self._device_lists.items() if r in outputs.plugins}
         return digest.hexdigest()
 
-    def _of_device_list(self, resource: ResourceName, device_list: DeviceList) -> bytes:
-        known = self._device_lists.get(resource)
-        if known is None or known[0] is not device_list:
-            known = (device_list, hashlib.blake2b(_canonical.encode(device_list), digest_size=8).digest())
-            self._device_lists[resource] = known
-        return known[1]
+    def _of_given(self, given: frozenset[PciAddress]) -> int:
+        if given is not self._given:
+            came, went = given - self._given, self._given - given
+            self._given, self._sum_of_given = given, _amended(self._sum_of_given, went, came)
+        return self._sum_of_given
+
+    def _of_device_list(self, resource: ResourceName, device_list: DeviceList) -> tuple[DeviceList, int]:
+        before, found = self._device_lists.get(resource, ((), 0))
+        if changed := differences(before, device_list):
+            were, are = zip(*changed, strict=True)
+            found = _amended(found, filter(None, were), filter(None, are))
+        return device_list, found
+
+
+_NOBODY: Final[frozenset[PciAddress]] = frozenset()
+
+
+def _amended(found: int, went: Iterable[object], came: Iterable[object]) -> int:
+    """The sum of the digests of some values, without those that went and with those that came."""
+    return (found - sum(map(_number, went)) + sum(map(_number, came))) % 2**64
+
+
+def _number(value: object) -> int:
+    return int.from_bytes(hashlib.blake2b(_canonical.encode(value), digest_size=8).digest(), "big")
 
 
 # JSON has no infinity, and its keys are strings: these two shapes replace them.

@@ -285,12 +285,27 @@ class Read(dict[Any, Any]):
         return ((key, self[key]) for key in super().__iter__())
 
 
+def test_a_call_that_comes_takes_no_bytecode_for_each_one_that_waits() -> None:
+    """It brings no fact that they wait for, but of the first, which requests a read of kubelet's ledger."""
+    counts = list[int]()
+    for callers in (2, 32):
+        core = node(64)
+        core.silent = True
+        core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
+        with counted_bytecodes() as found:
+            core.feed(AllocateAsked(Token(callers), H100, ((DeviceId(address(callers)),),)))
+        assert len(core.state.calls.waiting) == callers + 1
+        counts.append(found.total())
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize("gpus", [16, 256])
 def test_calls_that_wait_poll_only_the_groups_of_their_own_devices(gpus: int) -> None:
     core, callers = node(gpus), 16
     core.silent = True
     core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
     core.feed(*(inspect(core, gpu(address(i), 100 + i)) for i in range(callers)))
+    ledger_read(core)
     wanted, seen = Read(core.state.index.polled), Read(core.state.host.polls.seen)
     state = replace(
         core.state,

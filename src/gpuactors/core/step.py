@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from gpuactors.core.values.domain import DomainSettings
 
 Stepped = tuple[NodeState, list[Effect]]
+
+_REQUESTS: Final = (events.deviceplugin.AllocateAsked, events.deviceplugin.PreStartAsked)
+"""The calls that request facts, and nothing else of the host and of kubelet's."""
 
 
 def initial_state(
@@ -94,21 +97,34 @@ def initial_state(
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The state after `event`, which happened at `at`, and its effects.
 
-    A list of phases. Each reads the values derived from the state that it is given.
+    A list of phases. Each reads the values derived from the state that it is given. A call that requests facts brings
+    none: all phases after it follow from facts, so they wait for those.
     """
     after, effects = _applied(state, event, at)
     after = known = resolved(state, after)
     after, claimed = _claims_advanced(state, after, event, at)
+    if isinstance(event, _REQUESTS) and _is_as_known(state, after):
+        return after, [*effects, *claimed]
     after = schedule.poll_brought_forward(state, after, at)
     waiting = after.calls.waiting
     after, answered = calls.completed(after, at)
-    after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
+    if after.host.polls.outstanding is None:
+        after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = resolved(known, _hold_lists(state, after, answered, at))
     after, published = publish(state, after, at)
     answered = calls.after_lists(answered, waiting, state, after)
     after = listing.kept(state, after, at)
     after = _offered(after)
     return after, [*effects, *claimed, *answered, *published]
+
+
+def _is_as_known(before: NodeState, state: NodeState) -> bool:
+    """After a call that requests facts: nothing else than what is outstanding is another."""
+    return (
+        state.kubelet is before.kubelet
+        and state.gpus_part is before.gpus_part
+        and state.domains_part is before.domains_part
+    )
 
 
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:

@@ -110,8 +110,10 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     """Answers every waiting call that can be answered now."""
     answered: Answered = []
     for token, call in state.calls.waiting.items():
-        if _missing(state, call):
+        if _is_unread(state, call):
             state = _with_read(state, call, at)
+            continue
+        if _is_missing(state, call):
             continue
         answer = _decide(state, call)
         if isinstance(answer, _Doubted):
@@ -215,7 +217,7 @@ def waits_for_poll(state: NodeState) -> bool:
     """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
     return any(
         not any(_is_unseen(state, call, a) for a in call.seen)
-        and (bool(_unpolled(state, call)) or not _is_unread(state, call))
+        and (any(_is_unpolled(state, call, a) for a in call.seen) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
 
@@ -324,11 +326,14 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     return not_listed(state, resource, address)
 
 
-def _missing(state: NodeState, call: Call) -> bool:
-    """A device of the call has not been inspected, its group not polled, or the ledger not read since the call came."""
-    # Asked of every call that waits, after each event: sixteen at once wait for one another's.
-    unseen = any(_is_unseen(state, call, address) for address in call.seen)
-    return unseen or bool(_unpolled(state, call)) or _is_unread(state, call) or not state.claims_known
+def _is_missing(state: NodeState, call: Call) -> bool:
+    """A device of the call has not been inspected, or its group not polled, since the call came; or it is not known
+    which devices claims have."""
+    # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
+    for address in call.seen:
+        if _is_unseen(state, call, address) or _is_unpolled(state, call, address):
+            return True
+    return not state.claims_known
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
@@ -379,19 +384,21 @@ def _shortage(state: NodeState, address: PciAddress) -> str:
 
 
 def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
-    """Its devices whose group has not been polled since it came: a poll may have to leave a group out, and an earlier
-    poll does not count. Of a group only the device itself counts: a call does not wait for a device that is gone, in no
-    group or on no vfio driver, whatever driver a companion of it is on."""
-    index, unpolled = state.index, []
-    for address in sorted(call.seen):
-        function = index.functions.get(address)
-        group = function.iommu_group if function is not None else None
-        if group is None or address not in index.polled.get(group, ()):
-            continue
-        last = state.host.polls.seen.get(group)
-        if last is None or last.poll <= call.since:
-            unpolled.append(address)
-    return unpolled
+    """Its devices whose group has not been polled since it came."""
+    return sorted(a for a in call.seen if _is_unpolled(state, call, a))
+
+
+def _is_unpolled(state: NodeState, call: Call, address: PciAddress) -> bool:
+    """A poll may have to leave a group out, and an earlier poll does not count. Of a group only the device itself
+    counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
+    companion of it is on."""
+    index = state.index
+    function = index.functions.get(address)
+    group = function.iommu_group if function is not None else None
+    if group is None or address not in index.polled.get(group, ()):
+        return False
+    last = state.host.polls.seen.get(group)
+    return last is None or last.poll <= call.since
 
 
 def _number(state: NodeState, address: PciAddress) -> int:

@@ -91,14 +91,14 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
 
 
 def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
-    """After an event: a poll soon where a release is expected.
+    """After an event, while no poll is outstanding: a poll soon where a release is expected.
 
     `waited_for`: a call waits for the result of a poll. Without such a call a release is expected only for
     POLL_FAST_FOR_S after the last change: an external holder that stays costs no more polls than a free group.
     """
     polls = state.host.polls
     fast = waited_for or (at < polls.fast_until and _is_wrongly_held(state))
-    if fast and polls.outstanding is None:
+    if fast:
         return with_polls(state, replace(polls, refresh=polls.refresh.due_by(at + limits.POLL_FAST_S)))
     return state
 

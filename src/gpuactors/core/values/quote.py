@@ -28,6 +28,8 @@ def printable(text: str) -> str:
 
 def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
     """`text` as a part of a sentence: printable, at most `chars_max` characters; if it is cut, with its full length."""
+    if len(text) <= chars_max and text.isprintable():
+        return text
     shown = printable(text[: chars_max + 1])
     if len(shown) <= chars_max:
         return shown

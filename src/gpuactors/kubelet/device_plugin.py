@@ -126,6 +126,8 @@ class _Sent:
     async def wait(self, version: int) -> None:
         """Returns when that list, or a newer one, has been sent on every stream that reads; at the latest after
         LIST_FIRST_S."""
+        if not self._late(version):
+            return
         with trio.move_on_after(limits.LIST_FIRST_S):
             while self._late(version):
                 await self._changed.wait()

@@ -8,9 +8,8 @@ of that request. Must not be used where the state itself is at stake: in the reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar, final
 
 from gpuactors.process.logger import get_logger
 from gpuactors.process.resource_exhaustion import shortage
@@ -23,22 +22,29 @@ _SHOWN_CHARS: Final = 300
 _log = get_logger(__name__)
 
 
-@contextmanager
-def raises_only(error: type[E], actor: str, make: Callable[[str], E] | None = None) -> Iterator[None]:
+@final
+class raises_only:  # read as a word of the `with` statement, like `suppress`
     """Raise any other exception as `error`, and log it with its traceback if it is a bug and no shortage.
 
     `make` makes the error of a sentence; None: its class does. Cancellation passes, as what else is no `Exception`.
     """
-    try:
-        yield
-    except error:
-        raise
-    except Exception as exc:
+
+    def __init__(self, error: type[E], actor: str, make: Callable[[str], E] | None = None) -> None:
+        self._error = error
+        self._actor = actor
+        self._make: Callable[[str], Exception] = make or error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if exc is None or isinstance(exc, self._error) or not isinstance(exc, Exception):
+            return
         reason = shortage(exc)
         if reason is None:
-            _log.error("actor.failed", actor=actor, exc_info=exc)
+            _log.error("actor.failed", actor=self._actor, exc_info=exc)
             reason = _internal_error(exc)
-        raise (make or error)(reason) from exc
+        raise self._make(reason) from exc
 
 
 def _internal_error(exc: Exception) -> str:

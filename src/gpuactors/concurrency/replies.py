@@ -6,8 +6,6 @@ token. So no message has to carry a channel, and an answer to a caller that is g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Generic, TypeVar, final
 
@@ -18,12 +16,20 @@ T = TypeVar("T")
 
 @final
 class Pending(Generic[T]):
-    """A question that waits for its answer."""
+    """A question that waits for its answer, open as long as its context is."""
 
-    def __init__(self, token: int) -> None:
+    def __init__(self, token: int, open_ones: dict[int, Pending[T]]) -> None:
         self.token = token
+        self._open = open_ones
         self._answered = trio.Event()
         self._answer: list[T] = []
+
+    def __enter__(self) -> Pending[T]:
+        self._open[self.token] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._open[self.token]
 
     async def answer(self) -> T:
         """The answer, once it is there."""
@@ -44,15 +50,9 @@ class Replies(Generic[T]):
         self._tokens = count(1)
         self._open: dict[int, Pending[T]] = {}
 
-    @contextmanager
-    def ask(self) -> Iterator[Pending[T]]:
-        """A new question, open as long as the context is."""
-        pending: Pending[T] = Pending(next(self._tokens))
-        self._open[pending.token] = pending
-        try:
-            yield pending
-        finally:
-            del self._open[pending.token]
+    def ask(self) -> Pending[T]:
+        """A new question, to be opened as a context."""
+        return Pending(next(self._tokens), self._open)
 
     def reply(self, token: int, value: T) -> bool:
         """Answers the question; False if no task waits for it any more."""

@@ -174,10 +174,12 @@ async def run(
         # One scope until the clock ends it: to make one for each event takes as long as a small step.
         with trio.CancelScope() as until_due:
             while (due := next_deadline(state)) > trio.current_time():
-                until_due.deadline = due
+                if due < until_due.deadline:  # one that is due later looks again when this one ends
+                    until_due.deadline = due
                 turn(await inbox.receive())
         await trio.lowlevel.checkpoint()
-        turn(Ticked())
+        if next_deadline(state) <= trio.current_time():
+            turn(Ticked())
 
 
 def _waiting(inbox: trio.MemoryReceiveChannel[Event]) -> Iterator[Event]:

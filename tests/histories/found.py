@@ -437,6 +437,17 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "a pod with a claim comes@3+30; an administrator unloads nvidia+3; a pod with a claim ends+70; "
             "an administrator loads nvidia+70",
         ),
+        "the checkpoint and the CDI files are lost, and the pod of a claim is deleted by force": (
+            24721659037,
+            "a pod with a claim comes@2; a write to sysfs is slow+0.001; an administrator removes the CDI directory; "
+            "a daemon crashes; the checkpoint is lost; a daemon starts+3; "
+            "a pod with a claim is force-deleted and has a successor+0.001",
+        ),
+        "the checkpoint is lost after a reboot, and kubelet lists a claim whose GPU is not bound any more": (
+            21852948909,
+            "a pod comes; a pod with a claim comes@2+0.001; the node reboots; "
+            "an administrator removes the checkpoint under the daemon",
+        ),
         "the uevent of a claim's bind comes late, when the GPU is being unbound under its virtual machine": (
             22943386053,
             "the next uevents are late; a pod with a claim comes@4+0.001; "

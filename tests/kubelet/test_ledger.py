@@ -125,9 +125,17 @@ def test_pods_in_another_order_are_the_same_ledger() -> None:
 
 
 def test_devices_of_claims_are_listed_with_their_claim() -> None:
+    names, uid = ("gpu-0000-23-00-0", "gpu-0000-3b-00-0"), "8b3f0c52-0000-4000-8000-000000000001"
+    ids = (f"gpu.example/metadata={uid}_gpu", f"k8s.gpu.example/claim={uid}-{names[0]}")
     resources = [
-        pb.ClaimResource(driver_name="gpu.example", pool_name="node-1", device_name=name, share_id=None)
-        for name in ("gpu-0000-23-00-0", "gpu-0000-3b-00-0")
+        pb.ClaimResource(
+            cdi_devices=[pb.CdiDevice(name=cdi_id) for cdi_id in ids],
+            driver_name="gpu.example",
+            pool_name="node-1",
+            device_name=name,
+            share_id=None,
+        )
+        for name in names
     ]
     dynamic = pb.DynamicResource(claim_name="two", claim_namespace="ml", claim_resources=resources)
     waits = pb.DynamicResource(claim_name="three", claim_namespace="ml")
@@ -141,9 +149,9 @@ def test_devices_of_claims_are_listed_with_their_claim() -> None:
     assert contents.waiting == (PodClaim("ml/three", named("vm")),)
     assert contents.listed == ()
     assert contents.claims == tuple(
-        ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"))
-        for name in ("gpu-0000-23-00-0", "gpu-0000-3b-00-0")
-    )
+        ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"), found)
+        for name, found in zip(names, (uid, ""), strict=True)
+    ), "the CDI id of another device says nothing of this one"
 
 
 @pytest.mark.parametrize(

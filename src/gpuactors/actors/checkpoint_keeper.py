@@ -53,6 +53,7 @@ async def run(
                         load=loaded,
                         of=of,
                         owed=found.owed,
+                        is_lost=found.is_lost,
                     )
                 )
         loaded = loaded if now.load else 0

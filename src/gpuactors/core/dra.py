@@ -11,7 +11,7 @@ from typing import TypeAlias, assert_never
 from msgspec.structs import replace
 
 from gpuactors.core.claims import machine as claims
-from gpuactors.core.claims import progress
+from gpuactors.core.claims import progress, recovery
 from gpuactors.core.claims.answers import declined
 from gpuactors.core.claims.transitions import quarantine, refusal
 from gpuactors.core.drivers import driver_of, drivers_of
@@ -146,7 +146,9 @@ def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> S
     match event:
         case LedgerRead(read) if read == before.kubelet.ledger.outstanding:
             for driver in drivers_of(state):
+                state, lines = recovery.ledger_read(driver, state, at)
                 state = claims.ledger_read(driver, state, at)
+                effects += lines
         case PredecessorGone() if before.daemon.role is not Role.SERVING:
             for driver in drivers_of(state):  # it wrote the checkpoint until now: that is read again
                 state = driver.with_claims(state, replace(driver.claims(state), loaded=False))

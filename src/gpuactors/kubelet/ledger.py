@@ -39,6 +39,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
 )
+from gpuactors.core.values.names import uid_in_cdi_id
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.grpc_trio import (
@@ -308,7 +309,10 @@ def _claims(container: pb.ContainerResources, pod: Pod) -> Iterable[ClaimedDevic
     for dynamic in container.dynamic_resources:
         claim = f"{dynamic.claim_namespace}/{dynamic.claim_name}"
         for found in dynamic.claim_resources:
-            yield ClaimedDevice(found.driver_name, found.pool_name, found.device_name, claim, pod)
+            driver, device = found.driver_name, found.device_name
+            uids = (uid_in_cdi_id(cdi.name, driver, device) for cdi in found.cdi_devices)
+            uid = next(filter(None, uids), "")
+            yield ClaimedDevice(driver, found.pool_name, device, claim, pod, uid)
 
 
 def _waiting(container: pb.ContainerResources, pod: Pod) -> Iterable[PodClaim]:

@@ -13,6 +13,7 @@ from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.names import uid_in_cdi_id
 from gpuactors.host import root
 
 DRIVER = "gpu.nvidia.com"
@@ -121,6 +122,14 @@ def test_the_metadata_is_mounted_once_a_request_behind_its_first_device() -> Non
         (f"k8s.gpu.nvidia.com/claim={UID}-gpu-1",),
         (f"k8s.gpu.nvidia.com/claim={UID}-gpu-2", f"gpu.nvidia.com/metadata={UID}_other"),
     )
+
+
+def test_the_id_of_a_device_has_its_claims_uid() -> None:
+    ((own, mount),) = cdi.cdi_ids(DRIVER, UID, results("main"))
+    assert uid_in_cdi_id(own, DRIVER, "gpu-0") == UID
+    for other in ((mount, DRIVER, "gpu-0"), (own, "gpu.example.com", "gpu-0"), (own, DRIVER, "gpu-1")):
+        assert uid_in_cdi_id(*other) == ""
+    assert uid_in_cdi_id(f"k8s.{DRIVER}/claim=../x-gpu-0", DRIVER, "gpu-0") == "", "a path is made of it"
 
 
 def test_a_subrequests_metadata_is_by_its_base_name() -> None:

@@ -77,6 +77,12 @@ def test_mounted_directories_are_removed_where_the_checkpoint_is_of_another_boot
 # --- a checkpoint that is lost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("origin", list(Origin))
+def test_kubelet_may_list_more_claims_where_no_checkpoint_of_this_boot_names_them(origin: Origin) -> None:
+    found = restored(Restored(Checkpoint(), origin, ""))
+    assert found.is_lost is (origin in (Origin.NONE, Origin.CORRUPT))
+
+
 def test_without_a_checkpoint_and_without_files_nothing_is_lost() -> None:
     found = restored(Restored(Checkpoint(), Origin.NONE, "there is none"))
     assert (found.entries, found.warning) == ((), "")
@@ -120,6 +126,7 @@ def test_one_entry_that_makes_no_sense_loses_all_of_them() -> None:
     assert [entry.name.uid for entry in found.entries] == [ONE]
     assert (found.owed, found.stray) == ((), (TWO,))
     assert found.warning.startswith("an entry of the checkpoint is invalid (")
+    assert found.is_lost
     assert found.kept == Checkpoint(unknown={"newer": 1})
 
 

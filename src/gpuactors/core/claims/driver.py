@@ -110,6 +110,9 @@ class ClaimDriver(Protocol):
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
 
+    def in_place(self, state: NodeState, address: PciAddress) -> bool:
+        """Whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier boot."""
+
     def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
 

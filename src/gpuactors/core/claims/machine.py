@@ -83,7 +83,10 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
     if driver.claims(state).settings is None or event.load < load_of(state.daemon.role):
         return state, []
     before, lines = state, list[Effect]()
-    claims = replace(driver.claims(state), loaded=True, unserved="", entries={}, reads={})
+    lost_since = state.host.inspections.last if event.is_lost else None
+    claims = replace(
+        driver.claims(state), loaded=True, lost_since=lost_since, unserved="", entries={}, reads={}
+    )
     state, entries = driver.restored(driver.with_claims(state, claims), event)
     for stored in entries:
         claims = replace(driver.claims(state), last=driver.claims(state).last + 1)
@@ -146,9 +149,8 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
     )
     entry = _entry_of(claims, event.claim)
     if entry.state is ClaimState.STOPPED and entry.claim is None:
-        return driver.with_claims(
-            state, claims if entry.name.uid in claims.reads else with_read(claims, entry.name.uid)
-        ), []
+        is_under_way = entry.intent > 0 or entry.name.uid in claims.reads
+        return driver.with_claims(state, claims if is_under_way else with_read(claims, entry.name.uid)), []
     if entry.state is ClaimState.PREPARED:
         state, entry = driver.request_reads(state, entry, at)
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.PREPARE)), []

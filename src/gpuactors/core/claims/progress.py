@@ -158,6 +158,9 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
             return _verified(driver, state, entry, at)
         case ClaimState.RESERVED if claims.durable >= entry.intent:
             return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.DURABLE)), []
+        case ClaimState.STOPPED if entry.claim is None and 0 < entry.intent <= claims.durable:
+            found = with_entry(claims, replace(entry, intent=0))
+            return driver.with_claims(state, with_read(found, uid)), []
         case ClaimState.BINDING if AWAITED in entry.acts:
             return _awaited(driver, state, entry)
         case ClaimState.COMMITTING if claims.durable >= entry.intent:

@@ -32,6 +32,8 @@ class Restoration(Struct, frozen=True):
     owed: tuple[OwedReturn, ...]
     warning: str
     """A sentence that names what is missing; empty if nothing is."""
+    is_lost: bool
+    """No checkpoint of this boot names the claims: kubelet may list more of them (`recovery.py`)."""
     kept: Checkpoint
     """The base of the file's next content: `next_content`."""
     stray: tuple[ClaimUid, ...]
@@ -80,6 +82,7 @@ def restoration(
         original_drivers=drivers,
         owed=owed,
         warning=warning,
+        is_lost=lost or restored.origin is Origin.NONE,
         kept=checkpoint,
         stray=tuple(uid for uid in found if uid not in claimed) if owns else (),
         clear_mounted=owns and restored.origin is Origin.OTHER_BOOT and not is_theirs,
@@ -105,7 +108,7 @@ def entries_of(
     domain's claim are read from the API server again; a GPU must not be offered until then."""
     entries, unknown = [], []
     for uid, of_claim in found.items():
-        gpus = tuple(_gpus(of_claim.devices or ()))
+        gpus = gpus_of(of_claim.devices or ())
         if of_claim.claim is None or (of is ClaimsOf.GPUS and not gpus):
             unknown.append(uid)
         else:
@@ -113,11 +116,14 @@ def entries_of(
     return tuple(entries), tuple(unknown)
 
 
-def _gpus(devices: Iterable[str]) -> Iterable[ClaimedGpu]:
-    for device in devices:
-        if (address := claimed_address(device)) is not None:
-            why = "its original driver in this boot is not known, as the checkpoint is lost"
-            yield ClaimedGpu(address, (OriginalDriver(address, None, vfio=True),), why)
+def gpus_of(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
+    """The GPUs of a claim, by the names of its devices, where the checkpoint is lost."""
+    why = "its original driver in this boot is not known, as the checkpoint is lost"
+    return tuple(
+        ClaimedGpu(address, (OriginalDriver(address, None, vfio=True),), why)
+        for device in devices
+        if (address := claimed_address(device)) is not None
+    )
 
 
 def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:

@@ -70,6 +70,8 @@ class CheckpointRead(OfDriver, frozen=True):
     after that."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed."""
+    is_lost: bool = False
+    """No checkpoint of this boot names the claims: the entries are those of files that were found."""
 
 
 class CheckpointRefused(Struct, frozen=True):

@@ -215,6 +215,10 @@ class GpuDriver:
         own = _own_addresses(claim)
         return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
 
+    def in_place(self, state: NodeState, address: PciAddress) -> bool:
+        functions = with_companions(state, address)
+        return bool(functions) and all(function.vfio_bound for function in functions)
+
     def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
         """Those of the returns that are owed, and of the claims."""
         return returns.owed_acts(state.gpus) | {

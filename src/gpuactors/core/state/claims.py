@@ -158,6 +158,9 @@ class Claims(Struct, frozen=True):
     """None: DRA is off."""
     loaded: bool = False
     """The checkpoint has been read: until then it is not known which devices belong to claims."""
+    lost_since: int | None = None
+    """The checkpoint is lost, and kubelet's list has not said yet which claims it has had prepared. The last number
+    that had been issued: only later lists are used. None: nothing is missing."""
     unserved: str = ""
     """Why no claim is served, as a sentence; empty if they are."""
     entries: Mapping[ClaimUid, Entry] = field(default_factory=dict)

@@ -348,6 +348,8 @@ class ClaimedDevice(Struct, frozen=True):
     """Namespace and name of the claim."""
     pod: Pod | None
     """None: a claim of our own, which is known before kubelet names its pods."""
+    uid: str = ""
+    """The claim's UID, by the CDI id of the device; empty where that has none."""
 
     @property
     def name(self) -> tuple[str, str]:

@@ -36,6 +36,16 @@ def is_uid(text: str) -> bool:
     return len(text) <= _LABEL_CHARS_MAX and re.fullmatch(_UID, text) is not None
 
 
+def uid_in_cdi_id(cdi_id: str, driver: str, device: str) -> str:
+    """The UID of the claim in the CDI id that a driver gave to a claim's device (`claims/cdi.py`, `cdi_ids`; NVIDIA's
+    driver names it the same way); empty if it is another id."""
+    start, end = f"k8s.{driver}/claim=", f"-{device}"
+    if not (cdi_id.startswith(start) and cdi_id.endswith(end)):
+        return ""
+    uid = cdi_id[len(start) : -len(end)]
+    return uid if is_uid(uid) else ""
+
+
 def is_domain_id(text: str) -> bool:
     """The `domainID` of a compute domain: the UUID of the ComputeDomain object. It is the user's own text in both
     configurations, and a directory is made of it."""

@@ -1,0 +1,71 @@
+"""Claims whose checkpoint and files are both lost, by kubelet's list: it names each claim of a pod that was prepared,
+with its devices.
+
+Its first whole list after the loss is used, and no later one: a claim that is listed after that and is not here has
+ended here. Each claim that is found becomes an entry, and has its devices until kubelet unprepares it, also where a
+forced deletion takes its pod out of the list before that (docs/dra.md). Not one whose devices are not as a prepare
+leaves them: kubelet keeps its list over a reboot, after which it has each claim prepared anew.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.restoration import gpus_of
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import Entry, with_entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimName, ClaimUid
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.effects import Effect, Field, Level, Log
+from gpuactors.core.values.model import LedgerSource, Role
+from gpuactors.core.values.names import is_subdomain
+from gpuactors.core.values.status import Reason
+
+
+def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
+    """After a read of kubelet's ledger. The claims that are found are read from the API server when they are on disk:
+    what they ask for is not known before."""
+    claims, ledger = driver.claims(state), state.kubelet.ledger
+    since, is_serving = claims.lost_since, state.daemon.role is Role.SERVING and state.host.scanned
+    if since is None or ledger.read <= since or not (is_serving and claims.loaded) or claims.unserved:
+        return state, []
+    lines: list[Effect] = []
+    for name, devices in _listed(driver, state).items():
+        number, gpus = claims.last + 1, gpus_of(devices)
+        why = Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost")
+        found = Entry(name, ClaimState.STOPPED, order=number, gpus=gpus, intent=number, why=why)
+        claims = with_entry(replace(claims, last=number, checkpoint=number), found)
+        fields: dict[str, Field] = {
+            "claim": str(name),
+            "uid": name.uid,
+            "devices": tuple(gpu.address for gpu in gpus),
+        }
+        lines.append(Log(Level.WARNING, "claim.recovered", fields))
+    if ledger.source is LedgerSource.LIST and at >= ledger.young.settled_at:
+        claims = replace(claims, lost_since=None)
+    return driver.with_claims(state, claims), lines
+
+
+def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]:
+    """The devices of each claim that kubelet lists and that is not here. All of a claim or none: its files name them
+    all. None where another claim here has one by now: a device has one owner."""
+    claims = driver.claims(state)
+    assert claims.settings is not None
+    known = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
+    owning = (e for e in claims.entries.values() if e.state in OWNING)
+    owned = {f.address for e in owning for gpu in e.gpus for f in gpu.functions}
+    found: dict[ClaimName, list[str]] = {}
+    for address, listed in sorted(state.kubelet.ledger.claims.items()):
+        is_in_place = address not in owned and driver.in_place(state, address)
+        for of in listed:
+            namespace, _, name = of.claim.partition("/")
+            if (of.driver, of.pool) != (claims.settings.driver, claims.settings.pool) or not of.uid:
+                continue
+            if not (is_in_place and is_subdomain(namespace) and is_subdomain(name)):
+                known.add(of.uid)
+            devices = found.setdefault(ClaimName(namespace, name, ClaimUid(of.uid)), [])
+            if of.device not in devices:  # it is listed for each pod of the claim
+                devices.append(of.device)
+    return {name: of_it for name, of_it in found.items() if known.isdisjoint((name.uid, str(name)))}

@@ -61,9 +61,9 @@ def healthy(device_list: DeviceList) -> tuple[DeviceId, ...]:
 def asked(state: NodeState) -> tuple[ResourceName, ...]:
     """The resources of which kubelet's own list is wanted with the outstanding read."""
     read = state.kubelet.ledger.outstanding
-    return tuple(
-        sorted(r for r, p in state.published.plugins.items() if read is not None and p.listing.read == read)
-    )
+    if read is None:
+        return ()
+    return tuple(sorted(r for r, p in state.published.plugins.items() if p.listing.read == read))
 
 
 # --- what happens -----------------------------------------------------------------------------------------

@@ -170,22 +170,23 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         and ledger.read > 0
         and ledger.outstanding is None
     )
-    asked = {a for call in state.calls.waiting.values() for a in call.seen}
-    index = state.index
-    # By all members: an allocated function may have lost its driver and is not polled then, but its group is still the
-    # pod's.
-    owners = index.owners
-    return tuple(
-        PollTarget(
-            group,
-            functions,
-            may_open=knows
-            and not any(m.address in asked or m.address in owners for m in index.groups[group]),
-            urgent=not asked.isdisjoint(functions),
+    asked = set[PciAddress]().union(*[call.seen for call in state.calls.waiting.values()])
+    index, targets = state.index, list[PollTarget]()
+    polled, owners = index.polled, index.owners
+    for group in polled if state.host.polls.of is None else sorted(state.host.polls.of):
+        functions = polled.get(group)
+        if functions is None:
+            continue
+        urgent = not asked.isdisjoint(functions)
+        # By all members: an allocated function may have lost its driver and is not polled then, but its group is still
+        # the pod's.
+        may_open = (
+            knows
+            and not urgent
+            and not any(m.address in asked or m.address in owners for m in index.groups[group])
         )
-        for group in (index.polled if state.host.polls.of is None else sorted(state.host.polls.of))
-        if (functions := index.polled.get(group)) is not None
-    )
+        targets.append(PollTarget(group, functions, may_open, urgent))
+    return tuple(targets)
 
 
 class DeviceReport(Struct, frozen=True):

@@ -6,7 +6,9 @@ Must not decide whether a device may be allocated at all: that is the gate in `c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 
+from gpuactors import limits
 from gpuactors.core.deviceplugin.choice import Group, Search, choose
 from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.effects import Grant
@@ -31,6 +33,8 @@ def grant(resource: ResourceName, devices: Sequence[Device]) -> Grant:
     )
 
 
+# A host has a few paths for each device, and they come back with each call.
+@lru_cache(maxsize=limits.CALL_DEVICES_MAX)
 def _node_order(path: str) -> tuple[int, int, str]:
     """The key of a node's place: container, groups, cdevs, iommufd; within each by number."""
     number = int("".join(c for c in path if c.isdigit()) or 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -130,6 +131,15 @@ def files_of(uid: str | None = None) -> list[str]:
     metadata = kubelet_dir() / "plugins" / DRIVER / "metadata"
     found += [f"metadata/{path.name}" for path in metadata.glob("*")]
     return [name for name in found if uid is None or uid in name]
+
+
+def forget_everything() -> None:
+    """Removes the checkpoint, and the CDI files and metadata of all claims. Nobody may serve claims meanwhile."""
+    state = kubelet_dir() / "plugins" / DRIVER
+    (state / "gpuactors-checkpoint.json").unlink()
+    shutil.rmtree(state / "metadata")
+    for path in CDI.glob(f"*{DRIVER}*.json"):
+        path.unlink()
 
 
 def generation(api: Api) -> int:

@@ -14,6 +14,7 @@ from tests.node.claims import (
     by_address,
     checkpoint,
     claims,
+    forget_everything,
     from_template,
     kill,
     kubelet_calls,
@@ -189,6 +190,28 @@ def test_the_daemon_is_killed_between_acts(claims: ClaimNode) -> None:
     pods.wait_phase(claims.api, "vm-1", "gone")
     claims.offered(gpu)
     claims.settled({})
+
+
+def test_the_checkpoint_and_the_files_are_lost(claims: ClaimNode) -> None:
+    """Kubelet's list alone names the claim of the virtual machine: it keeps its GPU until its end, and has its files
+    again. Its GPU stays on vfio, as the driver before is not known."""
+    gpu = claims.host.plug(0x21, driver=NVIDIA)
+    claims.offered(gpu)
+    claims.template("one", request())
+    claims.create("vm-1", from_template("one"))
+    claims.runs("vm-1", gpu)
+    uid = claims.uid_of("vm-1")
+    daemon = claims.renew_daemon()
+    kill(daemon)
+    forget_everything()
+    claims.restarted(daemon)
+    (line,) = eventually(lambda: claims.logged("claim.recovered"), "the claim in the log")
+    assert (line["uid"], line["devices"]) == (uid, [gpu]), line
+    claims.is_prepared(uid)
+    claims.settled({})
+    pods.clear(claims.api)
+    claims.nothing_is_left({gpu: "vfio-pci"})
+    claims.offered(gpu)
 
 
 def test_the_last_gpu_is_wanted_twice_at_once(claims: ClaimNode) -> None:

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
-from itertools import compress, filterfalse
-from operator import attrgetter, is_
+from itertools import filterfalse
 
 from msgspec.structs import replace
 
@@ -35,6 +33,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
+from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
 
 _CLAIMED = r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])"
@@ -53,10 +52,10 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
         and state.host.seen is before.host.seen
     ):
         return state
-    named = _named(state)
-    if named is state and not state.index.unsettled:
-        return state
-    return _with_models(named, state.index.models)
+    index, named = state.index, _named(state)
+    known = named.kubelet.resolved
+    unsettled = [n for n in (*index.unsettled, *other_keys(now.resolved, known)) if n in known]
+    return _with_models(named, unsettled, index.models) if unsettled else named
 
 
 def _named(state: NodeState) -> NodeState:
@@ -110,14 +109,16 @@ def _resolved_older(
     return found
 
 
-def _with_models(state: NodeState, models: Mapping[ResourceName, frozenset[str]]) -> NodeState:
+def _with_models(
+    state: NodeState, unsettled: Iterable[Named], models: Mapping[ResourceName, frozenset[str]]
+) -> NodeState:
     """`state` with the model of each of our allocated devices, as first seen since it was allocated. A device that no
-    selector chooses is in no scan: an inspection of it is requested. `models` are those of the functions."""
+    selector chooses is in no scan: an inspection of it is requested. `unsettled` are the names whose device's model is
+    not known yet, `models` those of the functions."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
     # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.
     ours = {*models, *state.published.device_lists, *state.published.served}
     resolved = state.kubelet.resolved
-    unsettled = compress(resolved, map(partial(is_, None), map(attrgetter("ids"), resolved.values())))
     for name in sorted(n for n in unsettled if n[0] in ours):
         meant = resolved[name]
         function = state.host.functions.get(meant.address)

@@ -70,28 +70,13 @@ class ClaimCells(Struct, frozen=True):
 
     @classmethod
     def of(cls, wanted: ClaimsWanted) -> ClaimCells:
-        """The cells with their first values."""
-        return cls(
-            serving=Latest(wanted.serving),
-            disk=Latest(wanted.disk),
-            reads=Latest(wanted.reads),
-            devices=Latest(wanted.devices),
-            fitness_check=Latest(wanted.fitness_check),
-            files=Latest(wanted.files),
-            offer=Latest(wanted.offer),
-            health=Latest(wanted.health),
-        )
+        """The cells with their first values: each has the name of its output."""
+        return cls(**{name: Latest(getattr(wanted, name)) for name in cls.__struct_fields__})
 
     def show(self, wanted: ClaimsWanted) -> None:
         """Puts each output into its cell."""
-        self.serving.set(wanted.serving)
-        self.disk.set(wanted.disk)
-        self.reads.set(wanted.reads)
-        self.devices.set(wanted.devices)
-        self.fitness_check.set(wanted.fitness_check)
-        self.files.set(wanted.files)
-        self.offer.set(wanted.offer)
-        self.health.set(wanted.health)
+        for name in self.__struct_fields__:
+            getattr(self, name).set(getattr(wanted, name))
 
 
 class DomainCells(Struct, frozen=True):

@@ -125,15 +125,16 @@ def test_the_lock_of_the_state_raises_its_own_error(tmp_path: Path, owns: bool) 
 def test_the_checkpoint_and_the_files_of_claims_raise_their_own_error(tmp_path: Path) -> None:
     real = disk.RealDisk()
     theirs = TheirClaims(real, driver="gpu.nvidia.com", cdi_dir=str(tmp_path / "cdi"), places=None)
-    checkpoint = CheckpointFile(real, str(tmp_path / "p"), "boot", theirs)
-    files = ClaimFiles(
-        real, driver="gpu.nvidia.com", cdi_dir=str(tmp_path / "cdi"), plugin_dir=str(tmp_path / "p")
-    )
     lock = StateLock(str(tmp_path / "p"), wait_s=0.0)
-    stored, kept = StoredCheckpoint(checkpoint, inline, lock), StoredFiles(files, inline, lock)
     contents = ClaimContents(CLAIM, cdi.device_file("gpu.nvidia.com", CLAIM, ()), ())
 
     async def use() -> None:
+        # Made for each use: they hold their directories.
+        checkpoint = CheckpointFile(real, str(tmp_path / "p"), "boot", theirs)
+        files = ClaimFiles(
+            real, driver="gpu.nvidia.com", cdi_dir=str(tmp_path / "cdi"), plugin_dir=str(tmp_path / "p")
+        )
+        stored, kept = StoredCheckpoint(checkpoint, inline, lock), StoredFiles(files, inline, lock)
         await stored.read(owns=True)
         await stored.write(Checkpoint())
         await kept.found(owns=True)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError, newer_checkpoint
+from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
@@ -256,6 +257,33 @@ def test_a_directory_that_a_killed_daemon_made_is_synced_by_the_next_one() -> No
     file(disk).write(ONE)
     disk.power_cut()
     assert file(disk).read().checkpoint == ONE
+
+
+def test_a_directory_that_somebody_made_anew_is_synced_again() -> None:
+    disk = FakeDisk()
+    writer = file(disk)
+    writer.write(ONE)
+    disk.lose_directory(DIRECTORY)
+    disk.make_directory(DIRECTORY)
+    writer.write(TWO)
+    disk.power_cut()
+    assert file(disk).read().checkpoint == TWO
+
+
+def test_another_directory_in_the_place_of_one_that_is_held_is_noticed(tmp_path: Path) -> None:
+    """Most file systems give the number of a removed directory to the next one."""
+    directory = tmp_path / "d"
+    for remove in (directory.rmdir, lambda: directory.rename(tmp_path / "aside")):
+        directory.mkdir()
+        held = RealDisk().hold(str(directory))
+        assert held.is_at(str(directory))
+        remove()
+        assert not held.is_at(str(directory))
+        directory.mkdir()
+        assert not held.is_at(str(directory))
+        directory.rmdir()
+    with pytest.raises(FileNotFoundError):
+        RealDisk().hold(str(directory))
 
 
 # --- the old name, which is NVIDIA's ----------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import final
+
+from gpuactors.acts.disk import HeldDirectory
 
 
 class StoppedError(BaseException):
@@ -26,6 +29,20 @@ class _File:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Implements `HeldDirectory`."""
+
+    made: Counter[str]
+    there: set[str]
+    number: int
+
+    def is_at(self, path: str) -> bool:
+        """Implement `HeldDirectory.is_at`."""
+        return path in self.there and self.made[path] == self.number
+
+
+@final
 class FakeDisk:
     """Implements `acts.disk.Disk`. Everything below `in_memory` is a tmpfs: gone after a power cut."""
 
@@ -35,6 +52,8 @@ class FakeDisk:
         self._durable: dict[str, _File] = {}
         self._directories = {"/"}
         self._durable_directories = {"/"}
+        self._made = Counter[str]()
+        """How often each directory was made."""
         self.operations: list[str] = []
         """The operations on files, in order; reads are not counted."""
         self.stop_at: int | None = None
@@ -97,6 +116,7 @@ class FakeDisk:
     def put(self, path: str, content: bytes) -> None:
         """A file is there, and durable, without an operation."""
         for directory in _above(path):
+            self._made[directory] += directory not in self._directories
             self._directories.add(directory)
             self._durable_directories.add(directory)
         self._files[path] = self._durable[path] = _File(content, content)
@@ -137,6 +157,12 @@ class FakeDisk:
         if path in self._directories or path in self._files:
             raise _error(errno.EEXIST, path)
         self._directories.add(path)
+        self._made[path] += 1
+
+    def hold(self, directory: str) -> HeldDirectory:
+        """Implement `Disk.hold`."""
+        self._need_directory(directory)
+        return _Held(self._made, self._directories, self._made[directory])
 
     def remove_directory(self, path: str) -> None:
         """Implement `Disk.remove_directory`."""

@@ -30,14 +30,14 @@ class Nth:
 
     def __init__(self, number: int, error: Exception) -> None:
         self._number = number
-        self._error = error
+        self.error = error
         self.made: list[str] = []
 
     def called(self, what: str, _: FrameType) -> None:
         """A call is about to be made."""
         self.made.append(what)
         if len(self.made) == self._number + 1:
-            raise self._error
+            raise self.error
 
 
 def every_failure(modules: Mapping[ModuleType, Others]) -> Iterator[Callable[[], Any]]:
@@ -69,3 +69,4 @@ def _patched(modules: Mapping[ModuleType, Others], nth: Nth) -> Iterator[Nth]:
                 found |= {n: _struck(nth, n, found[n]) for n in names}  # type: ignore[arg-type]
                 patch.setattr(module, owner, SimpleNamespace(**found))
         yield nth
+        nth.error.__traceback__ = None  # its frames name what holds a descriptor

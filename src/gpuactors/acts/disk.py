@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, final
 
@@ -17,6 +18,14 @@ from gpuactors.process.plain_files import read_plain
 
 _MODE: Final = 0o644
 _DIRECTORY_MODE: Final = 0o755
+
+
+class HeldDirectory(Protocol):
+    """A directory that is held: another one that is made in its place is told from it."""
+
+    def is_at(self, path: str) -> bool:
+        """Whether this is still the directory of that name."""
+        ...
 
 
 class Disk(Protocol):
@@ -32,6 +41,10 @@ class Disk(Protocol):
 
     def make_directory(self, path: str) -> None:
         """Makes a directory. Raises `FileExistsError`."""
+        ...
+
+    def hold(self, directory: str) -> HeldDirectory:
+        """Holds a directory as long as the result is kept."""
         ...
 
     def remove_directory(self, path: str) -> None:
@@ -60,6 +73,27 @@ class Disk(Protocol):
 
 
 @final
+class _OpenDirectory:
+    """Implements `HeldDirectory`. Its number, by which it is compared, is its own while it is open; most file systems
+    would give it to the next directory that is made."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the interpreter's end the names of modules may be gone before.
+        if hasattr(self, "_descriptor"):  # else it could not be opened
+            close(self._descriptor)
+
+    def is_at(self, path: str) -> bool:
+        """Implement `HeldDirectory.is_at`."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
+
+
+@final
 class RealDisk:
     """The node's disk."""
 
@@ -74,6 +108,10 @@ class RealDisk:
     def make_directory(self, path: str) -> None:
         """Implement `Disk.make_directory`."""
         os.mkdir(path, _DIRECTORY_MODE)
+
+    def hold(self, directory: str) -> HeldDirectory:
+        """Implement `Disk.hold`."""
+        return _OpenDirectory(directory)
 
     def remove_directory(self, path: str) -> None:
         """Implement `Disk.remove_directory`."""
@@ -157,18 +195,19 @@ def is_temporary(name: str) -> bool:
 
 @final
 class KeptDirectory:
-    """A directory that is made, and made durable, when it is first needed, and again when it is missing."""
+    """A directory that is made, and made durable, when it is first needed, and again when it is missing, or is another
+    one: somebody may have removed it and made it anew, and whether that one is durable is not known."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
-        self._is_durable = False
+        self._durable: HeldDirectory | None = None
 
     def ensure(self) -> None:
         """Implement `ensure_directory`, without a sync of what this process has synced."""
-        if not (self._is_durable and _is_directory(self._disk, self._path)):
+        if self._durable is None or not self._durable.is_at(self._path):
             ensure_directory(self._disk, self._path)
-            self._is_durable = True
+            self._durable = self._disk.hold(self._path)
 
 
 def ensure_directory(disk: Disk, path: str) -> None:

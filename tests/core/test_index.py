@@ -28,7 +28,16 @@ from gpuactors.core.reports import snapshot
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values import owner
-from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, PciFunction, Token
+from gpuactors.core.values.model import (
+    AdvertisedDevice,
+    DeviceId,
+    DeviceList,
+    Difference,
+    PciAddress,
+    PciFunction,
+    Token,
+    differences,
+)
 from gpuactors.limits import LEDGER_QUIET_S
 from tests.core.builders import H100, SETTINGS, Core, audio, gpu
 from tests.support.derived_anew import check_derived
@@ -129,6 +138,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     for module, names in (*DERIVATIONS, *VALUES):
         for name in names:
             counting(module, name)
+
+    def counted_differences(before: DeviceList, after: DeviceList) -> list[Difference]:
+        times["walks of a list"] += before is not after
+        return differences(before, after)
+
+    for module in (device_lists, index):
+        monkeypatch.setattr(module, "differences", counted_differences)
     yield times
     monkeypatch.undo()
 
@@ -152,6 +168,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "advertised": 2,
                 "PollTarget": 1,
                 "observed": 1,
+                "walks of a list": 7,
             },
         ),
         # The unbind, after which nothing is known of the group's use, and the bind, after which it is polled.
@@ -168,6 +185,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "advertised": 1,
                 "PollTarget": 1,
                 "observed": 1,
+                "walks of a list": 5,
             },
         ),
         # What the ID means, which model that is, and the list that has it.
@@ -182,6 +200,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "view": 1,
                 "assess": 1,
                 "advertised": 1,
+                "walks of a list": 1,
             },
         ),
         (ledger_read, {}),
@@ -214,7 +233,7 @@ def test_a_start_derives_what_follows_from_each_function_once(
     for name, for_each in {**of_functions, **of_groups}.items():
         assert times.pop(name) == for_each * gpus, name
     assert times == {
-        "Inventory": 2, "Meanings": 2, "Holdings": 2, "by_id": 1, "polled": 1, "view": 1,
+        "Inventory": 2, "Meanings": 2, "Holdings": 2, "by_id": 1, "polled": 1, "view": 1, "walks of a list": 1,
     }  # fmt: skip
 
 

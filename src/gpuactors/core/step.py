@@ -111,9 +111,9 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     if after.host.polls.outstanding is None:
         after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = resolved(known, _hold_lists(state, after, answered, at))
-    after, published = publish(state, after, at)
-    answered = calls.after_lists(answered, waiting, state, after)
-    after = listing.kept(state, after, at)
+    after, changed, published = publish(state, after, at)
+    answered = calls.after_lists(answered, waiting, changed)
+    after = listing.kept(state, after, changed, at)
     after = _offered(after)
     return after, [*effects, *claimed, *answered, *published]
 

@@ -55,6 +55,7 @@ from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
     Call,
     CallKind,
+    Changes,
     DeviceId,
     Difference,
     LastCall,
@@ -64,7 +65,6 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
     Token,
-    differences,
     is_pci_address,
 )
 from gpuactors.core.values.owner import Allocation, Owner
@@ -130,15 +130,11 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     return _without(state, answered), answered
 
 
-def after_lists(
-    answered: Answered, waiting: Mapping[Token, Call], before: NodeState, after: NodeState
-) -> Answered:
-    """`answered` with each grant naming the lists that it has changed for others: those of `after` that are not the
-    ones of `before`. `waiting`: the calls that are answered."""
+def after_lists(answered: Answered, waiting: Mapping[Token, Call], changed: Changes) -> Answered:
+    """`answered` with each grant naming the lists that it has changed for others. `waiting`: the calls that are
+    answered."""
     if not any(isinstance(e, Reply) and isinstance(e.answer, Granted) for e in answered):
         return answered
-    lists, were = after.published.device_lists, before.published.device_lists
-    changed = {r: differences(were.get(r, ()), now) for r, now in lists.items() if now is not were.get(r)}
 
     def ordered(effect: Effect) -> Effect:
         if not (isinstance(effect, Reply) and isinstance(effect.answer, Granted)):

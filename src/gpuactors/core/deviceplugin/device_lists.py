@@ -9,9 +9,10 @@ read.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
-from itertools import filterfalse, islice
+from itertools import islice
 from operator import attrgetter, is_not
 from typing import Final
 
@@ -28,6 +29,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import (
     AdvertisedDevice,
+    Changes,
     DeviceId,
     DeviceList,
     Difference,
@@ -50,28 +52,21 @@ _ADDRESS: Final = attrgetter("address")
 _HEALTH: Final = attrgetter("health")
 
 
-def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
-    """`state` with the device lists and plugins that follow from the facts, and the changes as log lines."""
+def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, Changes, list[Effect]]:
+    """`state` with the device lists and plugins that follow from the facts; the changes of the lists, and as log
+    lines."""
     if state.daemon.stopping:
-        return with_plugins(state, {}), []
+        return with_plugins(state, {}), {}, []
     if not is_ready(state) or _nothing_changed(before, state, at):
-        return state, []
+        return state, {}, []
     state = replace(state, entries=entries(state))
     view = _view(state)
-    made = {
-        resource: _device_list(
-            state,
-            resource,
-            view.listed.setdefault(resource, {}),
-            state.published.device_lists.get(resource, ()),
-            at,
+    made, found = dict[ResourceName, DeviceList](), dict[ResourceName, Sequence[Difference]]()
+    for resource in sorted({*state.published.plugins, *view.listed}):
+        listed = state.published.device_lists.get(resource, ())
+        made[resource], found[resource] = _device_list(
+            state, resource, view.listed.setdefault(resource, {}), listed, at
         )
-        for resource in sorted({*state.published.plugins, *view.listed})
-    }
-    found = {
-        r: differences(state.published.device_lists.get(r, ()), device_list)
-        for r, device_list in made.items()
-    }
     device_lists: dict[ResourceName, DeviceList] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
@@ -90,12 +85,10 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
     serving = state.daemon.role is Role.SERVING and state.daemon.settings.device_plugin
     served = _served(state, device_lists, retired=made.keys() - device_lists.keys())
     plugins = plugins if serving else {}
-    return replace(
-        state,
-        published=replace(
-            state.published, served=served, device_lists=device_lists, plugins=plugins, history=history
-        ),
-    ), effects
+    published = replace(
+        state.published, served=served, device_lists=device_lists, plugins=plugins, history=history
+    )
+    return replace(state, published=published), found, effects
 
 
 def _served(
@@ -181,8 +174,11 @@ def _unbinding_may_differ(before: NodeState, state: NodeState) -> bool:
 def _listed(
     state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
 ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
-    """The entries to list: offered devices, and those that are lost while a pod has them."""
-    listed = {resource: dict(entries) for resource, entries in state.entries.of.items()}
+    """The entries to list, in the order of their IDs: offered devices, and those that are lost while a pod has
+    them."""
+    listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {
+        resource: dict(entries) for resource, entries in state.entries.of.items()
+    }
     for resource, ids in given.items():
         of_resource = listed.setdefault(resource, {})
         if not (lost := frozenset(ids).difference(of_resource)):
@@ -192,6 +188,7 @@ def _listed(
             old = before.get(device_id)
             made = _tombstone(state, (resource, device_id), old)
             of_resource[device_id] = same_if_equal(old, made)
+        listed[resource] = dict(sorted(of_resource.items()))
     return listed
 
 
@@ -223,15 +220,17 @@ def _device_list(
     entries: dict[DeviceId, AdvertisedDevice],
     listed: DeviceList,
     at: float,
-) -> DeviceList:
-    """The device list of a resource; the same object as `listed` if nothing changed. An entry that the list keeps for
-    now is added to the `entries`."""
+) -> tuple[DeviceList, Sequence[Difference]]:
+    """The device list of a resource, the same object as `listed` if nothing changed; and how it differs from that. An
+    entry that the list keeps for now is added to the `entries`."""
+    made = tuple(entries.values())
+    found = differences(listed, made)
     in_call = any(call.resource == resource for call in state.calls.waiting.values())
     # Before the first read a pod may have any device that is gone: a daemon before this one may have allocated it.
     blind = state.kubelet.ledger.read == 0
     if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
-        unlisted = {*filterfalse(entries.__contains__, map(_ID, listed))}
-        left = [a for a in listed if a.id in unlisted and (blind or _may_be_in_a_call(a))] if unlisted else []
+        unlisted = [was for was, now in found if was is not None and now is None]
+        left = [a for a in unlisted if blind or _may_be_in_a_call(a)]
         listed_as = {a.address: a.id for a in entries.values()} if left else {}
         for entry in left:
             other = listed_as.get(entry.address)
@@ -242,8 +241,10 @@ def _device_list(
             )
             kept = _unhealthy(entry, why)
             entries[entry.id] = same_if_equal(entry, kept)
-    made = tuple(sorted(entries.values(), key=_ID))
-    return same_if_equal(listed, made)
+        if left:
+            made = tuple(sorted(entries.values(), key=_ID))
+            found = differences(listed, made)
+    return (made, found) if any(was != now for was, now in found) else (listed, ())
 
 
 def _unhealthy(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
@@ -352,7 +353,7 @@ def _recorded(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
-    found: Mapping[ResourceName, Sequence[Difference]],
+    found: Changes,
     at: float,
 ) -> Mapping[PciAddress, tuple[Transition, ...]]:
     """The history with the changes of this publication."""
@@ -365,20 +366,14 @@ def _recorded(
         for r in state.published.device_lists.keys() - device_lists.keys()
         for a in state.published.device_lists[r]
     )
-    listed = (a for of_resource in found.values() for pair in of_resource for a in pair if a is not None)
+    listed = [a for of_resource in found.values() for pair in of_resource for a in pair if a is not None]
     touched = {a.address for a in (*retired, *listed)}
     if not touched:
         return state.published.history
-    old = {
-        a.address: a
-        for device_list in state.published.device_lists.values()
-        for a in those(device_list, _ADDRESS, touched.__contains__)
-    }
-    new = {
-        a.address: a
-        for device_list in device_lists.values()
-        for a in those(device_list, _ADDRESS, touched.__contains__)
-    }
+    few = len(touched) <= limits.QUOTED_ITEMS_MAX
+    by_id = few and not (state.index.listed_aliases or any(a.is_alias for a in listed))
+    old = _entries_of(touched, state.published.device_lists, by_id=by_id)
+    new = _entries_of(touched, device_lists, by_id=by_id)
     resource_of = {} if touched <= new.keys() else _resources(state.published.device_lists, touched)
     history = dict(state.published.history)
     for address in sorted(touched):
@@ -400,6 +395,26 @@ def _recorded(
     return history
 
 
+def _entries_of(
+    addresses: Set[PciAddress], device_lists: Mapping[ResourceName, DeviceList], *, by_id: bool
+) -> dict[PciAddress, AdvertisedDevice]:
+    """The entry of each of the devices that is listed. `by_id`: each is listed by its address, so it is looked up."""
+    listed = (
+        (entry for a in addresses if (entry := _listed_entry(device_list, DeviceId(a))) is not None)
+        if by_id
+        else those(device_list, _ADDRESS, addresses.__contains__)
+        for device_list in device_lists.values()
+    )
+    return {entry.address: entry for of_list in listed for entry in of_list}
+
+
+def _listed_entry(device_list: DeviceList, device_id: DeviceId) -> AdvertisedDevice | None:
+    """The entry of an ID."""
+    place = bisect_left(device_list, device_id, key=_ID)
+    entry = device_list[place] if place < len(device_list) else None
+    return entry if entry is not None and entry.id == device_id else None
+
+
 def _resources(
     device_lists: Mapping[ResourceName, DeviceList], among: Set[PciAddress]
 ) -> dict[PciAddress, ResourceName]:
@@ -414,7 +429,7 @@ def _with_rules_kept(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
-    found: Mapping[ResourceName, Sequence[Difference]],
+    found: Changes,
     effects: list[Effect],
 ) -> Mapping[ResourceName, DeviceList]:
     """The device lists, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in
@@ -441,7 +456,7 @@ def _broken(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
-    found: Mapping[ResourceName, Sequence[Difference]],
+    found: Changes,
 ) -> list[tuple[ResourceName, AdvertisedDevice, str]]:
     """The broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the rule.
 

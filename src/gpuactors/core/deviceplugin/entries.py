@@ -54,7 +54,15 @@ def _by_resource(
         other.setdefault(resource, {})[entry.id] = None
     for resource, entry in filter(None, map(of_devices.get, made)):
         other.setdefault(resource, {})[entry.id] = entry
-    return amended(before.of, {r: amended(before.of.get(r, {}), of_r) or None for r, of_r in other.items()})
+    return amended(before.of, {r: _sorted(before.of.get(r, {}), of_r) or None for r, of_r in other.items()})
+
+
+def _sorted(
+    before: Mapping[DeviceId, AdvertisedDevice], changes: Mapping[DeviceId, AdvertisedDevice | None]
+) -> Mapping[DeviceId, AdvertisedDevice]:
+    """`before`, which is sorted, with these changes."""
+    now = amended(before, changes)
+    return now if changes.keys() <= before.keys() else dict(sorted(now.items()))
 
 
 def _entry(address: PciAddress, row: EntryRow) -> Entry | None:

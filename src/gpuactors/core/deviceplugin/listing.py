@@ -29,12 +29,13 @@ from gpuactors.core.events.kubelet import ForeignSocketsSeen
 from gpuactors.core.state import NodeState, with_ledger, with_plugins
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import (
+    Changes,
     DeviceId,
     DeviceList,
     Health,
     PluginState,
     ResourceName,
-    is_other_for_kubelet,
+    is_told,
 )
 
 SWITCH_OFF = (
@@ -179,12 +180,17 @@ def _names(found: Iterable[str]) -> str:
 # --- after each event -------------------------------------------------------------------------------------
 
 
-def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
+def kept(before: NodeState, state: NodeState, changed: Changes, at: float) -> NodeState:
     """After an event: note the changed lists, the resources for which a read that was just requested will be valid, and
     the latest time of the next one."""
     read = state.kubelet.ledger.outstanding
     new_read = read if read != before.kubelet.ledger.outstanding else None
-    plugins = {r: _kept(before, state, r, p, new_read, at) for r, p in state.published.plugins.items()}
+    plugins = dict(state.published.plugins)
+    for resource in plugins:
+        if resource not in before.published.device_lists or is_told(changed.get(resource, ())):
+            plugins[resource] = registration.list_changed(plugins[resource], at)
+        if new_read is not None:
+            plugins[resource] = registration.read_asked(plugins[resource], new_read, at)
     if any(plugins[r] is not p for r, p in state.published.plugins.items()):
         state = with_plugins(state, plugins)
     if new_read is not None and state.kubelet.compare_at <= at:
@@ -199,17 +205,3 @@ def kept(before: NodeState, state: NodeState, at: float) -> NodeState:
     if wanted_at >= ledger.due_at:
         return state
     return with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(wanted_at)))
-
-
-def _kept(
-    before: NodeState,
-    state: NodeState,
-    resource: ResourceName,
-    plugin: PluginState,
-    new_read: int | None,
-    at: float,
-) -> PluginState:
-    was, now = before.published.device_lists.get(resource), state.published.device_lists[resource]
-    if was is None or is_other_for_kubelet(was, now):
-        plugin = registration.list_changed(plugin, at)
-    return plugin if new_read is None else registration.read_asked(plugin, new_read, at)

@@ -36,7 +36,7 @@ class Entries(Struct, frozen=True):
     of_devices: Mapping[PciAddress, Entry]
     """The entry of each device that is advertised, and the resource that it is of."""
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
-    """By resource and the ID that a device is listed by; no resource without any."""
+    """By resource and the ID that a device is listed by, sorted by ID; no resource without any."""
 
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})

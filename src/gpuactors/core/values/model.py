@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import compress
 from operator import is_not
@@ -196,6 +196,10 @@ Difference = tuple[AdvertisedDevice | None, AdvertisedDevice | None]
 """The entry of an ID before and after, each None where it is not listed."""
 
 
+Changes = Mapping[ResourceName, Sequence[Difference]]
+"""The entries of each list that differ from those of the list before."""
+
+
 def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     """The entries that differ, in the order of the IDs."""
     if before is after:
@@ -209,13 +213,18 @@ def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     return [(was.get(i), now.get(i)) for i in sorted({*others, *(was.keys() - now.keys())})]
 
 
-def is_other_for_kubelet(before: DeviceList, after: DeviceList) -> bool:
-    """What kubelet is sent of the two differs, even if no Healthy device does: each list that is sent replaces
-    kubelet's. Nothing of a reason or a cause is sent."""
+def is_told(found: Iterable[Difference]) -> bool:
+    """Kubelet is told of one of these: nothing of a reason or a cause is sent. Even if no Healthy device changed: each
+    list that is sent replaces kubelet's."""
     return any(
         was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
-        for was, now in differences(before, after)
+        for was, now in found
     )
+
+
+def is_other_for_kubelet(before: DeviceList, after: DeviceList) -> bool:
+    """What kubelet is sent of the two differs."""
+    return is_told(differences(before, after))
 
 
 def listed_by_address(

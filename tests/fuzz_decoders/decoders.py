@@ -52,7 +52,7 @@ from gpuactors.kube.slices import KubeSlices
 from gpuactors.kube.tls import tls_context
 from gpuactors.kube.watch import Watch, _Place
 from gpuactors.kubelet import translate
-from gpuactors.kubelet.ledger import checkpoint_contents, listed_contents
+from gpuactors.kubelet.ledger import Answers, checkpoint_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_pb
 from gpuactors.kubelet.pb.podresources import v1 as resources_pb
@@ -290,10 +290,6 @@ def _kubelet_file() -> bytes:
     return _json({"Data": data, "Checksum": 1})
 
 
-def _listed(content: bytes) -> None:
-    listed_contents(decode(content, resources_pb.ListPodResourcesResponse))
-
-
 _LISTED: Final = resources_pb.ListPodResourcesResponse(
     pod_resources=[
         resources_pb.PodResources(
@@ -340,7 +336,7 @@ def _kubelet() -> tuple[Decoder, ...]:
     prepare = dra_pb.NodePrepareResourcesRequest([dra_pb.Claim(namespace="default", uid=UID, name="gpus")])
     return (
         Decoder("kubelet's file", (_kubelet_file(),), lambda b: checkpoint_contents(b, "/f"), (LedgerError,)),
-        Decoder("PodResources", (bytes(_LISTED),), _listed, (ValueError,), of_bytes),
+        Decoder("PodResources", (bytes(_LISTED),), lambda b: Answers().listed(b), (GRPCError,), of_bytes),
         _of_request("Allocate", allocate, translate.allocate_requests),
         _of_request("GetPreferredAllocation", prefer, translate.preference_requests),
         _of_request("PreStartContainer", start, translate.pre_start_devices),

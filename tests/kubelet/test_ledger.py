@@ -35,7 +35,9 @@ from gpuactors.core.values.model import (
     RunningKubelet,
 )
 from gpuactors.grpc_trio import Server, SocketFile, bind_unix
-from gpuactors.kubelet.ledger import KubeletLedger, checkpoint_contents, listed_contents
+from gpuactors.grpc_trio.protobuf import decode
+from gpuactors.kubelet import ledger as kubelet_ledger
+from gpuactors.kubelet.ledger import Answers, KubeletLedger, checkpoint_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports.errors import KubeletError
@@ -81,6 +83,10 @@ def container(
 
 DAEMONS = (pod("kube-proxy-x7k2p"), pod("cni-9qz4d"))
 """Pods that any node has, as kubelet lists all."""
+
+
+def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
+    return Answers().listed(bytes(response))
 
 
 def test_a_device_counts_once_however_often_list_names_it() -> None:
@@ -174,6 +180,42 @@ def test_of_the_names_of_all_pods_it_is_read_what_they_end_in(
     for ordered in (names, names[::-1]):
         response = pb.ListPodResourcesResponse(pod_resources=[pod(name) for name in ordered])
         assert listed_contents(response).names_end == end
+
+
+def test_only_what_the_last_read_did_not_say_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = list[type]()
+
+    def counted(payload: bytes, kind: type[Any]) -> Any:
+        decoded.append(kind)
+        return decode(payload, kind)
+
+    def times(pods: list[pb.PodResources]) -> int:
+        decoded.clear()
+        response = pb.ListPodResourcesResponse(pod_resources=pods)
+        assert answers.listed(bytes(response)) == listed_contents(response)
+        return len(decoded) - len(pods)
+
+    monkeypatch.setattr("gpuactors.kubelet.ledger.decode", counted)
+    answers = Answers()
+    pods = [pod(f"vm-{i}", container(devices(f"{i}"))) for i in range(20)]
+    new = pod("vm-0", container(devices("0", "20")))
+    assert [times(p) for p in (pods, pods[::-1], [new, *pods[1:]], pods[1:], [])] == [20, 0, 1, 0, 0]
+    assert times(pods) == 20, "of the last read only"
+
+
+def test_of_the_file_only_answers_that_are_new_are_decoded() -> None:
+    decoded, real = list[str](), kubelet_ledger._nodes
+
+    def counted(answer: str) -> Any:
+        decoded.append(answer)
+        return real(answer)
+
+    response = plugin_pb.ContainerAllocateResponse(devices=[plugin_pb.DeviceSpec(host_path="/dev/vfio/81")])
+    known = kubelet_ledger.Known(counted)
+    given = base64.b64encode(bytes(response)).decode()
+    for content in (file_with(["a"]), file_with(["a"]), file_with(["a"], AllocResp=given)):
+        assert checkpoint_contents(content, "/f", known) == checkpoint_contents(content, "/f")
+    assert decoded == ["Ch8KFk5WSURJ", given]
 
 
 # --- what the file says -----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from multidict import MultiDict
 from .connection import Http2Connection
 from .http2 import Http2Stream
 from .limits import GRPC_CLOSE_S
-from .messages import frame_message, read_message
+from .messages import frame_message, read_message, read_payload
 from .unix import ConnectError, Dial, connect_unix
 
 RequestT = TypeVar("RequestT")
@@ -151,7 +151,10 @@ class ClientStream(client.Stream[Any, Any]):
         if not self._recv_initial_metadata_done:
             await self.recv_initial_metadata()
         with self._wrapper:
-            message = await read_message(self._stream, self._recv_type)
+            if self._recv_type is bytes:
+                message = await read_payload(self._stream)
+            else:
+                message = await read_message(self._stream, self._recv_type)
         if message is None:
             self._exhausted = True
             if not self._recv_trailing_metadata_done:
@@ -223,6 +226,14 @@ class Channel(client.Channel):
             dispatch=self._dispatch,
             deadline=_trio_deadline(timeout, deadline),
         )
+
+    async def encoded(self, name: str, request: Any) -> bytes:
+        """A unary call whose answer is for the caller to decode, who may know most of it already."""
+        call = self.request(name, Cardinality.UNARY_UNARY, type(request), bytes)
+        async with call:
+            await call.send_message(request, end=True)
+            answer: bytes = await call.recv_message()
+        return answer
 
     @asynccontextmanager
     async def server_stream(

@@ -22,8 +22,26 @@ async def read_message(
 ) -> M | None:
     """One message, or None if the peer has ended its side before it.
 
+    Raises GRPCError as `read_payload`; RESOURCE_EXHAUSTED (more than `fields_max` fields), INTERNAL (not that message).
+    """
+    payload = await read_payload(stream)
+    if payload is None:
+        return None
+    try:
+        return decode(payload, message_type, fields_max=fields_max)
+    except TooManyFieldsError as error:
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a {message_type.__name__} of {error}") from error
+    except ValueError as error:
+        raise GRPCError(
+            Status.INTERNAL, f"the message is not a valid {message_type.__name__}: {error}"
+        ) from error
+
+
+async def read_payload(stream: Http2Stream) -> bytes | None:
+    """One message as it was sent, or None if the peer has ended its side before it.
+
     Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES, seen from the length,
-    nothing is collected; or of more than `fields_max` fields), INTERNAL (cut short, or not that message).
+    nothing is collected), INTERNAL (cut short).
     """
     prefix = await stream.recv_data(_PREFIX_BYTES)
     if not prefix:
@@ -39,14 +57,7 @@ async def read_message(
     payload = await stream.recv_data(size_bytes)
     if len(payload) < size_bytes:
         raise _cut_short()
-    try:
-        return decode(payload, message_type, fields_max=fields_max)
-    except TooManyFieldsError as error:
-        raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a {message_type.__name__} of {error}") from error
-    except ValueError as error:
-        raise GRPCError(
-            Status.INTERNAL, f"the message is not a valid {message_type.__name__}: {error}"
-        ) from error
+    return payload
 
 
 def frame_message(message: Any, message_type: type[Any]) -> bytes:

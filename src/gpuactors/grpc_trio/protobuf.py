@@ -67,6 +67,19 @@ def decode(payload: bytes, message_type: type[M], *, fields_max: float = math.in
     return message
 
 
+def parts(payload: bytes, number: int) -> list[bytes]:
+    """The encoded messages of a repeated field, for a caller that knows most of them already. Raises ValueError as
+    `decode` does, of the message itself."""
+    found = []
+    for field, wire_type, value in _Fields(math.inf).of(payload):
+        if field != number:
+            continue
+        if wire_type != _BYTES:
+            raise ValueError(f"field {number} has wire type {wire_type}, not {_BYTES}")
+        found.append(value)
+    return found
+
+
 class _Fields:
     """The fields of one whole message, which are counted."""
 

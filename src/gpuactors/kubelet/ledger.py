@@ -5,8 +5,10 @@ every container that it makes, and it names the pods while no kubelet runs (no s
 has just started. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to
 take owners from the file; Allocate's answers are passed on all the same.
 
-Must not decide which entries count (`core/ledger/kubelet_startup.py`), nor what one means for a device, and keeps
-nothing from one read to the next.
+On a full node nearly all that a read says is what the last one said, and to decode it took most of a read's time. So
+what was decoded of the last read is kept, by the very bytes that it was decoded of.
+
+Must not decide which entries count (`core/ledger/kubelet_startup.py`), nor what one means for a device.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import base64
 import errno
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import suppress
-from typing import Final, final
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final, Generic, TypeVar, final
 
 import msgspec
 import trio
@@ -53,7 +55,7 @@ from gpuactors.grpc_trio import (
     socket_file,
 )
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
-from gpuactors.grpc_trio.protobuf import decode
+from gpuactors.grpc_trio.protobuf import decode, parts
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports.node import LedgerContents, LedgerError
@@ -64,6 +66,9 @@ CHECKPOINT: Final = str(LedgerSource.FILE)
 """File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go)."""
 
 _VFIO: Final = b"/dev/vfio/"
+
+_LIST: Final = "/v1.PodResourcesLister/List"
+_ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 
 _DAMAGED_MAX: Final = 4
 """At most so many are named."""
@@ -93,6 +98,8 @@ class KubeletLedger:
         self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._file = os.path.join(self._directory, CHECKPOINT)
+        self._answers = Answers()
+        self._nodes = Known(_nodes)
 
     async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
         """Implement `ports.node.LedgerReader.read`; take at most `LEDGER_DEADLINE_S`."""
@@ -145,7 +152,7 @@ class KubeletLedger:
                 async with open_unix_channel(
                     self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
                 ) as channel:
-                    return await _list_over(channel, resources)
+                    return await self._list_over(channel, resources)
         except trio.TooSlowError as exc:
             raise LedgerError(
                 f"kubelet did not answer PodResources List on {self._socket} within "
@@ -160,6 +167,23 @@ class KubeletLedger:
         except (OSError, RuntimeError) as exc:
             raise _of_error(exc) from exc
 
+    async def _list_over(self, channel: Channel, resources: Collection[ResourceName]) -> LedgerContents:
+        """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any.
+        Raises `LedgerError` if kubelet refuses List.
+
+        Kubelet may not list its own: it is too old, the feature is switched off, its rate limit is reached, it is
+        stopping. Nothing follows from that."""
+        try:
+            listed = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
+        except GRPCError as exc:
+            raise LedgerError(_refusal(exc)) from exc
+        if not resources:
+            return listed
+        with suppress(GRPCError):
+            allocatable = await channel.encoded(_ALLOCATABLE, pb.AllocatableResourcesRequest())
+            return replace(listed, healthy=self._answers.healthy(allocatable, resources))
+        return listed
+
     # --- the file -----------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> LedgerFile:
@@ -167,7 +191,9 @@ class KubeletLedger:
 
     def _read_checkpoint(self) -> LedgerFile:
         content = self._read_file()
-        return LedgerFile(exists=False) if content is None else checkpoint_contents(content, self._file)
+        if content is None:
+            return LedgerFile(exists=False)
+        return checkpoint_contents(content, self._file, self._nodes)
 
     def _read_file(self) -> bytes | None:
         """None if there is none in a directory that exists."""
@@ -233,51 +259,96 @@ def _with_answers(failure: LedgerError, file: LedgerFile | None) -> LedgerError:
     return LedgerError(str(failure), file.cached, file.damaged)
 
 
-async def _list_over(channel: Channel, resources: Collection[ResourceName] = ()) -> LedgerContents:
-    """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any. Raises
-    `LedgerError` if kubelet refuses List."""
+Encoded = TypeVar("Encoded", bound=Hashable)
+Decoded = TypeVar("Decoded")
+
+
+class Known(Generic[Encoded, Decoded]):
+    """Keeps what was decoded of the last read."""
+
+    def __init__(self, decoded: Callable[[Encoded], Decoded]) -> None:
+        self._decoded = decoded
+        self._known: Mapping[Encoded, Decoded] = {}
+
+    def of(self, read: Iterable[Encoded]) -> Mapping[Encoded, Decoded]:
+        """Each with what it is decoded to; the same object where they are those of the last read, in whatever order."""
+        now, known = {*read}, self._known
+        if now != known.keys():
+            known = self._known = {e: known[e] if e in known else self._decoded(e) for e in now}
+        return known
+
+
+class _OfPod(Struct, frozen=True):
+    """One pod of the answer of List, each device once: kubelet names it once per container and NUMA node."""
+
+    name: str
+    entries: frozenset[LedgerEntry]
+    claims: frozenset[ClaimedDevice]
+    waiting: frozenset[PodClaim]
+
+
+def _of_pod(encoded: bytes) -> _OfPod:
+    listed = decode(encoded, pb.PodResources)
+    pod = Pod(namespace=listed.namespace, name=listed.name, uid="")
+    return _OfPod(
+        listed.name,
+        frozenset(e for container in listed.containers for e in _devices(container, pod)),
+        frozenset(c for container in listed.containers for c in _claims(container, pod)),
+        frozenset(c for container in listed.containers for c in _waiting(container, pod)),
+    )
+
+
+def _of_devices(encoded: bytes) -> tuple[ResourceName, tuple[str, ...]]:
+    listed = decode(encoded, pb.ContainerDevices)
+    return ResourceName(listed.resource_name), tuple(listed.device_ids)
+
+
+@final
+class Answers:
+    """Decodes the answers of PodResources, which have pods and devices in another order each time."""
+
+    def __init__(self) -> None:
+        self._pods = Known(_of_pod)
+        self._devices = Known(_of_devices)
+        self._listed: tuple[Mapping[bytes, _OfPod] | None, LedgerContents] = (None, LedgerContents())
+
+    def listed(self, encoded: bytes) -> LedgerContents:
+        """The answer of List; the same object where it says the same as the last one. Raises GRPCError for one that is
+        none."""
+        with _valid("ListPodResourcesResponse"):
+            pods = self._pods.of(parts(encoded, 1))
+        if self._listed[0] is not pods:
+            self._listed = pods, _contents(pods.values())
+        return self._listed[1]
+
+    def healthy(
+        self, encoded: bytes, resources: Collection[ResourceName]
+    ) -> Mapping[ResourceName, tuple[DeviceId, ...]]:
+        """The answer of GetAllocatableResources about `resources`: other plugins' devices are not kept. Raises
+        GRPCError for one that is none."""
+        found: dict[ResourceName, set[str]] = {}
+        with _valid("AllocatableResourcesResponse"):
+            for resource, ids in self._devices.of(parts(encoded, 1)).values():
+                if resource in resources:
+                    found.setdefault(resource, set()).update(ids)
+        return {resource: comparable(ids) for resource, ids in sorted(found.items())}
+
+
+@contextmanager
+def _valid(message: str) -> Iterator[None]:
     try:
-        response = await pb.PodResourcesListerStub(channel).list(pb.ListPodResourcesRequest())
-    except GRPCError as exc:
-        raise LedgerError(_refusal(exc)) from exc
-    contents = listed_contents(response)
-    return replace(contents, healthy=await _healthy(channel, resources)) if resources else contents
+        yield
+    except ValueError as exc:
+        raise GRPCError(Status.INTERNAL, f"the message is not a valid {message}: {exc}") from exc
 
 
-async def _healthy(
-    channel: Channel, resources: Collection[ResourceName]
-) -> Mapping[ResourceName, tuple[DeviceId, ...]] | None:
-    """Kubelet's healthy IDs of `resources`. None where it does not list them: it is too old, the feature is switched
-    off, its rate limit is reached, it is stopping. Nothing follows from that. Other plugins' devices are not kept."""
-    try:
-        response = await pb.PodResourcesListerStub(channel).get_allocatable_resources(
-            pb.AllocatableResourcesRequest()
-        )
-    except GRPCError:
-        return None
-    found: dict[ResourceName, set[str]] = {}
-    for listed in response.devices:
-        if (resource := ResourceName(listed.resource_name)) in resources:
-            found.setdefault(resource, set()).update(listed.device_ids)
-    return {resource: comparable(ids) for resource, ids in sorted(found.items())}
-
-
-def listed_contents(response: pb.ListPodResourcesResponse) -> LedgerContents:
-    """The answer of List, each device of a pod once: kubelet names it once per container and NUMA node."""
-    entries: dict[LedgerEntry, None] = {}
-    claims: dict[ClaimedDevice, None] = {}
-    waiting: set[PodClaim] = set()
-    names = [listed.name for listed in response.pod_resources]
-    for listed in response.pod_resources:
-        pod = Pod(namespace=listed.namespace, name=listed.name, uid="")
-        for container in listed.containers:
-            entries.update((entry, None) for entry in _devices(container, pod))
-            claims.update((claim, None) for claim in _claims(container, pod))
-            waiting.update(_waiting(container, pod))
-    # Kubelet lists pods in another order each time: an unchanged list must compare equal.
+def _contents(pods: Iterable[_OfPod]) -> LedgerContents:
+    pods = tuple(pods)
+    names = [pod.name for pod in pods]
+    waiting = {claim for pod in pods for claim in pod.waiting}
     return LedgerContents(
-        listed=_ordered(entries),
-        claims=tuple(sorted(claims, key=_claim_order)),
+        listed=_ordered({entry for pod in pods for entry in pod.entries}),
+        claims=tuple(sorted({claim for pod in pods for claim in pod.claims}, key=_claim_order)),
         waiting=tuple(sorted(waiting, key=lambda found: (found.claim, str(found.pod)))),
         names_end=_common_end(names) if names else None,
     )
@@ -296,7 +367,7 @@ def _ordered(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
 
 
 def _claim_order(claim: ClaimedDevice) -> tuple[str, ...]:
-    return claim.driver, claim.pool, claim.device, claim.claim, str(claim.pod)
+    return claim.driver, claim.pool, claim.device, claim.claim, str(claim.pod), claim.uid
 
 
 def _devices(container: pb.ContainerResources, pod: Pod) -> Iterable[LedgerEntry]:
@@ -342,7 +413,9 @@ class _Checkpoint(msgspec.Struct):
     data: _Data = msgspec.field(name="Data")
 
 
-def checkpoint_contents(content: bytes, path: str) -> LedgerFile:
+def checkpoint_contents(
+    content: bytes, path: str, known: Known[str, frozenset[str] | None] | None = None
+) -> LedgerFile:
     """The contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is known.
 
     Raises `LedgerError`, which names `path`, for contents that kubelet cannot have written.
@@ -356,38 +429,43 @@ def checkpoint_contents(content: bytes, path: str) -> LedgerFile:
             "that disk"
         ) from exc
     entries: dict[LedgerEntry, None] = {}
-    answers: dict[tuple[str, str], set[str]] = {}
+    allocated: dict[tuple[str, str], set[str]] = {}
+    texts = (e.answer for e in checkpoint.data.entries or () if isinstance(e.answer, str))
+    answers = (known or Known(_nodes)).of(texts)
     damaged: list[str] = []
     for entry in checkpoint.data.entries or ():
         pod = Pod(namespace="", name="", uid=entry.pod_uid)
-        nodes = _nodes(entry.answer)
+        nodes = (
+            answers[entry.answer] if isinstance(entry.answer, str) else None if entry.answer else _NO_NODES
+        )
         if nodes is None:
             damaged.append(quoted(f"{entry.resource_name} of pod {entry.pod_uid}"))
         for device in _ids(entry):
             entries[LedgerEntry(ResourceName(entry.resource_name), DeviceId(device), pod)] = None
             if nodes:
                 # An init container's devices are the next one's as well, each with an answer of its own.
-                answers.setdefault((entry.resource_name, device), set()).update(nodes)
+                allocated.setdefault((entry.resource_name, device), set()).update(nodes)
     cached = (
         CachedAnswer(ResourceName(resource), DeviceId(device), tuple(sorted(nodes)))
-        for (resource, device), nodes in sorted(answers.items())
+        for (resource, device), nodes in sorted(allocated.items())
     )
     return LedgerFile(_ordered(entries), tuple(cached), _damage(damaged, path))
 
 
-def _nodes(answer: object) -> set[str] | None:
+_NO_NODES: Final = frozenset[str]()
+
+
+def _nodes(answer: str) -> frozenset[str] | None:
     """The nodes below /dev/vfio that an AllocResp gives the container; None if it is none that kubelet can have
     written."""
-    if not answer:
-        return set()
     try:
-        content = base64.b64decode(answer if isinstance(answer, str) else b"?", validate=True)
+        content = base64.b64decode(answer, validate=True)
         if _VFIO not in content:  # most devices of a node are other plugins', and parsing takes time
-            return set()
+            return _NO_NODES
         response = decode(content, ContainerAllocateResponse)
     except ValueError:
         return None
-    return {d.host_path for d in response.devices if d.host_path.startswith(_VFIO.decode())}
+    return frozenset(d.host_path for d in response.devices if d.host_path.startswith(_VFIO.decode()))
 
 
 def _damage(damaged: list[str], path: str) -> str:

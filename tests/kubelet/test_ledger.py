@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from grpclib import GRPCError, Status
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,8 +35,9 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
 )
-from gpuactors.grpc_trio import Server, SocketFile, bind_unix
+from gpuactors.grpc_trio import Server, SocketFile, bind_unix, connect_unix
 from gpuactors.grpc_trio.protobuf import decode
+from gpuactors.grpc_trio.unix import UnixStream
 from gpuactors.kubelet import ledger as kubelet_ledger
 from gpuactors.kubelet.ledger import Answers, KubeletLedger, checkpoint_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
@@ -773,3 +775,88 @@ async def test_a_disk_that_hangs_holds_no_read_of_list_up(
                 assert (contents.listed, contents.file) == ((entry("a", named("vm")),), None)
             go.set()
             await trio.to_thread.run_sync(lambda: None)
+
+
+# --- the connection that is kept --------------------------------------------------------------------------------
+
+
+class Dials:
+    """Counts the connections, and has them."""
+
+    def __init__(self, node: Node) -> None:
+        self.streams: list[UnixStream] = []
+        io = replace(kubelet_ledger._io_of_the_node(), dial=self.dial)
+        self.ledger = KubeletLedger(str(node.kubelet_dir), io)
+
+    async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
+        stream = await connect_unix(path, deadline_s=deadline_s)
+        self.streams.append(stream)
+        return stream
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[KubeletLedger]:
+        """The daemon's ledger, while it keeps connections."""
+        with trio.fail_after(WITHIN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.ledger.keep)
+                await trio.testing.wait_all_tasks_blocked()
+                yield self.ledger
+                nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_connection_is_kept_for_the_next_read_which_asks_anew(node: Node) -> None:
+    dials, lister = Dials(node), Lister(pods=[*DAEMONS], healthy=[devices("a")])
+    async with node.kubelet(lister), dials.kept() as ledger:
+        for i in range(3):
+            lister.pods.append(pod(f"vm-{i}", container(devices(f"{i}"))))
+            contents = await ledger.read([ResourceName(GPU)])
+            assert contents.listed == tuple(entry(f"{n}", named(f"vm-{n}")) for n in range(i + 1))
+            assert contents.healthy == {GPU: ("a",)}
+        assert (len(dials.streams), lister.asked) == (1, 3)
+    assert dials.streams[0]._socket.fileno() == -1, "closed with the daemon"
+
+
+@pytest.mark.trio
+async def test_a_kept_connection_that_broke_is_made_again_at_once(node: Node) -> None:
+    dials, lister = Dials(node), Lister(pods=[*DAEMONS])
+    async with node.kubelet(lister), dials.kept() as ledger:
+        await ledger.read()
+        dials.streams[0]._socket.shutdown(socket.SHUT_RDWR)  # nobody has seen it when the read begins
+        assert (await ledger.read()).kubelet is not None
+        await ledger.read()
+        assert len(dials.streams) == 2
+
+
+@pytest.mark.trio
+async def test_another_kubelet_is_asked_over_another_connection(node: Node) -> None:
+    """Whether the former one has closed its own by then or not."""
+    dials = Dials(node)
+    async with dials.kept() as ledger:
+        async with node.kubelet(Lister(pods=[pod("old", container(devices("a")))])):
+            assert (await ledger.read()).listed == (entry("a", named("old")),)
+            node.socket.rename(node.kubelet_dir / "former")
+            async with node.kubelet(Lister(pods=[pod("new", container(devices("a")))])):
+                assert (await ledger.read()).listed == (entry("a", named("new")),)
+        node.socket.unlink(missing_ok=True)
+        node.file.write_bytes(file_with({"0": ["a"]}))
+        contents = await ledger.read()
+        assert contents.kubelet is None, "none runs"
+        assert len(dials.streams) == 2
+
+
+@pytest.mark.trio
+async def test_a_connection_over_which_no_answer_came_is_not_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dials, lister = Dials(node), Lister(pods=[*DAEMONS])
+    async with node.kubelet(lister), dials.kept() as ledger:
+        await ledger.read()
+        monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.05)
+        lister.hang = True
+        with pytest.raises(LedgerError, match="did not answer PodResources List"):
+            await ledger.read()
+        lister.hang = False
+        monkeypatch.undo()
+        assert (await ledger.read()).kubelet is not None
+        assert (len(dials.streams), lister.asked) == (2, 3)

@@ -121,6 +121,8 @@ class Outside(Struct, frozen=True):
     open_uevents: OpenUevents | None
     """None if they are switched off: then only the periodic scan finds changes."""
     kubelet: Kubelet
+    keep_ledger: Callable[[], Awaitable[None]] | None = None
+    """`KubeletLedger.keep`; None: each read has a connection of its own."""
     control: Control | None = None
     """The control socket; without one there is no hand-over."""
     journal: Journal | None = None
@@ -180,7 +182,8 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
-        ledger=KubeletLedger(kubelet_dir),
+        ledger=(ledger := KubeletLedger(kubelet_dir)),
+        keep_ledger=ledger.keep,
         open_uevents=open_uevents(config.uevents),
         kubelet=kubelet,
         control=control,
@@ -391,6 +394,8 @@ async def run_daemon(
             scans.set()
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor("pod_resources", lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post))
+        if outside.keep_ledger is not None:
+            actor("ledger_connection", outside.keep_ledger)
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))
         for served in plugins_of_claims:
             served.start(actor)

@@ -17,8 +17,17 @@ import base64
 import errno
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Final, Generic, TypeVar, final
 
 import msgspec
@@ -98,6 +107,8 @@ class KubeletLedger:
         self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._file = os.path.join(self._directory, CHECKPOINT)
+        self._keeper: trio.Nursery | None = None
+        self._kept: _Kept | None = None
         self._answers = Answers()
         self._nodes = Known(_nodes)
 
@@ -114,10 +125,20 @@ class KubeletLedger:
                 "in effect: check that disk"
             ) from exc
 
+    async def keep(self) -> None:
+        """Keeps the connection of a read for the next one, as long as this runs: for ever. To make one takes more than
+        to ask over it. Without this each read has a connection of its own."""
+        async with trio.open_nursery() as nursery:
+            self._keeper = nursery
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._keeper = self._kept = None
+
     async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
         socket = self._io.socket_file(self._socket)
         try:
-            listed = await self._list(resources)
+            listed = await self._list(resources, socket)
             if listed is not None and self._is_another(socket):
                 raise LedgerError(
                     "kubelet restarted while its ledger was read; the last contents stay in effect: it is read again"
@@ -145,14 +166,13 @@ class KubeletLedger:
 
     # --- PodResources -------------------------------------------------------------------------------------
 
-    async def _list(self, resources: Collection[ResourceName]) -> LedgerContents | None:
+    async def _list(
+        self, resources: Collection[ResourceName], socket: SocketFile | None
+    ) -> LedgerContents | None:
         """None if no kubelet runs."""
         try:
             with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
-                async with open_unix_channel(
-                    self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
-                ) as channel:
-                    return await self._list_over(channel, resources)
+                return await self._asked(resources, socket)
         except trio.TooSlowError as exc:
             raise LedgerError(
                 f"kubelet did not answer PodResources List on {self._socket} within "
@@ -167,16 +187,57 @@ class KubeletLedger:
         except (OSError, RuntimeError) as exc:
             raise _of_error(exc) from exc
 
+    async def _asked(self, resources: Collection[ResourceName], socket: SocketFile | None) -> LedgerContents:
+        was_kept = self._kept is not None
+        async with self._connected(socket) as channel:
+            try:
+                return await self._list_over(channel, resources)
+            except GRPCError as exc:
+                if not (was_kept and channel.lost.is_set()):
+                    raise LedgerError(_refusal(exc)) from exc
+        return await self._asked(resources, socket)  # that connection is not kept any more
+
+    @asynccontextmanager
+    async def _connected(self, socket: SocketFile | None) -> AsyncIterator[Channel]:
+        """A channel to the kubelet of this socket: that of the last read, while connections are kept."""
+        if self._keeper is None:
+            async with self._dialled() as channel:
+                yield channel
+            return
+        kept, self._kept = self._kept, None
+        if kept is not None and not kept.is_to(socket):
+            kept.over.set()
+            kept = None
+        if kept is None:
+            kept = await self._keeper.start(self._hold, socket)
+        try:
+            yield kept.channel
+        except BaseException:
+            kept.over.set()
+            raise
+        if kept.is_to(socket):
+            self._kept = kept
+        else:
+            kept.over.set()
+
+    async def _hold(self, socket: SocketFile | None, *, task_status: trio.TaskStatus[_Kept]) -> None:
+        async with self._dialled() as channel:
+            kept = _Kept(channel, socket)
+            task_status.started(kept)
+            await kept.over.wait()
+
+    def _dialled(self) -> AbstractAsyncContextManager[Channel]:
+        return open_unix_channel(
+            self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
+        )
+
     async def _list_over(self, channel: Channel, resources: Collection[ResourceName]) -> LedgerContents:
         """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any.
-        Raises `LedgerError` if kubelet refuses List.
+        Raises `GRPCError` if kubelet refuses List.
 
         Kubelet may not list its own: it is too old, the feature is switched off, its rate limit is reached, it is
         stopping. Nothing follows from that."""
-        try:
-            listed = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
-        except GRPCError as exc:
-            raise LedgerError(_refusal(exc)) from exc
+        listed = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
         if not resources:
             return listed
         with suppress(GRPCError):
@@ -216,6 +277,22 @@ class KubeletLedger:
                 "is --kubelet-dir kubelet's directory?"
             )
         return content
+
+
+@final
+class _Kept:
+    """An open connection to kubelet. It is closed when it is `over`."""
+
+    def __init__(self, channel: Channel, socket: SocketFile | None) -> None:
+        self.channel = channel
+        self.over = trio.Event()
+        self._socket = socket
+
+    def is_to(self, socket: SocketFile | None) -> bool:
+        """It is to the kubelet that made this socket, as far as is known."""
+        if socket is None or self._socket is None or self.channel.lost.is_set():
+            return False
+        return self._socket.identity == socket.identity
 
 
 def _io_of_the_node() -> LedgerIo:

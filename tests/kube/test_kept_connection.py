@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpcore
 import pytest
 import trio
 import trustme
@@ -138,6 +139,45 @@ async def test_a_new_one_that_does_not_answer_ends_at_the_deadline_and_is_not_ke
     with pytest.raises(ApiAway, match="did not answer in 10 s"):
         await at.node.read()
     assert at.api.connections == 0
+
+
+# --- a server that sends too much ----------------------------------------------------------------------------
+
+
+class Scripted(httpcore.AsyncNetworkBackend):
+    """Connections that answer with these bytes, whatever is asked: those of one read after the other."""
+
+    def __init__(self, *connections: list[bytes]) -> None:
+        self.left = [*connections]
+
+    async def connect_tcp(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
+        return httpcore.AsyncMockStream(self.left.pop(0))
+
+
+def answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [answer(b"first"), CHUNKED], ids=["length", "chunked"])
+@pytest.mark.parametrize(
+    ("beyond", "connections"),
+    [(b"", 1), (answer(b"left"), 2), (b"HTTP/1.1 200 OK\r\n\r\n", 2), (b"left", 2), (b"\0", 2)],
+    ids=["nothing", "another answer", "its beginning", "no answer", "a byte"],
+)
+async def test_what_came_with_an_answer_is_not_the_next_one(
+    first: bytes, beyond: bytes, connections: int, autojump_clock: MockClock
+) -> None:
+    network = Scripted([first + beyond, answer(b"next")], [answer(b"next")])
+    client = ApiClient(FileAccess(Server("http", "api", 80)), network)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.keep)
+        await wait_all_tasks_blocked()
+        assert [await client.ask(GROUP), await client.ask(GROUP)] == [b"first", b"next"]
+        assert len(network.left) == 2 - connections
+        nursery.cancel_scope.cancel()
 
 
 # --- over TLS -------------------------------------------------------------------------------------------------

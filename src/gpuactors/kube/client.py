@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Final, final
+from typing import Any, Final, final
 from urllib.parse import urlencode
 
 import httpcore
@@ -75,6 +75,52 @@ class _Answer(Struct, frozen=True):
     chunks: AsyncIterator[bytes]
 
 
+@final
+class _Stream(httpcore.AsyncNetworkStream):
+    """The stream of a connection, which knows how often it was read: httpcore goes on with what it has read beyond the
+    end of an answer, and does not say so."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self.reads = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self.reads += 1
+        return await self._stream.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+@final
+class _Network(httpcore.AsyncNetworkBackend):
+    """Makes connections of which each is a `_Stream`."""
+
+    def __init__(self, backend: httpcore.AsyncNetworkBackend) -> None:
+        self._backend = backend
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        return _Stream(await self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
+
+
 class _Kept(Struct, frozen=True):
     """An idle connection."""
 
@@ -82,6 +128,8 @@ class _Kept(Struct, frozen=True):
     tls: ssl.SSLContext | None
     until: float
     """When it is closed, by trio's clock."""
+    reads: int
+    """How often its stream had been read by then: see `_Stream`."""
 
 
 @final
@@ -91,7 +139,7 @@ class ApiClient:
     def __init__(self, access: Access, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
         """`backend` makes the connections; the simulation brings its own."""
         self._access = access
-        self._backend = backend or httpcore.TrioBackend()
+        self._backend = _Network(backend or httpcore.TrioBackend())
         self._tls: tuple[Credentials, ssl.SSLContext] | None = None
         self._keeps = False
         self._kept: _Kept | None = None
@@ -142,10 +190,13 @@ class ApiClient:
                     credentials = await self._access.credentials()
                     request = self._request(call, credentials, silent_s)
                     tls = self._context(credentials) if self._access.server.scheme == "https" else None
-                    if call.method == "GET" and (connection := await self._taken(tls)) is not None:
+                    if call.method == "GET" and (kept := await self._taken(tls)) is not None:
+                        connection = kept.connection
                         # The server has closed it meanwhile, or is gone without a word.
                         with trio.move_on_after(limits.API_CONNECT_S), suppress(*_FAILURES):
                             response = await connection.handle_async_request(request)
+                        if response is not None and _reads(response) == kept.reads:
+                            response = None  # what was there before the request is no answer to it
                     if response is None:
                         await _close(connection)
                         connection = self._connection(request, tls)
@@ -162,7 +213,7 @@ class ApiClient:
                     # It is idle now, or closed where the answer was not read to its end.
                     with suppress(*_FAILURES):
                         await response.aclose()
-                await self._left(connection, tls)
+                await self._left(connection, tls, 0 if response is None else _reads(response))
             if chunks is not None:
                 # httpcore's generators end by an error of the closed connection, and not at some time by themselves.
                 with suppress(Exception):
@@ -190,24 +241,24 @@ class ApiClient:
                 self._kept = None
                 await _close(kept.connection)
 
-    async def _taken(self, tls: ssl.SSLContext | None) -> httpcore.AsyncHTTPConnection | None:
+    async def _taken(self, tls: ssl.SSLContext | None) -> _Kept | None:
         """The kept connection, if it still leads to the server, and is of the authorities and the identity of now."""
         if (kept := self._kept) is None:
             return None
         self._kept = None
         if kept.tls is tls and not kept.connection.has_expired():
-            return kept.connection
+            return kept
         await _close(kept.connection)
         return None
 
     async def _left(
-        self, connection: httpcore.AsyncHTTPConnection | None, tls: ssl.SSLContext | None
+        self, connection: httpcore.AsyncHTTPConnection | None, tls: ssl.SSLContext | None, reads: int
     ) -> None:
         """Keeps a connection that is idle now, if none is; closes it otherwise."""
         if connection is None or not self._keeps or self._kept is not None or not connection.is_available():
             await _close(connection)
             return
-        self._kept = _Kept(connection, tls, trio.current_time() + limits.API_KEPT_S)
+        self._kept = _Kept(connection, tls, trio.current_time() + limits.API_KEPT_S, reads)
         self._was_kept.set()
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -287,6 +338,12 @@ async def _close(connection: httpcore.AsyncHTTPConnection | None) -> None:
     if connection is not None:
         with trio.CancelScope(shield=True), suppress(*_FAILURES):
             await connection.aclose()
+
+
+def _reads(response: httpcore.Response) -> int:
+    stream = response.extensions["network_stream"]
+    assert isinstance(stream, _Stream), "`_Network` has made it"
+    return stream.reads
 
 
 def _header(response: httpcore.Response, name: bytes) -> bytes:

@@ -448,6 +448,11 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "a pod comes; a pod with a claim comes@2+0.001; the node reboots; "
             "an administrator removes the checkpoint under the daemon",
         ),
+        "a driver that waits for its last user disables the virtual functions as it goes": (
+            22074544083,
+            "an administrator starts virtual functions@4; a process uses a card by its host driver@4; "
+            "an administrator writes the id of a card to vfio-pci@46",
+        ),
         "the uevent of a claim's bind comes late, when the GPU is being unbound under its virtual machine": (
             22943386053,
             "the next uevents are late; a pod with a claim comes@4+0.001; "

@@ -281,6 +281,20 @@ def test_virtual_functions_come_and_go_with_a_write_and_with_the_driver(tmp_path
     assert caught.value.errno == errno.ENOENT
 
 
+def test_virtual_functions_go_with_a_driver_that_has_waited_for_its_last_user(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    address = "0000:41:00.0"
+    node.kernel.plug(PciSpec(address, "10de", "2330", "030200", 71, driver="nvidia", total_vfs=2))
+    node.write(f"sys/bus/pci/devices/{address}/sriov_numvfs", "2\n")
+    node.kernel.use(address, 99)
+    with pytest.raises(SleepsError):
+        node.write(f"{DRIVERS}/nvidia/unbind", address)
+    assert len(node.tree.virtual_functions(address)) == 2
+    node.kernel.end(99)
+    assert node.tree.driver_of(address) is None
+    assert node.tree.virtual_functions(address) == ()
+
+
 def test_vfio_takes_no_function_with_virtual_ones(tmp_path: Path) -> None:
     node = Node(tmp_path)
     address = "0000:41:00.0"

@@ -313,16 +313,21 @@ class FakeKernel:
 
             def go_on() -> None:
                 self._unmade(address)
+                self._without_virtual_functions(address)
                 self._deliver((first, *steps))
 
             self._asleep[address] = go_on
             raise SleepsError(address)
         self._unmade(address)
-        if self.tree.virtual_functions(address):  # a driver disables them as it goes
-            self._deliver(self.tree.virtualize(address, 0))
+        self._without_virtual_functions(address)
         self._deliver(self.tree.unbind(address))
         if self.tree.is_waiting(address):
             raise SleepsError(address)
+
+    def _without_virtual_functions(self, address: str) -> None:
+        """A driver disables them as it goes."""
+        if self.tree.virtual_functions(address):
+            self._deliver(self.tree.virtualize(address, 0))
 
     def _virtualize(self, path: str, address: str, count: int) -> None:
         """sriov_numvfs_store: by NVIDIA's driver here, which takes the virtual functions as well."""

@@ -184,23 +184,15 @@ def _claims_deadline(state: NodeState) -> float:
 
 def next_deadline(state: NodeState) -> float:
     """When a `Ticked` is due if nothing else happens; infinite if never."""
+    plugins = state.published.plugins.values()
     return min(
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
         _claims_deadline(state),
-        min(
-            (p.retry_at for p in state.published.plugins.values() if p.retry_at is not None), default=math.inf
-        ),
-        min((c.deadline for c in state.calls.waiting.values()), default=math.inf),
-        min(state.calls.no_removal_until.values(), default=math.inf),
-        min(
-            (
-                p.empty_since + limits.RETIRE_EMPTY_AFTER_S
-                for p in state.published.plugins.values()
-                if p.empty_since is not None
-            ),
-            default=math.inf,
-        ),
+        *[p.retry_at for p in plugins if p.retry_at is not None],
+        *[p.empty_since + limits.RETIRE_EMPTY_AFTER_S for p in plugins if p.empty_since is not None],
+        *[call.deadline for call in state.calls.waiting.values()],
+        *state.calls.no_removal_until.values(),
     )
 
 

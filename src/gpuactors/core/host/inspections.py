@@ -181,7 +181,7 @@ def due(state: NodeState, at: float) -> NodeState:
 
 def deadline(inspections: Inspections) -> float:
     """When `due` will next have something to do."""
-    return min([inspections.whole.deadline, *(refresh.due_at for refresh in inspections.single.values())])
+    return min([inspections.whole.deadline, *[refresh.due_at for refresh in inspections.single.values()]])
 
 
 def _with_found(

@@ -133,7 +133,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
 def after_lists(answered: Answered, waiting: Mapping[Token, Call], changed: Changes) -> Answered:
     """`answered` with each grant naming the lists that it has changed for others. `waiting`: the calls that are
     answered."""
-    if not any(isinstance(e, Reply) and isinstance(e.answer, Granted) for e in answered):
+    if not changed or not any(isinstance(e, Reply) and isinstance(e.answer, Granted) for e in answered):
         return answered
 
     def ordered(effect: Effect) -> Effect:
@@ -252,8 +252,10 @@ def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
     # The answer that kubelet kept of an earlier Allocate is another pod's, and its file may not be readable soon.
     kubelet = state.kubelet
-    cached = {name: nodes for name, nodes in kubelet.ledger.cached.items() if name not in until}
-    ledger, pending = replace(kubelet.ledger, cached=cached), {**kubelet.pending_allocations, **until}
+    ledger, pending = kubelet.ledger, {**kubelet.pending_allocations, **until}
+    if not ledger.cached.keys().isdisjoint(until):
+        cached = {name: nodes for name, nodes in ledger.cached.items() if name not in until}
+        ledger = replace(ledger, cached=cached)
     return replace(state, kubelet=replace(kubelet, pending_allocations=pending, ledger=ledger))
 
 

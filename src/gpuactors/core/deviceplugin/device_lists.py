@@ -151,7 +151,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
         and before.index.functions is state.index.functions
         and before.assessments is state.assessments
         and not _unbinding_may_differ(before, state)
-        and _held(before) <= _held(state)
+        and (before.calls is state.calls or _held(before) <= _held(state))
         and before.kubelet.ledger.entries is state.kubelet.ledger.entries
         and (before.kubelet.ledger.read == 0) == (state.kubelet.ledger.read == 0)
         and is_same_keys(before.kubelet.pending_allocations, state.kubelet.pending_allocations)

@@ -38,6 +38,8 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     have raised their count. A function that no selector chooses is treated as leaving too, from the read of kubelet's
     ledger on that shows it allocated to a pod.
     """
+    if not moved and state.kubelet.resolved is before.kubelet.resolved:
+        return state
     left, ended = set(state.host.polls.leaving), set()
     if state.kubelet.resolved is not before.kubelet.resolved:
         for meant in (m for name, m in state.kubelet.resolved.items() if name not in before.kubelet.resolved):

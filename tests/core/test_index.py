@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuactors import core as core_package
 from gpuactors.core import step
 from gpuactors.core.assessment import assessments
 from gpuactors.core.deviceplugin import calls, device_lists, entries
@@ -278,6 +282,22 @@ def test_an_allocate_takes_no_bytecode_for_each_other_gpu() -> None:
         counts.append(found.total())
     few, many = counts
     assert 0 < many < 1.02 * few
+
+
+def test_the_collector_of_cycles_goes_through_no_value_of_the_core() -> None:
+    """None is part of a cycle, as each is made of values that were there before. With 256 GPUs the collector took
+    100 µs of a call."""
+    names = [
+        found.name for found in pkgutil.walk_packages(core_package.__path__, f"{core_package.__name__}.")
+    ]
+    structs = {
+        value
+        for name in names
+        for value in vars(import_module(name)).values()
+        if isinstance(value, type) and issubclass(value, Struct) and value.__module__ == name
+    }
+    assert len(structs) > 200
+    assert [struct for struct in structs if struct.__struct_config__.gc] == []
 
 
 class Read(dict[Any, Any]):

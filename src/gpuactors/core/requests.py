@@ -20,7 +20,7 @@ Failure: TypeAlias = str
 """Why a request failed, as a sentence. An answer has it in place of its result."""
 
 
-class Refresh(Struct, frozen=True):
+class Refresh(Struct, frozen=True, gc=False):
     """The state of one such request."""
 
     outstanding: int | None = None

@@ -31,7 +31,7 @@ from gpuactors.core.values.remade import changed_keys, same_if_equal
 from gpuactors.core.values.status import Assessment
 
 
-class Assessments(Struct, frozen=True):
+class Assessments(Struct, frozen=True, gc=False):
     """The assessments, preceded by the values that they are derived from."""
 
     devices: Mapping[PciAddress, Device]

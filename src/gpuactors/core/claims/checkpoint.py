@@ -36,7 +36,7 @@ class MalformedError(ValueError):
     """A content that no daemon has written."""
 
 
-class Checkpoint(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True, gc=False):
     """The content on disk."""
 
     claims: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Origin(StrEnum):
     missing here is no reason to undo anything."""
 
 
-class Theirs(Struct, frozen=True):
+class Theirs(Struct, frozen=True, gc=False):
     """The claims of NVIDIA's driver in this boot, by its checkpoint."""
 
     checksum: str
@@ -78,7 +78,7 @@ class Theirs(Struct, frozen=True):
     """Those that it has prepared."""
 
 
-class Restored(Struct, frozen=True):
+class Restored(Struct, frozen=True, gc=False):
     """The checkpoint as a daemon finds it at its start."""
 
     checkpoint: Checkpoint

@@ -25,7 +25,7 @@ from gpuactors.core.values.status import Conflict, Reason
 Stepped = tuple[NodeState, list[Effect]]
 
 
-class DeviceAct(Struct, frozen=True):
+class DeviceAct(Struct, frozen=True, gc=False):
     """The target that a device and its companions are to be bound to."""
 
     number: int

@@ -11,14 +11,14 @@ from gpuactors.core.claims.metadata import MetadataFile, metadata_files
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, Json
 
 
-class PlacedFile(Struct, frozen=True):
+class PlacedFile(Struct, frozen=True, gc=False):
     """A file in a directory that a container has mounted."""
 
     path: str
     text: str
 
 
-class ClaimContents(Struct, frozen=True):
+class ClaimContents(Struct, frozen=True, gc=False):
     """The content of the files of a claim."""
 
     claim: ClaimName
@@ -49,7 +49,7 @@ def contents_of(
     )
 
 
-class FoundFiles(Struct, frozen=True):
+class FoundFiles(Struct, frozen=True, gc=False):
     """The files of one claim as they were found at a start: the last resort where the checkpoint is lost. Hints: they
     may be half of what was written."""
 

@@ -26,7 +26,7 @@ Attribute = str | int | bool
 """The value of an attribute, as it is in the ResourceSlice."""
 
 
-class MetadataFile(Struct, frozen=True):
+class MetadataFile(Struct, frozen=True, gc=False):
     """The metadata file of one request."""
 
     request: str

@@ -19,7 +19,7 @@ API_VERSION: Final = "resource.nvidia.com/v1beta1"
 Decoded = TypeVar("Decoded")
 
 
-class ConfigFault(Struct, frozen=True):
+class ConfigFault(Struct, frozen=True, gc=False):
     """Why a configuration is refused, as a sentence for the claim's error."""
 
     sentence: str

@@ -28,14 +28,14 @@ from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
 
 
-class ReadWanted(Struct, frozen=True):
+class ReadWanted(Struct, frozen=True, gc=False):
     """A claim to be read from the API server."""
 
     number: int
     claim: ClaimName
 
 
-class FilesAct(Struct, frozen=True):
+class FilesAct(Struct, frozen=True, gc=False):
     """The CDI and metadata files of a claim."""
 
     number: int
@@ -50,7 +50,7 @@ class FilesAct(Struct, frozen=True):
     """Files that are to be in those."""
 
 
-class CheckpointWanted(Struct, frozen=True):
+class CheckpointWanted(Struct, frozen=True, gc=False):
     """The contents of the checkpoint."""
 
     number: int
@@ -62,21 +62,21 @@ class CheckpointWanted(Struct, frozen=True):
     """The returns that are owed, by address."""
 
 
-class DiskWanted(Struct, frozen=True):
+class DiskWanted(Struct, frozen=True, gc=False):
     """The input of the checkpoint's keeper: the fields of `ClaimsWanted`."""
 
     load: int = 0
     checkpoint: CheckpointWanted | None = None
 
 
-class ServingWanted(Struct, frozen=True):
+class ServingWanted(Struct, frozen=True, gc=False):
     """The input of the plugin: the fields of `ClaimsWanted`."""
 
     is_serving: bool
     drain_s: float
 
 
-class ClaimsWanted(Struct, frozen=True):
+class ClaimsWanted(Struct, frozen=True, gc=False):
     """The input of the claims' actors."""
 
     load: int = 0

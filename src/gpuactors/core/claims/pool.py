@@ -28,7 +28,7 @@ from gpuactors.core.values.slices import (
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 
 
-class Pool(Struct, frozen=True):
+class Pool(Struct, frozen=True, gc=False):
     """The wanted content of all slices of one driver on this node; its generation is `slice_writes.py`'s."""
 
     driver: str
@@ -44,7 +44,7 @@ class Pool(Struct, frozen=True):
         return tuple(device for devices in self.slices for device in devices)
 
 
-class _Shown(Struct, frozen=True):
+class _Shown(Struct, frozen=True, gc=False):
     """How a device of the offer is in the pool."""
 
     name: str
@@ -54,7 +54,7 @@ class _Shown(Struct, frozen=True):
     """Why no slice can have it; empty of one that is withdrawn."""
 
 
-class MadePool(Struct, frozen=True, eq=False):
+class MadePool(Struct, frozen=True, gc=False, eq=False):
     """A pool, preceded by what it is made of."""
 
     offer: AnyOffer

@@ -12,7 +12,7 @@ from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ClaimState
 
 
-class ClaimReport(Struct, frozen=True):
+class ClaimReport(Struct, frozen=True, gc=False):
     """One claim."""
 
     name: ClaimName

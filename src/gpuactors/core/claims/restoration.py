@@ -24,7 +24,7 @@ from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 
 
-class Restoration(Struct, frozen=True):
+class Restoration(Struct, frozen=True, gc=False):
     """The entries to go on with, the warning to log, and the files to remove."""
 
     entries: tuple[StoredEntry, ...]

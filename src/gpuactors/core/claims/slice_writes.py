@@ -22,21 +22,21 @@ from gpuactors.core.values.slices import SliceDevice, SliceSpec, StoredSlice, Ta
 _INDEX = re.compile(r"([0-9a-f]{5})-")
 
 
-class Create(Struct, frozen=True):
+class Create(Struct, frozen=True, gc=False):
     """Create the slice with this place in the pool."""
 
     index: int
     spec: SliceSpec
 
 
-class Update(Struct, frozen=True):
+class Update(Struct, frozen=True, gc=False):
     """Give a stored slice another content."""
 
     stored: StoredSlice
     spec: SliceSpec
 
 
-class Delete(Struct, frozen=True):
+class Delete(Struct, frozen=True, gc=False):
     """Delete a stored slice."""
 
     stored: StoredSlice
@@ -45,7 +45,7 @@ class Delete(Struct, frozen=True):
 Write = Create | Update | Delete
 
 
-class Answered(Struct, frozen=True):
+class Answered(Struct, frozen=True, gc=False):
     """The last write of a slice, and what the server made of it."""
 
     asked: SliceSpec

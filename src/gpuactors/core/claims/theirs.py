@@ -51,7 +51,7 @@ def whose(content: bytes) -> Whose:
     return Whose.THEIRS if _THEIRS.match(content) else Whose.NOBODYS
 
 
-class TheirDevice(Struct, frozen=True):
+class TheirDevice(Struct, frozen=True, gc=False):
     """One device of a claim."""
 
     prepared: PreparedDevice
@@ -63,7 +63,7 @@ class TheirDevice(Struct, frozen=True):
     """`GPU-…`, of the GPU or of a MIG device's; empty where the file does not say it."""
 
 
-class TheirClaim(Struct, frozen=True):
+class TheirClaim(Struct, frozen=True, gc=False):
     """One claim that is prepared."""
 
     name: ClaimName
@@ -82,7 +82,7 @@ class TheirClaim(Struct, frozen=True):
         )
 
 
-class TheirCheckpoint(Struct, frozen=True):
+class TheirCheckpoint(Struct, frozen=True, gc=False):
     """The content of the file."""
 
     boot_id: str

@@ -404,7 +404,7 @@ def _number(state: NodeState, address: PciAddress) -> int:
     return 0 if seen is None else seen.inspection
 
 
-class _Doubted(Struct, frozen=True):
+class _Doubted(Struct, frozen=True, gc=False):
     """The call would be refused because of a read of the ledger from before it came."""
 
 

@@ -25,7 +25,7 @@ _PLACES_MAX: Final = 32
 """Larger sets of places are not searched for, but filled with the fullest ones: more than any node has."""
 
 
-class Group(Struct, frozen=True):
+class Group(Struct, frozen=True, gc=False):
     """The available devices of one IOMMU group: best allocated together."""
 
     ids: tuple[DeviceId, ...]
@@ -71,7 +71,7 @@ def choose(
 # --- the fewest places ------------------------------------------------------------------------------------
 
 
-class _Sums(Struct, frozen=True):
+class _Sums(Struct, frozen=True, gc=False):
     """The devices of a set of places."""
 
     devices: int
@@ -83,7 +83,7 @@ class _Sums(Struct, frozen=True):
         return self.devices >= need and (not whole or bool(self.whole >> need & 1))
 
 
-class _Offer(Struct, Generic[Place], frozen=True):
+class _Offer(Struct, Generic[Place], frozen=True, gc=False):
     """The devices that one place adds."""
 
     place: Place

@@ -104,7 +104,7 @@ def _served(
     return same_if_equal(state.published.served, served)
 
 
-class _View(Struct, frozen=True):
+class _View(Struct, frozen=True, gc=False):
     """Values derived from the state that one publication needs in several places."""
 
     ids: Mapping[PciAddress, DeviceId]

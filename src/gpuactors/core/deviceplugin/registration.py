@@ -29,7 +29,7 @@ AGAINST: Final = 2
 that kubelet was slow to take."""
 
 
-class PluginOrder(Struct, frozen=True):
+class PluginOrder(Struct, frozen=True, gc=False):
     """The orders to the plugin actor, as growing numbers; see `PluginState`."""
 
     bind: int

@@ -29,7 +29,7 @@ from gpuactors.core.values.remade import amended, changed_keys, replaced
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
 
-class Holdings(Struct, frozen=True):
+class Holdings(Struct, frozen=True, gc=False):
     """The owners of each device by the word of kubelet, and by ours."""
 
     names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)

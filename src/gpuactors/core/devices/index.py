@@ -48,7 +48,7 @@ from gpuactors.core.values.remade import amended, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 
-class Index(Struct, frozen=True):
+class Index(Struct, frozen=True, gc=False):
     """The four parts, and what follows from several."""
 
     known: Inventory = NOTHING_KNOWN

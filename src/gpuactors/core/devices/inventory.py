@@ -24,7 +24,7 @@ from gpuactors.core.values.selector import Selector
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
 
-class Inventory(Struct, frozen=True):
+class Inventory(Struct, frozen=True, gc=False):
     """The inventory, by the functions and the operator's selectors."""
 
     functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Inventory(Struct, frozen=True):
 NOTHING_KNOWN: Final = Inventory()
 
 
-class Meanings(Struct, frozen=True):
+class Meanings(Struct, frozen=True, gc=False):
     """The devices that the names in kubelet's ledger and our grants mean."""
 
     resolved: Mapping[Named, Resolved] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Meanings(Struct, frozen=True):
 NOTHING_MEANT: Final = Meanings()
 
 
-class Devices(Struct, frozen=True):
+class Devices(Struct, frozen=True, gc=False):
     """The devices of this node."""
 
     inventory: Inventory = NOTHING_KNOWN

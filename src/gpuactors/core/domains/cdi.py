@@ -26,7 +26,7 @@ IMEXD: Final = "/imexd"
 _MODE: Final = 0o666
 
 
-class DomainEdits(Struct, frozen=True):
+class DomainEdits(Struct, frozen=True, gc=False):
     """A device of a compute domain's claim, as it is when its files are written."""
 
     result: AllocatedDevice

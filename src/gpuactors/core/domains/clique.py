@@ -32,7 +32,7 @@ _WHAT_TO_DO: Final = (
 )
 
 
-class Said(Struct, frozen=True):
+class Said(Struct, frozen=True, gc=False):
     """The clique by one source."""
 
     source: str
@@ -45,7 +45,7 @@ class Said(Struct, frozen=True):
     """It knows better than those after it, and does not know: they are not asked."""
 
 
-class CliqueFound(Struct, frozen=True):
+class CliqueFound(Struct, frozen=True, gc=False):
     """The clique by all of them."""
 
     clique_id: str = ""
@@ -91,7 +91,7 @@ def found_by(said: Iterable[Said]) -> CliqueFound:
 # --- what NVML says -------------------------------------------------------------------------------------------------
 
 
-class GpuFabric(Struct, frozen=True):
+class GpuFabric(Struct, frozen=True, gc=False):
     """The fabric of one GPU (nvmlGpuFabricInfo_t)."""
 
     state: str

@@ -50,7 +50,7 @@ _KEEPS: Final = OWNING | {ClaimState.WAITING}
 """The states in which it keeps one that is there."""
 
 
-class Held(Struct, frozen=True):
+class Held(Struct, frozen=True, gc=False):
     """The domains whose label the claims hold."""
 
     needed: DomainUid | None = None

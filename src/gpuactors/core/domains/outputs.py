@@ -17,14 +17,14 @@ from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.domain import DeviceKind, DomainUid, LabelPatch
 
 
-class LabelPatchWanted(Struct, frozen=True):
+class LabelPatchWanted(Struct, frozen=True, gc=False):
     """A change of the node's label that is to be made."""
 
     number: int
     patch: LabelPatch
 
 
-class DomainReadWanted(Struct, frozen=True):
+class DomainReadWanted(Struct, frozen=True, gc=False):
     """A ComputeDomain to be read by its UID, and its clique on this node's fabric."""
 
     number: int
@@ -35,7 +35,7 @@ class DomainReadWanted(Struct, frozen=True):
     """Where its clique is: that of the claim of its daemon here, as long as there is none today's default."""
 
 
-class DomainsWanted(Struct, frozen=True):
+class DomainsWanted(Struct, frozen=True, gc=False):
     """The input of the actors of compute domains."""
 
     claims: ClaimsWanted = NO_CLAIMS_WANTED

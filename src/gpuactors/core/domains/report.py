@@ -27,7 +27,7 @@ _HERE: Final = OWNING | {ClaimState.WAITING}
 """The states in which a claim takes part in its domain."""
 
 
-class DomainReport(Struct, frozen=True):
+class DomainReport(Struct, frozen=True, gc=False):
     """One compute domain."""
 
     uid: DomainUid
@@ -137,7 +137,7 @@ def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[Do
 # --- the label, and the host ----------------------------------------------------------------------------------
 
 
-class LabelReport(Struct, frozen=True):
+class LabelReport(Struct, frozen=True, gc=False):
     """The node's label."""
 
     status: LabelStatus
@@ -181,7 +181,7 @@ def label_report(domains: Domains) -> LabelReport:
     return LabelReport(status, value, known.problem)
 
 
-class ImexReport(Struct, frozen=True):
+class ImexReport(Struct, frozen=True, gc=False):
     """The host's state of IMEX."""
 
     known: bool

@@ -23,7 +23,7 @@ from gpuactors.core.values.model import Token
 from gpuactors.core.values.slices import Publication
 
 
-class PrepareAsked(Struct, frozen=True):
+class PrepareAsked(Struct, frozen=True, gc=False):
     """NodePrepareResources for one claim: a call may name several, and each is an event of its own."""
 
     token: Token
@@ -31,7 +31,7 @@ class PrepareAsked(Struct, frozen=True):
     of: ClaimsOf
 
 
-class UnprepareAsked(Struct, frozen=True):
+class UnprepareAsked(Struct, frozen=True, gc=False):
     """NodeUnprepareResources for one claim."""
 
     token: Token
@@ -39,7 +39,7 @@ class UnprepareAsked(Struct, frozen=True):
     of: ClaimsOf
 
 
-class ClaimRead(Struct, frozen=True):
+class ClaimRead(Struct, frozen=True, gc=False):
     """The read with this number has an answer: the claim, by the UID that was asked for. If it failed, nothing is known
     of the claim."""
 
@@ -50,13 +50,13 @@ class ClaimRead(Struct, frozen=True):
     """The API server has no claim of that name, or one with another UID."""
 
 
-class OfDriver(Struct, frozen=True, kw_only=True):
+class OfDriver(Struct, frozen=True, gc=False, kw_only=True):
     """An event of the claims of one driver."""
 
     of: ClaimsOf
 
 
-class CheckpointRead(OfDriver, frozen=True):
+class CheckpointRead(OfDriver, frozen=True, gc=False):
     """The checkpoint of this boot was read; empty if there is none, or if it is of another boot."""
 
     entries: tuple[StoredEntry, ...] = ()
@@ -74,7 +74,7 @@ class CheckpointRead(OfDriver, frozen=True):
     """No checkpoint of this boot names the claims: the entries are those of files that were found."""
 
 
-class CheckpointRefused(Struct, frozen=True):
+class CheckpointRefused(Struct, frozen=True, gc=False):
     """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
 
     reason: str
@@ -83,7 +83,7 @@ class CheckpointRefused(Struct, frozen=True):
     """The claims whose files name GPUs: they have them."""
 
 
-class CheckpointWritten(Struct, frozen=True):
+class CheckpointWritten(Struct, frozen=True, gc=False):
     """Every checkpoint up to this number is on disk, and stays there when the power is cut. If the write failed, it is
     tried again."""
 
@@ -92,7 +92,7 @@ class CheckpointWritten(Struct, frozen=True):
     failure: Failure | None = None
 
 
-class ActDone(OfDriver, frozen=True):
+class ActDone(OfDriver, frozen=True, gc=False):
     """The act with this number reached its goal."""
 
     number: int
@@ -100,7 +100,7 @@ class ActDone(OfDriver, frozen=True):
     """The drivers of a device's functions now; of an act on files none."""
 
 
-class ActFailed(OfDriver, frozen=True):
+class ActFailed(OfDriver, frozen=True, gc=False):
     """The act with this number did not reach its goal. Its changes stay."""
 
     number: int
@@ -111,14 +111,14 @@ class ActFailed(OfDriver, frozen=True):
     """The functions whose driver it has changed before it failed, as they are now."""
 
 
-class FitnessChecked(Struct, frozen=True):
+class FitnessChecked(Struct, frozen=True, gc=False):
     """The fitness check with this number has come back, with a finding for each of its devices."""
 
     number: int
     findings: tuple[FitnessFinding, ...]
 
 
-class FilesTouched(Struct, frozen=True):
+class FilesTouched(Struct, frozen=True, gc=False):
     """Somebody has touched the CDI files of our claims, or their directory: one may be missing now. So has this daemon
     itself, for each claim."""
 
@@ -127,7 +127,7 @@ class FilesTouched(Struct, frozen=True):
     """Those whose files they are, sorted; None: it may be each."""
 
 
-class SlicesPublished(Struct, frozen=True):
+class SlicesPublished(Struct, frozen=True, gc=False):
     """The publisher of our ResourceSlices knows something else than before."""
 
     publication: Publication

@@ -12,11 +12,11 @@ from msgspec import Struct, field
 from gpuactors.core.values.model import ResourceName
 
 
-class Ticked(Struct, frozen=True):
+class Ticked(Struct, frozen=True, gc=False):
     """The time of `next_deadline` has come."""
 
 
-class PredecessorGone(Struct, frozen=True):
+class PredecessorGone(Struct, frozen=True, gc=False):
     """The daemon that ran before has ended its streams, or there is none; `how` has the outcome, for the log."""
 
     how: str
@@ -25,15 +25,15 @@ class PredecessorGone(Struct, frozen=True):
     of the last serving daemon as well, which may have started after us."""
 
 
-class HandOverRequested(Struct, frozen=True):
+class HandOverRequested(Struct, frozen=True, gc=False):
     """A successor is ready and asks us to end our streams."""
 
 
-class SuccessorLost(Struct, frozen=True):
+class SuccessorLost(Struct, frozen=True, gc=False):
     """The daemon that took over is no longer there."""
 
 
-class ShutdownRequested(Struct, frozen=True):
+class ShutdownRequested(Struct, frozen=True, gc=False):
     """A signal asks the daemon to stop."""
 
 

@@ -8,14 +8,14 @@ from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 
-class SocketBound(Struct, frozen=True):
+class SocketBound(Struct, frozen=True, gc=False):
     """The plugin's endpoint serves (answer to bind order `bind`)."""
 
     resource: ResourceName
     bind: int
 
 
-class SocketFailed(Struct, frozen=True):
+class SocketFailed(Struct, frozen=True, gc=False):
     """The plugin's endpoint could not be made, or failed (answer to bind order `bind`)."""
 
     resource: ResourceName
@@ -23,7 +23,7 @@ class SocketFailed(Struct, frozen=True):
     reason: str
 
 
-class RegisterAnswered(Struct, frozen=True):
+class RegisterAnswered(Struct, frozen=True, gc=False):
     """Kubelet answered Register (order `register`). If it failed, kubelet may have dropped a running client as well."""
 
     resource: ResourceName
@@ -31,21 +31,21 @@ class RegisterAnswered(Struct, frozen=True):
     failure: Failure | None = None
 
 
-class StreamOpened(Struct, frozen=True):
+class StreamOpened(Struct, frozen=True, gc=False):
     """A client, usually kubelet, opened ListAndWatch."""
 
     resource: ResourceName
     stream: int
 
 
-class StreamEnded(Struct, frozen=True):
+class StreamEnded(Struct, frozen=True, gc=False):
     """That stream has ended, on either side."""
 
     resource: ResourceName
     stream: int
 
 
-class AllocateAsked(Struct, frozen=True):
+class AllocateAsked(Struct, frozen=True, gc=False):
     """Allocate; one tuple of device IDs per container."""
 
     token: Token
@@ -53,7 +53,7 @@ class AllocateAsked(Struct, frozen=True):
     requests: tuple[tuple[DeviceId, ...], ...]
 
 
-class PreStartAsked(Struct, frozen=True):
+class PreStartAsked(Struct, frozen=True, gc=False):
     """PreStartContainer, before every start of a container."""
 
     token: Token
@@ -61,7 +61,7 @@ class PreStartAsked(Struct, frozen=True):
     devices: tuple[DeviceId, ...]
 
 
-class PreferenceRequest(Struct, frozen=True):
+class PreferenceRequest(Struct, frozen=True, gc=False):
     """One container's part of GetPreferredAllocation. The lists come in no order."""
 
     available: tuple[DeviceId, ...]
@@ -69,7 +69,7 @@ class PreferenceRequest(Struct, frozen=True):
     size: int
 
 
-class PreferenceAsked(Struct, frozen=True):
+class PreferenceAsked(Struct, frozen=True, gc=False):
     """GetPreferredAllocation; one request per container."""
 
     token: Token
@@ -77,7 +77,7 @@ class PreferenceAsked(Struct, frozen=True):
     requests: tuple[PreferenceRequest, ...]
 
 
-class CallAbandoned(Struct, frozen=True):
+class CallAbandoned(Struct, frozen=True, gc=False):
     """The caller of an unanswered call has gone."""
 
     token: Token

@@ -8,14 +8,14 @@ from gpuactors.core.requests import Failure
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts, NodeLabel
 
 
-class LabelRead(Struct, frozen=True):
+class LabelRead(Struct, frozen=True, gc=False):
     """The read with this number has an answer: the label of our Node."""
 
     number: int
     label: NodeLabel | Failure
 
 
-class LabelPatched(Struct, frozen=True):
+class LabelPatched(Struct, frozen=True, gc=False):
     """The patch with this number has an answer. If it failed, whether it was made is not known."""
 
     number: int
@@ -24,11 +24,11 @@ class LabelPatched(Struct, frozen=True):
     """The API server has refused it, as the label was not as the patch expects it (422)."""
 
 
-class NodeTouched(Struct, frozen=True):
+class NodeTouched(Struct, frozen=True, gc=False):
     """Our Node has changed: a hint that its label may have."""
 
 
-class DomainRead(Struct, frozen=True):
+class DomainRead(Struct, frozen=True, gc=False):
     """The read with this number has an answer: the ComputeDomain with this UID, its clique on this node's fabric."""
 
     number: int
@@ -39,11 +39,11 @@ class DomainRead(Struct, frozen=True):
     """None: there is none, or the node is on no fabric."""
 
 
-class DomainsTouched(Struct, frozen=True):
+class DomainsTouched(Struct, frozen=True, gc=False):
     """A ComputeDomain or a clique has changed: a hint."""
 
 
-class ImexRead(Struct, frozen=True):
+class ImexRead(Struct, frozen=True, gc=False):
     """The read with this number has an answer: what the host says of IMEX."""
 
     number: int

@@ -7,7 +7,7 @@ from msgspec import Struct
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 
 
-class HostChanged(Struct, frozen=True):
+class HostChanged(Struct, frozen=True, gc=False):
     """A uevent named this function or this IOMMU group (one of the two is set)."""
 
     address: PciAddress | None
@@ -16,20 +16,20 @@ class HostChanged(Struct, frozen=True):
     """Action and subsystem of the uevent: `bind pci`."""
 
 
-class UeventsOpened(Struct, frozen=True):
+class UeventsOpened(Struct, frozen=True, gc=False):
     """Uevents are received from now on. Earlier changes were missed."""
 
     scan_begun: bool = True
     """A scan may have begun before, and have missed such a change."""
 
 
-class UeventsLost(Struct, frozen=True):
+class UeventsLost(Struct, frozen=True, gc=False):
     """Uevents were lost (ENOBUFS); reception continues."""
 
     reason: str
 
 
-class UeventsUnavailable(Struct, frozen=True):
+class UeventsUnavailable(Struct, frozen=True, gc=False):
     """Uevents are unavailable: until they are received only scans find changes."""
 
     reason: str
@@ -37,7 +37,7 @@ class UeventsUnavailable(Struct, frozen=True):
     """As `UeventsOpened.scan_begun`."""
 
 
-class HostScanned(Struct, frozen=True):
+class HostScanned(Struct, frozen=True, gc=False):
     """The full scan number `inspection` came back: every selected or given function, companions in their groups
     included."""
 
@@ -45,14 +45,14 @@ class HostScanned(Struct, frozen=True):
     functions: tuple[PciFunction, ...]
 
 
-class ScanFailed(Struct, frozen=True):
+class ScanFailed(Struct, frozen=True, gc=False):
     """The full scan number `inspection` failed; the known facts stay."""
 
     inspection: int
     reason: str
 
 
-class FunctionInspected(Struct, frozen=True):
+class FunctionInspected(Struct, frozen=True, gc=False):
     """Inspection number `inspection` of `address` came back: the function itself, if it exists and is selected or
     given, and the other members of its IOMMU group."""
 
@@ -61,13 +61,13 @@ class FunctionInspected(Struct, frozen=True):
     functions: tuple[PciFunction, ...]
 
 
-class FunctionsInspected(Struct, frozen=True):
+class FunctionsInspected(Struct, frozen=True, gc=False):
     """Several inspections came back together, in this order: those of a call's devices, for instance."""
 
     inspected: tuple[FunctionInspected, ...]
 
 
-class InspectionFailed(Struct, frozen=True):
+class InspectionFailed(Struct, frozen=True, gc=False):
     """Inspection number `inspection` of `address` did not come back in time or failed as a whole."""
 
     inspection: int
@@ -77,7 +77,7 @@ class InspectionFailed(Struct, frozen=True):
     """The daemon had no descriptors, memory or threads for the inspection: the known facts stay."""
 
 
-class GroupsObserved(Struct, frozen=True):
+class GroupsObserved(Struct, frozen=True, gc=False):
     """Poll number `poll` came back: the use of every requested group. A group that could not be read at all is not in
     here."""
 
@@ -85,7 +85,7 @@ class GroupsObserved(Struct, frozen=True):
     uses: tuple[GroupUse, ...]
 
 
-class SomeGroupsObserved(Struct, frozen=True):
+class SomeGroupsObserved(Struct, frozen=True, gc=False):
     """A `GroupsObserved` of some groups only, without evidence of the others. A kind of its own, as the journal writes
     only the differences from the last event of a kind."""
 

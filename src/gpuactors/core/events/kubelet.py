@@ -18,7 +18,7 @@ from gpuactors.core.values.model import (
 )
 
 
-class LedgerRead(Struct, frozen=True):
+class LedgerRead(Struct, frozen=True, gc=False):
     """Read number `read` of kubelet's ledger came back: the entries of List and those of the ledger file.
     `ledger/kubelet_startup.py` decides which of them are valid."""
 
@@ -40,7 +40,7 @@ class LedgerRead(Struct, frozen=True):
     """Claims of which List has no device yet."""
 
 
-class LedgerUnreadable(Struct, frozen=True):
+class LedgerUnreadable(Struct, frozen=True, gc=False):
     """Read number `read` failed: PodResources did not answer, and kubelet's file is not used for owners while kubelet
     runs, or could not be read either."""
 
@@ -53,19 +53,19 @@ class LedgerUnreadable(Struct, frozen=True):
     """See `LedgerFile.damaged`; without meaning if `cached` is None."""
 
 
-class KubeletAppeared(Struct, frozen=True):
+class KubeletAppeared(Struct, frozen=True, gc=False):
     """kubelet.sock is there; `socket` is its identity, so that a replaced one is seen as new."""
 
     socket: str
 
 
-class KubeletGone(Struct, frozen=True):
+class KubeletGone(Struct, frozen=True, gc=False):
     """kubelet.sock is not there; `reason` names what is missing, and where."""
 
     reason: str
 
 
-class ForeignSocketsSeen(Struct, frozen=True):
+class ForeignSocketsSeen(Struct, frozen=True, gc=False):
     """The other processes' sockets beside kubelet's are these now; one may have been replaced under its name."""
 
     sockets: tuple[str, ...]

@@ -25,7 +25,7 @@ IOMMUFD_NODE: Final = "/dev/iommu"
 """The API devices of the two backends, as paths of the container. `host/root.py` has those of the host."""
 
 
-class ClaimDevice(Struct, frozen=True):
+class ClaimDevice(Struct, frozen=True, gc=False):
     """A device of a claim, as it is when its files are written."""
 
     result: AllocatedDevice

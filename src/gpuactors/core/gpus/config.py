@@ -36,7 +36,7 @@ class BackendPolicy(StrEnum):
     """The device's own node, `/dev/vfio/devices/vfio3`, where the kernel makes one; else the group's."""
 
 
-class VfioConfig(Struct, frozen=True):
+class VfioConfig(Struct, frozen=True, gc=False):
     """How one device is given to its container."""
 
     backend_policy: BackendPolicy = BackendPolicy.LEGACY_ONLY

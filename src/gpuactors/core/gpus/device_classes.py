@@ -24,7 +24,7 @@ REMEDY = (
 """The remedy for such a class."""
 
 
-class DeviceClass(Struct, frozen=True):
+class DeviceClass(Struct, frozen=True, gc=False):
     """A DeviceClass, as far as pods request it as an extended resource."""
 
     name: str

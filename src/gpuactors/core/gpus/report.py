@@ -43,7 +43,7 @@ def _named(entry: Entry, *, admin: bool) -> tuple[PciAddress, ...]:
     return tuple(dict.fromkeys(address for address in named if address is not None))
 
 
-class DeviceOfClaims(Struct, frozen=True):
+class DeviceOfClaims(Struct, frozen=True, gc=False):
     """The ways in which claims may use one device."""
 
     claim: ClaimUid | None

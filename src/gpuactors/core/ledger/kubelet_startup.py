@@ -42,7 +42,7 @@ from gpuactors.core.values.model import (
 )
 
 
-class Counted(Struct, frozen=True):
+class Counted(Struct, frozen=True, gc=False):
     """The valid entries of the ledger after a read."""
 
     entries: tuple[LedgerEntry, ...]

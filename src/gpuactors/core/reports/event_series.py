@@ -21,7 +21,7 @@ from gpuactors import limits
 from gpuactors.core.reports.kube_events import KubeEvent
 
 
-class Series(Struct, frozen=True):
+class Series(Struct, frozen=True, gc=False):
     """One fact, and how often it was posted."""
 
     since: float
@@ -46,7 +46,7 @@ class Series(Struct, frozen=True):
         return max(self.not_before, settled_at, self.told_at + limits.EVENT_AGAIN_S)
 
 
-class Told(Struct, frozen=True):
+class Told(Struct, frozen=True, gc=False):
     """The facts that are posted, or were not long ago. Frozen: each function returns the next one."""
 
     series: Mapping[KubeEvent, Series] = field(default_factory=dict)

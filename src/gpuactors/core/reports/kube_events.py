@@ -37,11 +37,11 @@ OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
 """States of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is asked again."""
 
 
-class OurNode(Struct, frozen=True):
+class OurNode(Struct, frozen=True, gc=False):
     """The event is about the node of this daemon."""
 
 
-class PodsOf(Struct, frozen=True):
+class PodsOf(Struct, frozen=True, gc=False):
     """The event is about every pod that a claim is reserved for (`status.reservedFor`)."""
 
     claim: ClaimName
@@ -50,7 +50,7 @@ class PodsOf(Struct, frozen=True):
 About = OurNode | PodsOf
 
 
-class KubeEvent(Struct, frozen=True, eq=False):
+class KubeEvent(Struct, frozen=True, gc=False, eq=False):
     """One fact to post."""
 
     about: About

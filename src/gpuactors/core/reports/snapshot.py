@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpuactors.core.domains.outputs import DomainsWanted
 
 
-class PollTarget(Struct, frozen=True):
+class PollTarget(Struct, frozen=True, gc=False):
     """One IOMMU group whose use is wanted."""
 
     group: int
@@ -45,7 +45,7 @@ class PollTarget(Struct, frozen=True):
     """A call waits for this: no result of an earlier poll may replace an observation."""
 
 
-class PollWanted(Struct, frozen=True):
+class PollWanted(Struct, frozen=True, gc=False):
     """The outstanding poll; None while none is. Each number is polled once."""
 
     poll: int | None
@@ -58,7 +58,7 @@ NO_POLL: Final = PollWanted(None, ())
 """None is outstanding."""
 
 
-class InspectionsWanted(Struct, frozen=True):
+class InspectionsWanted(Struct, frozen=True, gc=False):
     """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
 
     scan: int | None
@@ -78,21 +78,21 @@ def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
     )
 
 
-class LedgerWanted(Struct, frozen=True):
+class LedgerWanted(Struct, frozen=True, gc=False):
     """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
 
     read: int | None
     resources: tuple[ResourceName, ...] = ()
 
 
-class PluginView(Struct, frozen=True):
+class PluginView(Struct, frozen=True, gc=False):
     """The input of one plugin actor."""
 
     device_list: DeviceList
     order: PluginOrder
 
 
-class Outputs(Struct, frozen=True):
+class Outputs(Struct, frozen=True, gc=False):
     """Every output that lasts, for the registry to put into its cells."""
 
     inspections: InspectionsWanted
@@ -189,7 +189,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     return tuple(targets)
 
 
-class DeviceReport(Struct, frozen=True):
+class DeviceReport(Struct, frozen=True, gc=False):
     """One selected function as an operator sees it."""
 
     id: DeviceId

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from gpuactors.core.state.offered import Offered
 
 
-class Host(Struct, frozen=True):
+class Host(Struct, frozen=True, gc=False):
     """The kernel's view of the node: sysfs, uevents, the use of the groups."""
 
     inspections: Inspections
@@ -76,7 +76,7 @@ class Host(Struct, frozen=True):
     polls: Polls
 
 
-class Kubelet(Struct, frozen=True):
+class Kubelet(Struct, frozen=True, gc=False):
     """Kubelet's side: its socket, and which pod has which device by its ledger and by our own answers."""
 
     socket: str | None
@@ -96,7 +96,7 @@ class Kubelet(Struct, frozen=True):
     """When kubelet's list is to be read because of an odd observation; infinite without one."""
 
 
-class Calls(Struct, frozen=True):
+class Calls(Struct, frozen=True, gc=False):
     """Kubelet's calls, and the lists that must keep their devices because of them."""
 
     waiting: Mapping[Token, Call]
@@ -106,7 +106,7 @@ class Calls(Struct, frozen=True):
     """The last answered call of each kind about each function, for the operator; nothing is decided by it."""
 
 
-class Published(Struct, frozen=True):
+class Published(Struct, frozen=True, gc=False):
     """The device lists for kubelet, and the state of each resource's registration."""
 
     served: Mapping[ResourceName, frozenset[str]]
@@ -120,7 +120,7 @@ class Published(Struct, frozen=True):
     """The last changes of what was published of each device, oldest first."""
 
 
-class Daemon(Struct, frozen=True):
+class Daemon(Struct, frozen=True, gc=False):
     """This process."""
 
     settings: Settings
@@ -136,7 +136,7 @@ _NO_ADMIN: Final[frozenset[AdminAccess]] = frozenset()
 _NO_ENDED: Final[frozenset[tuple[str, str]]] = frozenset()
 
 
-class NodeState(Struct, frozen=True, eq=False):
+class NodeState(Struct, frozen=True, gc=False, eq=False):
     """The state of the node. Owned by the registry actor; changed by `step` only. Equal to another if its parts are:
     what is derived of them follows."""
 

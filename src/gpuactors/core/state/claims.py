@@ -34,7 +34,7 @@ AWAITED: Final = "awaited"
 (`ClaimDriver.unmet_prerequisite`)."""
 
 
-class ClaimedGpu(Struct, frozen=True):
+class ClaimedGpu(Struct, frozen=True, gc=False):
     """One device that a claim has for itself, as it was when it was reserved."""
 
     address: PciAddress
@@ -52,7 +52,7 @@ def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     return tuple(found.values())
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """A claim on this node."""
 
     name: ClaimName
@@ -103,7 +103,7 @@ class Entry(Struct, frozen=True):
         return self.why.message if self.why is not None else ""
 
 
-class StoredEntry(Struct, frozen=True):
+class StoredEntry(Struct, frozen=True, gc=False):
     """The part of an entry that is on disk: how far an act came is not known to the daemon that reads it."""
 
     name: ClaimName
@@ -119,7 +119,7 @@ class StoredEntry(Struct, frozen=True):
     """See `Entry.unplaced`."""
 
 
-class OwedReturn(Struct, frozen=True):
+class OwedReturn(Struct, frozen=True, gc=False):
     """A device of an ended claim that gpuactors left on vfio because its original driver was not loaded."""
 
     gpu: ClaimedGpu
@@ -132,7 +132,7 @@ class OwedReturn(Struct, frozen=True):
     """When that is tried next."""
 
 
-class ClaimCall(Struct, frozen=True):
+class ClaimCall(Struct, frozen=True, gc=False):
     """A prepare or unprepare of one claim that waits for its answer."""
 
     uid: ClaimUid
@@ -140,7 +140,7 @@ class ClaimCall(Struct, frozen=True):
     deadline: float
 
 
-class ClaimSettings(Struct, frozen=True):
+class ClaimSettings(Struct, frozen=True, gc=False):
     """The settings of the claims' part of the core."""
 
     driver: str
@@ -151,7 +151,7 @@ class ClaimSettings(Struct, frozen=True):
     """The driver's sockets have names of this instance alone, so that its successor's are there beside them."""
 
 
-class Claims(Struct, frozen=True):
+class Claims(Struct, frozen=True, gc=False):
     """The claims of this node. Numbers of reads, acts and checkpoints come from one counter and only grow."""
 
     settings: ClaimSettings | None = None

@@ -28,7 +28,7 @@ from gpuactors.core.values.model import ClaimedDevice
 from gpuactors.core.values.offered_domains import NOTHING_OFFERED, OfferedDomains
 
 
-class Label(Struct, frozen=True):
+class Label(Struct, frozen=True, gc=False):
     """The node's label as last known, and what is under way about it. A read and a patch are never outstanding at the
     same time: a read that was begun before a patch would say what was."""
 
@@ -78,7 +78,7 @@ class Label(Struct, frozen=True):
         return self.known and self.refresh.outstanding is None and self.retry_at == math.inf
 
 
-class DomainView(Struct, frozen=True):
+class DomainView(Struct, frozen=True, gc=False):
     """One compute domain, as the API server said last."""
 
     number: int = 0
@@ -101,7 +101,7 @@ class DomainView(Struct, frozen=True):
         return self.domain is not None and node in self.domain.ready_nodes
 
 
-class ImexView(Struct, frozen=True):
+class ImexView(Struct, frozen=True, gc=False):
     """The host's last answer about IMEX."""
 
     number: int = 0
@@ -110,7 +110,7 @@ class ImexView(Struct, frozen=True):
     refresh: Refresh = field(default_factory=Refresh)
 
 
-class Domains(Struct, frozen=True, eq=False):
+class Domains(Struct, frozen=True, gc=False, eq=False):
     """Compute domains on this node. Equal to another if all is but what is offered, which follows."""
 
     settings: DomainSettings | None = None

@@ -23,7 +23,7 @@ address, and whether it is offered although it is on no driver; None if that is 
 Entry = tuple[ResourceName, AdvertisedDevice]
 
 
-class Entries(Struct, frozen=True):
+class Entries(Struct, frozen=True, gc=False):
     """The entries, preceded by the values that they are derived from."""
 
     devices: Mapping[PciAddress, Device]

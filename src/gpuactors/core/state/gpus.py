@@ -21,7 +21,7 @@ NOBODY: Final = OperatorsList()
 """The operator names no address."""
 
 
-class GpuSettings(Struct, frozen=True):
+class GpuSettings(Struct, frozen=True, gc=False):
     """The settings and the facts of this boot that only claims of GPUs need."""
 
     operator: OperatorsList = NOBODY
@@ -31,7 +31,7 @@ class GpuSettings(Struct, frozen=True):
     """A GPU may be taken from its host's driver although the host runs NVSwitches."""
 
 
-class Fitness(Struct, frozen=True):
+class Fitness(Struct, frozen=True, gc=False):
     """Whether a claim could bind a device that is on its host's driver."""
 
     due_at: float = 0.0
@@ -40,7 +40,7 @@ class Fitness(Struct, frozen=True):
     """Why none could, by the last check or by an act of a claim; None if one could, or it is not known."""
 
 
-class Returned(Struct, frozen=True):
+class Returned(Struct, frozen=True, gc=False):
     """A device that an act has returned to its original driver. It was last seen on vfio, as a device that can be
     allocated."""
 
@@ -49,7 +49,7 @@ class Returned(Struct, frozen=True):
     """The last number that had been issued then: only later inspections are used."""
 
 
-class Gpus(Struct, frozen=True):
+class Gpus(Struct, frozen=True, gc=False):
     """Claims of GPUs on this node. The numbers of checks and of owed returns are from the counter of the claims."""
 
     settings: GpuSettings = GpuSettings()

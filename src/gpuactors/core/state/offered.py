@@ -32,7 +32,7 @@ selector chooses it, the claim that has it, what the last look found, whether it
 function is there; and of the whole node, the NVSwitches on a driver of the host, and whether it has `/dev/iommu`."""
 
 
-class Offered(Struct, frozen=True):
+class Offered(Struct, frozen=True, gc=False):
     """The offer, preceded by the values that it is derived from."""
 
     made_of: tuple[object, ...] = ()

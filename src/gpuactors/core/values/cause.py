@@ -82,7 +82,7 @@ HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
 """The health that a device with a cause is advertised with; CALL: the cause of a refused call only."""
 
 
-class Meaning(Struct, frozen=True):
+class Meaning(Struct, frozen=True, gc=False):
     """One row of the table of causes."""
 
     health: str

@@ -30,7 +30,7 @@ class ClaimsOf(StrEnum):
     DOMAINS = "domains"
 
 
-class ClaimName(Struct, frozen=True):
+class ClaimName(Struct, frozen=True, gc=False):
     """A ResourceClaim, as kubelet names it in a prepare or unprepare (dra v1 `Claim`)."""
 
     namespace: str
@@ -46,7 +46,7 @@ class ClaimName(Struct, frozen=True):
         return f"{self.namespace}/{self.name}" if self.is_known else f"(UID {self.uid})"
 
 
-class AllocatedDevice(Struct, frozen=True):
+class AllocatedDevice(Struct, frozen=True, gc=False):
     """One entry of `status.allocation.devices.results` that names our driver."""
 
     request: str
@@ -65,7 +65,7 @@ class AllocatedDevice(Struct, frozen=True):
         return self.request.split("/", 1)[0]
 
 
-class OpaqueConfig(Struct, frozen=True):
+class OpaqueConfig(Struct, frozen=True, gc=False):
     """One entry of `status.allocation.devices.config` for our driver, in the order of the list."""
 
     from_class: bool
@@ -77,7 +77,7 @@ class OpaqueConfig(Struct, frozen=True):
     """How the parameters are no JSON that can be decoded, as a part of a sentence; they are None then."""
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """A ResourceClaim as the API server has it, reduced to what one node's driver needs."""
 
     name: ClaimName
@@ -89,11 +89,11 @@ class Claim(Struct, frozen=True):
     configs: tuple[OpaqueConfig, ...] = ()
 
 
-class ClaimAbsent(Struct, frozen=True):
+class ClaimAbsent(Struct, frozen=True, gc=False):
     """The API server has no claim of this name. (That it does not serve claims at all is another error.)"""
 
 
-class ClaimReplaced(Struct, frozen=True):
+class ClaimReplaced(Struct, frozen=True, gc=False):
     """The claim of this name is another one."""
 
     uid: ClaimUid
@@ -113,7 +113,7 @@ class Target(StrEnum):
     """The driver found on it before any act of gpuactors."""
 
 
-class OriginalDriver(Struct, frozen=True):
+class OriginalDriver(Struct, frozen=True, gc=False):
     """The driver found on a function before any act of gpuactors; None: without a driver. It belongs to the function's
     presence: one that was unplugged and plugged in again is found anew."""
 
@@ -129,7 +129,7 @@ class OriginalDriver(Struct, frozen=True):
     """nvidia-persistenced gets it back; see `BoundFunction.persistence`."""
 
 
-class BoundFunction(Struct, frozen=True):
+class BoundFunction(Struct, frozen=True, gc=False):
     """The driver of a function after an act; group and cdev are read anew after each bind."""
 
     address: PciAddress
@@ -166,7 +166,7 @@ class ActFault(StrEnum):
     """The kernel refused a write, or did not do it. The device stays where it is."""
 
 
-class FitnessCheck(Struct, frozen=True):
+class FitnessCheck(Struct, frozen=True, gc=False):
     """One check of several devices: one pass over all processes."""
 
     number: int
@@ -174,7 +174,7 @@ class FitnessCheck(Struct, frozen=True):
     """Those whose answer is used: not one that has changed since."""
 
 
-class FitnessFinding(Struct, frozen=True):
+class FitnessFinding(Struct, frozen=True, gc=False):
     """Whether a claim could bind a GPU that is on its host's driver."""
 
     device: PciAddress
@@ -187,7 +187,7 @@ class FitnessFinding(Struct, frozen=True):
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-class PreparedDevice(Struct, frozen=True):
+class PreparedDevice(Struct, frozen=True, gc=False):
     """One device of the answer to a prepare (dra v1 `Device`). A repeated one gets the same, in the same order:
     kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
 
@@ -199,13 +199,13 @@ class PreparedDevice(Struct, frozen=True):
     share_id: str | None = None
 
 
-class Prepared(Struct, frozen=True):
+class Prepared(Struct, frozen=True, gc=False):
     """The claim's devices are ready: its containers may start."""
 
     devices: tuple[PreparedDevice, ...]
 
 
-class Unprepared(Struct, frozen=True):
+class Unprepared(Struct, frozen=True, gc=False):
     """Nothing of the claim is left that its next owner could meet."""
 
 
@@ -217,7 +217,7 @@ class DraHealth(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-class DeviceHealth(Struct, frozen=True):
+class DeviceHealth(Struct, frozen=True, gc=False):
     """The health of one offered device, as kubelet writes it into the status of the pod that has it."""
 
     pool: str

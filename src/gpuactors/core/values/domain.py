@@ -48,7 +48,7 @@ class DeviceKind(StrEnum):
     DAEMON = "daemon"
 
 
-class DomainDevice(Struct, frozen=True):
+class DomainDevice(Struct, frozen=True, gc=False):
     """A device of a compute domain: `channel-0`, `daemon-0`."""
 
     kind: DeviceKind
@@ -64,7 +64,7 @@ def device_of(name: str) -> DomainDevice | None:
     return DomainDevice(DeviceKind(found[1]), int(found[2])) if found is not None else None
 
 
-class DomainSettings(Struct, frozen=True):
+class DomainSettings(Struct, frozen=True, gc=False):
     """The settings that compute domains need."""
 
     mode: DomainMode
@@ -92,7 +92,7 @@ class AllocationMode(StrEnum):
     """Every channel of the node."""
 
 
-class DomainConfig(Struct, frozen=True):
+class DomainConfig(Struct, frozen=True, gc=False):
     """The purpose of a claim."""
 
     kind: DeviceKind
@@ -100,7 +100,7 @@ class DomainConfig(Struct, frozen=True):
     mode: AllocationMode = AllocationMode.SINGLE
 
 
-class ComputeDomain(Struct, frozen=True):
+class ComputeDomain(Struct, frozen=True, gc=False):
     """A ComputeDomain object, reduced to what one node's driver needs."""
 
     uid: DomainUid
@@ -115,7 +115,7 @@ class ComputeDomain(Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class Clique(Struct, frozen=True):
+class Clique(Struct, frozen=True, gc=False):
     """A ComputeDomainClique object: the daemons of one domain on one NVLink fabric."""
 
     ready_nodes: frozenset[str] = frozenset()
@@ -127,7 +127,7 @@ def clique_name(uid: DomainUid, clique_id: str) -> str:
     return f"{uid}.{clique_id}"
 
 
-class NodeLabel(Struct, frozen=True):
+class NodeLabel(Struct, frozen=True, gc=False):
     """LABEL as our Node has it."""
 
     value: str | None
@@ -143,7 +143,7 @@ class LabelChange(StrEnum):
     """JSON patch `test <value>`, `remove`: it must have the value."""
 
 
-class LabelPatch(Struct, frozen=True):
+class LabelPatch(Struct, frozen=True, gc=False):
     """A change of the label that is to be made."""
 
     change: LabelChange
@@ -151,7 +151,7 @@ class LabelPatch(Struct, frozen=True):
     """The value to add, or the one that must be there to be removed."""
 
 
-class ImexFacts(Struct, frozen=True):
+class ImexFacts(Struct, frozen=True, gc=False):
     """The host's driver's state of IMEX."""
 
     absent: str = ""
@@ -180,7 +180,7 @@ class ImexFacts(Struct, frozen=True):
     """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
 
 
-class ClaimedDomain(Struct, frozen=True):
+class ClaimedDomain(Struct, frozen=True, gc=False):
     """The reservation of a claim: its domain and its devices, as they were when it was reserved."""
 
     uid: DomainUid

@@ -29,7 +29,7 @@ class Refusal(StrEnum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
 
 
-class Grant(Struct, frozen=True):
+class Grant(Struct, frozen=True, gc=False):
     """The grant of one container."""
 
     envs: tuple[tuple[str, str], ...]
@@ -37,7 +37,7 @@ class Grant(Struct, frozen=True):
     """Device nodes, host path = container path, permissions mrw."""
 
 
-class Granted(Struct, frozen=True):
+class Granted(Struct, frozen=True, gc=False):
     """Allocate's answer, one grant per container."""
 
     containers: tuple[Grant, ...]
@@ -46,17 +46,17 @@ class Granted(Struct, frozen=True):
     Kubelet must have handled these lists before it admits the next pod, so the answer waits for them."""
 
 
-class Preferred(Struct, frozen=True):
+class Preferred(Struct, frozen=True, gc=False):
     """GetPreferredAllocation's answer, one choice per container."""
 
     containers: tuple[tuple[DeviceId, ...], ...]
 
 
-class Ready(Struct, frozen=True):
+class Ready(Struct, frozen=True, gc=False):
     """PreStartContainer may go on."""
 
 
-class Refused(Struct, frozen=True):
+class Refused(Struct, frozen=True, gc=False):
     """The call is refused; `reason` is the sentence that the operator reads."""
 
     status: Refusal
@@ -67,14 +67,14 @@ class Refused(Struct, frozen=True):
     """The owners of the devices in the way, as far as the call is refused for that."""
 
 
-class Elsewhere(Struct, frozen=True):
+class Elsewhere(Struct, frozen=True, gc=False):
     """A call about a claim that this daemon has handed over: its successor has the answer (ADR 0015)."""
 
 
 Answer: TypeAlias = "Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere"
 
 
-class Reply(Struct, frozen=True):
+class Reply(Struct, frozen=True, gc=False):
     """Answer the call `token`. If no caller waits any more it is dropped."""
 
     token: Token
@@ -94,7 +94,7 @@ Field = str | int | float | bool | tuple[str, ...] | None
 """The type of a field of the log."""
 
 
-class Log(Struct, frozen=True):
+class Log(Struct, frozen=True, gc=False):
     """One line in the log: an event name `noun.verb` and fields."""
 
     level: Level

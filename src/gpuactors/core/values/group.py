@@ -20,7 +20,7 @@ Short = tuple[tuple[PciAddress, str], ...]
 address."""
 
 
-class UnownedUse(Struct, frozen=True):
+class UnownedUse(Struct, frozen=True, gc=False):
     """The other inputs for a group that is in use by somebody to whom kubelet has not given it."""
 
     left: Pod | None
@@ -34,7 +34,7 @@ class UnownedUse(Struct, frozen=True):
     """The last advertised health of its devices, where it is not settled."""
 
 
-class GroupInputs(Struct, frozen=True):
+class GroupInputs(Struct, frozen=True, gc=False):
     """All that the assessment of a group's devices follows from."""
 
     group: GroupKey

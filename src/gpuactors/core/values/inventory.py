@@ -20,7 +20,7 @@ COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
 no GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a device or an address chooses one."""
 
 
-class Device(Struct, frozen=True):
+class Device(Struct, frozen=True, gc=False):
     """A function that is (or would be) advertised to kubelet, with the members of its IOMMU group."""
 
     function: PciFunction

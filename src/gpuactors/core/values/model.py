@@ -69,7 +69,7 @@ def is_bridge(class_code: str) -> bool:
     return class_code.startswith("06") and not class_code.startswith(_OTHER_BRIDGE)
 
 
-class PciFunction(Struct, frozen=True):
+class PciFunction(Struct, frozen=True, gc=False):
     """One PCI function as one inspection of sysfs and /dev found it."""
 
     address: PciAddress
@@ -126,7 +126,7 @@ class PciFunction(Struct, frozen=True):
         )
 
 
-class Seen(Struct, frozen=True):
+class Seen(Struct, frozen=True, gc=False):
     """The last inspection of an address, whether it found a function or none.
 
     The result of an inspection with a smaller number changes nothing: it may have read before this one was
@@ -139,7 +139,7 @@ class Seen(Struct, frozen=True):
     """When an inspection first found what is known of the address."""
 
 
-class Retry(Struct, frozen=True):
+class Retry(Struct, frozen=True, gc=False):
     """A function whose facts are incomplete is inspected again: how often that was done."""
 
     attempt: int
@@ -147,7 +147,7 @@ class Retry(Struct, frozen=True):
     """The inspection that failed or came back incomplete. One that was requested before it does not replace it."""
 
 
-class Inspections(Struct, frozen=True):
+class Inspections(Struct, frozen=True, gc=False):
     """The outstanding inspections of the host. Numbers only grow; one counter serves scans and single inspections."""
 
     last: int
@@ -171,7 +171,7 @@ class Inspections(Struct, frozen=True):
         return {a: r.outstanding for a, r in self.single.items() if r.outstanding is not None}
 
 
-class AdvertisedDevice(Struct, frozen=True):
+class AdvertisedDevice(Struct, frozen=True, gc=False):
     """One device in a device list of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
 
     id: DeviceId
@@ -238,7 +238,7 @@ def listed_by_address(
     }
 
 
-class Listing(Struct, frozen=True):
+class Listing(Struct, frozen=True, gc=False):
     """Kubelet's own list of a resource against ours; see `deviceplugin/listing.py`. Times are seconds of the core's
     clock."""
 
@@ -260,7 +260,7 @@ class Listing(Struct, frozen=True):
     """How often we have registered again for that since the lists agreed for long."""
 
 
-class PluginState(Struct, frozen=True):
+class PluginState(Struct, frozen=True, gc=False):
     """The registration of one resource with kubelet. Registered means: one open ListAndWatch stream.
 
     `bind` and `register` count orders to the plugin actor: a larger number means "do it (again)"; answers carry the
@@ -291,7 +291,7 @@ class PluginState(Struct, frozen=True):
     listing: Listing = Listing()
 
 
-class Pod(Struct, frozen=True):
+class Pod(Struct, frozen=True, gc=False):
     """A pod, as kubelet names it. From the checkpoint file only the UID is known, from PodResources only the name."""
 
     namespace: str
@@ -304,7 +304,7 @@ class Pod(Struct, frozen=True):
         return f"{quoted_name(self.namespace)}/{quoted_name(self.name)}"
 
 
-class LedgerEntry(Struct, frozen=True):
+class LedgerEntry(Struct, frozen=True, gc=False):
     """One device that kubelet has given to a pod, by the ID that kubelet knows it by."""
 
     resource: ResourceName
@@ -312,7 +312,7 @@ class LedgerEntry(Struct, frozen=True):
     pod: Pod
 
 
-class CachedAnswer(Struct, frozen=True):
+class CachedAnswer(Struct, frozen=True, gc=False):
     """The answer of Allocate for one device of a pod, as kubelet keeps it in its ledger file: each container that
     kubelet makes gets it, also after a restart of the node, when Allocate is not called again."""
 
@@ -322,7 +322,7 @@ class CachedAnswer(Struct, frozen=True):
     """Device nodes below /dev/vfio that the container gets, as paths of the host, sorted."""
 
 
-class LedgerFile(Struct, frozen=True):
+class LedgerFile(Struct, frozen=True, gc=False):
     """The contents of kubelet's ledger file at one read; the defaults are those of a missing file."""
 
     entries: tuple[LedgerEntry, ...] = ()
@@ -336,7 +336,7 @@ class LedgerFile(Struct, frozen=True):
     """Kubelet writes it with the first allocation."""
 
 
-class RunningKubelet(Struct, frozen=True):
+class RunningKubelet(Struct, frozen=True, gc=False):
     """The kubelet that answered List."""
 
     socket: str
@@ -346,7 +346,7 @@ class RunningKubelet(Struct, frozen=True):
     unchanged ledger is to be an unchanged event, which costs the journal nothing."""
 
 
-class ClaimedDevice(Struct, frozen=True):
+class ClaimedDevice(Struct, frozen=True, gc=False):
     """One device of a DRA claim that a running pod has, as PodResources lists it."""
 
     driver: str
@@ -366,7 +366,7 @@ class ClaimedDevice(Struct, frozen=True):
         return self.driver, self.claim
 
 
-class PodClaim(Struct, frozen=True):
+class PodClaim(Struct, frozen=True, gc=False):
     """A DRA claim that a pod uses, as PodResources lists it."""
 
     claim: str
@@ -406,7 +406,7 @@ class LedgerSource(StrEnum):
         return self is not LedgerSource.LIST_AND_KNOWN
 
 
-class KubeletStartup(Struct, frozen=True):
+class KubeletStartup(Struct, frozen=True, gc=False):
     """The state of the kubelet that answered List last, while it may not know its pods; see
     `ledger/kubelet_startup.py`."""
 
@@ -421,7 +421,7 @@ class KubeletStartup(Struct, frozen=True):
     """When it was first seen to ask for a claim; infinite before."""
 
 
-class Refreshed(Struct, frozen=True):
+class Refreshed(Struct, frozen=True, gc=False):
     """Facts by answers to numbered requests, one outstanding at a time."""
 
     refresh: Refresh
@@ -437,7 +437,7 @@ class Refreshed(Struct, frozen=True):
         return self.refresh.due_at
 
 
-class Ledger(Refreshed, frozen=True):
+class Ledger(Refreshed, frozen=True, gc=False):
     """Kubelet's ledger: which pod has which device. Numbers come from the same counter as inspections."""
 
     read: int
@@ -470,7 +470,7 @@ class Ledger(Refreshed, frozen=True):
     """Of these claims, and of those of which kubelet lists no device yet, the pods."""
 
 
-class Holder(Struct, frozen=True):
+class Holder(Struct, frozen=True, gc=False):
     """A process that holds a vfio group or device open."""
 
     pid: int
@@ -483,7 +483,7 @@ class Holder(Struct, frozen=True):
         return f"process {self.pid} ({quoted_id(self.command)}){where}"
 
 
-class GroupUse(Struct, frozen=True):
+class GroupUse(Struct, frozen=True, gc=False):
     """The result of one poll for one IOMMU group, without opening anything (unless an open was allowed)."""
 
     group: int
@@ -500,7 +500,7 @@ class GroupUse(Struct, frozen=True):
     """Why `enabled` lacks a function that exists, as a sentence: the unreadable file, and the remedy."""
 
 
-class Observed(Struct, frozen=True):
+class Observed(Struct, frozen=True, gc=False):
     """The known use of a group. It stays the same object until a poll sees something else; when that was is in
     `Polls.seen`."""
 
@@ -522,7 +522,7 @@ class Observed(Struct, frozen=True):
     """Why its use cannot be determined, as a sentence; the last known use applies."""
 
 
-class LastPoll(Struct, frozen=True):
+class LastPoll(Struct, frozen=True, gc=False):
     """The last poll that a group was in the result of."""
 
     poll: int
@@ -530,7 +530,7 @@ class LastPoll(Struct, frozen=True):
     """When it came back."""
 
 
-class Polls(Refreshed, frozen=True):
+class Polls(Refreshed, frozen=True, gc=False):
     """The kernel's side: which groups are in use. Numbers come from the same counter as inspections.
 
     A poll is due when every group is to be polled: never while such a poll is outstanding, or wanted after the
@@ -566,7 +566,7 @@ class Polls(Refreshed, frozen=True):
         return asked or (self.refresh.again and (self.again_of is None or group in self.again_of))
 
 
-class Orphan(Struct, frozen=True):
+class Orphan(Struct, frozen=True, gc=False):
     """A device that left kubelet's ledger with the read `read`; its group may still be held by the former pod."""
 
     pod: Pod
@@ -575,7 +575,7 @@ class Orphan(Struct, frozen=True):
     """`Observed.since` of the group's use that was seen while kubelet listed the pod; None if none was."""
 
 
-class Resolved(Struct, frozen=True):
+class Resolved(Struct, frozen=True, gc=False):
     """The device of an ID that is named by kubelet's ledger, or by an allocation of gpuactors. The meaning stays as
     long as the ID is named, even if the device moves: a GPU may come back in another IOMMU group."""
 
@@ -598,7 +598,7 @@ class Role(StrEnum):
     """A successor serves; this process only waits for its end."""
 
 
-class Transition(Struct, frozen=True):
+class Transition(Struct, frozen=True, gc=False):
     """One change of a device's health or reason."""
 
     at: float
@@ -615,7 +615,7 @@ class CallKind(StrEnum):
     PRE_START = "PreStartContainer"
 
 
-class LastCall(Struct, frozen=True):
+class LastCall(Struct, frozen=True, gc=False):
     """The last answered call of its kind about a device."""
 
     kind: CallKind
@@ -625,7 +625,7 @@ class LastCall(Struct, frozen=True):
     causes: tuple[Cause, ...] = ()
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """A call that waits for fresh inspections of its devices before it can be answered."""
 
     kind: CallKind
@@ -643,7 +643,7 @@ class Call(Struct, frozen=True):
     """It would be refused by an earlier read of the ledger: only a read requested after the call is used."""
 
 
-class Settings(Struct, frozen=True):
+class Settings(Struct, frozen=True, gc=False):
     """The settings that the core needs."""
 
     selectors: tuple[Selector, ...]

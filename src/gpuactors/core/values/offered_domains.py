@@ -13,7 +13,7 @@ from gpuactors.core.values.domain import ClaimedDomain, DomainDevice
 from gpuactors.core.values.slices import Attribute, BlockReason, Offer
 
 
-class OfferedImexDevice(Struct, frozen=True):
+class OfferedImexDevice(Struct, frozen=True, gc=False):
     """An IMEX device in a slice; see `slices.OfferedDevice`."""
 
     device: DomainDevice
@@ -44,7 +44,7 @@ class OfferedImexDevice(Struct, frozen=True):
         return ""
 
 
-class OfferedDomains(Struct, frozen=True):
+class OfferedDomains(Struct, frozen=True, gc=False):
     """The devices offered, preceded by what they are derived from."""
 
     absent: str | None = None

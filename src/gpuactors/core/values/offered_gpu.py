@@ -25,7 +25,7 @@ def device_name(address: PciAddress) -> str:
     return f"gpu-{address.replace(':', '-').replace('.', '-')}"
 
 
-class OfferedGpu(Struct, frozen=True):
+class OfferedGpu(Struct, frozen=True, gc=False):
     """A GPU in a slice; see `slices.OfferedDevice`."""
 
     address: PciAddress

@@ -28,7 +28,7 @@ def gpu_uuid(device: DeviceId | str) -> str | None:
     return match[1] if match is not None else None
 
 
-class Allocation(Struct, frozen=True):
+class Allocation(Struct, frozen=True, gc=False):
     """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA
     claim."""
 
@@ -72,7 +72,7 @@ class Allocation(Struct, frozen=True):
         return "a pod that kubelet does not list yet"
 
 
-class Owner(Struct, frozen=True):
+class Owner(Struct, frozen=True, gc=False):
     """The pods and claims that kubelet has given a device to. Its ledger may name a device more than once, as every
     plugin and driver on the node has a list of its own; the entries are sorted, as the order of kubelet's pods has no
     meaning."""

@@ -70,7 +70,7 @@ class Rule(StrEnum):
     """Its original driver is not known, so nothing is done to it."""
 
 
-class PreBound(Struct, frozen=True):
+class PreBound(Struct, frozen=True, gc=False):
     """Whether a function is pre-bound, and why."""
 
     is_prebound: bool
@@ -78,7 +78,7 @@ class PreBound(Struct, frozen=True):
     sentence: str
 
 
-class OperatorsList(Struct, frozen=True):
+class OperatorsList(Struct, frozen=True, gc=False):
     """The setting `prebound`: addresses, or all of them."""
 
     addresses: frozenset[PciAddress] = frozenset()
@@ -129,7 +129,7 @@ _WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 _FIELD: Final = re.compile(r"(?:0x)?[0-9a-f]{1,8}", re.IGNORECASE)
 
 
-class KernelId(Struct, frozen=True):
+class KernelId(Struct, frozen=True, gc=False):
     """One of `vfio-pci.ids=`: `vendor:device[:subvendor[:subdevice[:class[:mask]]]]`, hexadecimal
     (drivers/vfio/pci/vfio_pci.c, vfio_pci_fill_ids)."""
 

@@ -23,7 +23,7 @@ _CLASS = re.compile(r"(?P<digits>(?:[0-9a-f]{2}){0,3})(?P<any>x*)")
 _ADDRESS = r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<slot>[01][0-9a-f])\.(?P<fn>[0-7])"
 
 
-class Selector(Struct, frozen=True):
+class Selector(Struct, frozen=True, gc=False):
     """The properties of a PCI function that is chosen, or left out: every part that is not None has to agree.
 
     `vendor` and `device` are four lower-case hex digits, `class_prefix` the first 2, 4 or 6 hex digits of the

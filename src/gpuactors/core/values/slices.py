@@ -30,7 +30,7 @@ class BlockKind(StrEnum):
     """A pod or a process has it, and not by a claim of gpuactors."""
 
 
-class BlockReason(Struct, frozen=True):
+class BlockReason(Struct, frozen=True, gc=False):
     """A device must not be given to a claim now."""
 
     kind: BlockKind
@@ -75,7 +75,7 @@ class OfferedDevice(Protocol):
 D_co = TypeVar("D_co", bound=OfferedDevice, covariant=True)
 
 
-class Offer(Struct, Generic[D_co], frozen=True):
+class Offer(Struct, Generic[D_co], frozen=True, gc=False):
     """All that one driver offers on this node."""
 
     driver: str
@@ -91,7 +91,7 @@ AnyOffer: TypeAlias = Offer[OfferedDevice]
 # --- as the API server has them ---------------------------------------------------------------------------
 
 
-class Attribute(Struct, frozen=True):
+class Attribute(Struct, frozen=True, gc=False):
     """The value of a device's attribute. The type is part of it: Python takes True for 1."""
 
     type: str
@@ -103,7 +103,7 @@ NO_SCHEDULE = "NoSchedule"
 """The only effect of our taints: NoExecute would evict the virtual machine that has the device."""
 
 
-class Taint(Struct, frozen=True, eq=False):
+class Taint(Struct, frozen=True, gc=False, eq=False):
     """A taint of a device."""
 
     key: str
@@ -123,7 +123,7 @@ class Taint(Struct, frozen=True, eq=False):
         return self.key, self.value, self.effect
 
 
-class SliceDevice(Struct, frozen=True):
+class SliceDevice(Struct, frozen=True, gc=False):
     """A device in a slice."""
 
     name: str
@@ -133,7 +133,7 @@ class SliceDevice(Struct, frozen=True):
     """Quantities."""
 
 
-class SliceSpec(Struct, frozen=True):
+class SliceSpec(Struct, frozen=True, gc=False):
     """The content of a slice."""
 
     driver: str
@@ -147,7 +147,7 @@ class SliceSpec(Struct, frozen=True):
     """Of a stored one: what it has that we never write, by its path (`devices[0].allowMultipleAllocations`)."""
 
 
-class StoredSlice(Struct, frozen=True):
+class StoredSlice(Struct, frozen=True, gc=False):
     """A slice as the server stored it."""
 
     name: str
@@ -159,7 +159,7 @@ class StoredSlice(Struct, frozen=True):
     spec: SliceSpec
 
 
-class Publication(Struct, frozen=True):
+class Publication(Struct, frozen=True, gc=False):
     """The publisher's facts and writes of one driver's slices; for the log, `inspect` and `explain`."""
 
     driver: str

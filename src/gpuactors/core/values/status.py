@@ -11,7 +11,7 @@ from gpuactors.core.values.model import Health, Holder, PciAddress, Pod
 from gpuactors.core.values.owner import Owner
 
 
-class Reason(Struct, frozen=True):
+class Reason(Struct, frozen=True, gc=False):
     """Why a device is not offered, or a call or claim cannot have it, or not yet."""
 
     cause: Cause
@@ -19,7 +19,7 @@ class Reason(Struct, frozen=True):
     """A sentence with the place and the remedy."""
 
 
-class Conflict(Struct, frozen=True):
+class Conflict(Struct, frozen=True, gc=False):
     """Why a claim cannot have its devices now."""
 
     why: Reason
@@ -31,7 +31,7 @@ class Conflict(Struct, frozen=True):
     """What is read of a device meanwhile says nothing of afterwards: a pod that has just got it opens it later."""
 
 
-class DeviceStatus(Struct, frozen=True):
+class DeviceStatus(Struct, frozen=True, gc=False):
     """The one status of a device, in every list, call and view."""
 
     health: Health
@@ -43,7 +43,7 @@ class DeviceStatus(Struct, frozen=True):
     """The processes that have its group open; none where that is not read."""
 
 
-class Holding(Struct, frozen=True):
+class Holding(Struct, frozen=True, gc=False):
     """The holder of a function, and so of its IOMMU group: a group opens once."""
 
     who: Owner | Pod | tuple[Holder, ...]
@@ -60,7 +60,7 @@ class Holding(Struct, frozen=True):
         return self.reason.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
 
 
-class Assessment(Struct, frozen=True):
+class Assessment(Struct, frozen=True, gc=False):
     """All that is decided of a device."""
 
     holding: Holding | None

@@ -453,6 +453,11 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "an administrator starts virtual functions@4; a process uses a card by its host driver@4; "
             "an administrator writes the id of a card to vfio-pci@46",
         ),
+        "an unbind that waits for a user of the card goes on with no write that hung": (
+            23949874799,
+            "a process uses a card by its host driver@3; an administrator writes the id of a card to vfio-pci@189; "
+            "a pod with a claim comes@3; writes that hang go on+0.001; a pod ends+0.3; the node reboots",
+        ),
         "the uevent of a claim's bind comes late, when the GPU is being unbound under its virtual machine": (
             22943386053,
             "the next uevents are late; a pod with a claim comes@4+0.001; "

@@ -295,6 +295,19 @@ def test_virtual_functions_go_with_a_driver_that_has_waited_for_its_last_user(tm
     assert node.tree.virtual_functions(address) == ()
 
 
+def test_an_unbind_that_waits_for_a_user_goes_on_with_no_other_write(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    address = "0000:41:00.0"
+    node.kernel.plug(PciSpec(address, "10de", "2330", "030200", 71, driver="nvidia"))
+    node.kernel.use(address, 99)
+    with pytest.raises(SleepsError):
+        node.write(f"{DRIVERS}/nvidia/unbind", address)
+    node.kernel.release()
+    assert node.kernel.sleeps(address)
+    node.kernel.end(99)
+    assert not node.kernel.sleeps(address)
+
+
 def test_vfio_takes_no_function_with_virtual_ones(tmp_path: Path) -> None:
     node = Node(tmp_path)
     address = "0000:41:00.0"

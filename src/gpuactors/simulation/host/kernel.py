@@ -93,7 +93,9 @@ class FakeKernel:
         self._minors: dict[str, int] = {}
         self._users: dict[str, set[int]] = {}
         self._asleep: dict[str, Callable[[], None]] = {}
-        """Actions when a function's host driver loses its last user, or a planned hang ends."""
+        """The rest of each write that hangs by a plan."""
+        self._awaiting_users: dict[str, Callable[[], None]] = {}
+        """The rest of each unbind that waits for the last user of the function."""
         self._late_errors: dict[str, OSError] = {}
         self._planned: list[Planned] = []
         (tree.root / "sys/bus/pci/drivers_probe").write_text("")
@@ -184,8 +186,8 @@ class FakeKernel:
 
     def _wake(self) -> None:
         for address, users in self._users.items():
-            if not users and address in self._asleep:
-                self._asleep.pop(address)()
+            if not users and address in self._awaiting_users:
+                self._awaiting_users.pop(address)()
         self._show_all()
 
     def plan(self, planned: Planned) -> None:
@@ -210,7 +212,14 @@ class FakeKernel:
             for pid in self._users.get(address, ()):
                 self.tree.kill(pid)
             self._unmade(address)
-        for held in (self._users, self._asleep, self._late_errors, self._overrides, self._planned):
+        for held in (
+            self._users,
+            self._asleep,
+            self._awaiting_users,
+            self._late_errors,
+            self._overrides,
+            self._planned,
+        ):
             held.clear()
 
     # --- what is there ------------------------------------------------------------------------------------------------
@@ -221,7 +230,8 @@ class FakeKernel:
 
     def sleeps(self, address: str) -> bool:
         """A write for this function has not returned, or (the device's lock is taken) would not."""
-        return address in self._asleep or (address in self.tree.functions and self.tree.is_waiting(address))
+        asleep = address in self._asleep or address in self._awaiting_users
+        return asleep or (address in self.tree.functions and self.tree.is_waiting(address))
 
     # --- a write ------------------------------------------------------------------------------------------------------
 
@@ -316,7 +326,7 @@ class FakeKernel:
                 self._without_virtual_functions(address)
                 self._deliver((first, *steps))
 
-            self._asleep[address] = go_on
+            self._awaiting_users[address] = go_on
             raise SleepsError(address)
         self._unmade(address)
         self._without_virtual_functions(address)

@@ -32,9 +32,12 @@ async def read_message(
     except TooManyFieldsError as error:
         raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a {message_type.__name__} of {error}") from error
     except ValueError as error:
-        raise GRPCError(
-            Status.INTERNAL, f"the message is not a valid {message_type.__name__}: {error}"
-        ) from error
+        raise not_valid(message_type.__name__, error) from error
+
+
+def not_valid(message: str, error: ValueError) -> GRPCError:
+    """The error for bytes that are not a message of the type of that name."""
+    return GRPCError(Status.INTERNAL, f"the message is not a valid {message}: {error}")
 
 
 async def read_payload(stream: Http2Stream) -> bytes | None:

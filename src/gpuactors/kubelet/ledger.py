@@ -64,6 +64,7 @@ from gpuactors.grpc_trio import (
     socket_file,
 )
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
+from gpuactors.grpc_trio.messages import not_valid
 from gpuactors.grpc_trio.protobuf import decode, parts
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
@@ -416,7 +417,7 @@ def _valid(message: str) -> Iterator[None]:
     try:
         yield
     except ValueError as exc:
-        raise GRPCError(Status.INTERNAL, f"the message is not a valid {message}: {exc}") from exc
+        raise not_valid(message, exc) from exc
 
 
 def _contents(pods: Iterable[_OfPod]) -> LedgerContents:

@@ -17,6 +17,7 @@ from gpuactors.core.claims import takeover
 from gpuactors.core.claims.answers import answered, declined
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.progress import act_over, not_prepared
+from gpuactors.core.claims.restoration import CHECKPOINT_LOST
 from gpuactors.core.claims.transitions import read_over, refusal, transition, try_transition, with_read
 from gpuactors.core.events.claims import (
     ActDone,
@@ -103,11 +104,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             entry = driver.with_claim(entry, stored.claim)
         if stored.claim is None and stored.state is not ClaimState.RELEASING:
             # The checkpoint is lost, and it was found out from its files.
-            stopped = replace(
-                entry,
-                state=ClaimState.STOPPED,
-                why=Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost"),
-            )
+            stopped = replace(entry, state=ClaimState.STOPPED, why=CHECKPOINT_LOST)
             state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
         else:
             state, broken = try_transition(

@@ -12,16 +12,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import ClaimDriver
-from gpuactors.core.claims.restoration import gpus_of
+from gpuactors.core.claims.restoration import CHECKPOINT_LOST, gpus_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry, with_entry
-from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import LedgerSource, Role
 from gpuactors.core.values.names import is_subdomain
-from gpuactors.core.values.status import Reason
 
 
 def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
@@ -34,8 +32,7 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeS
     lines: list[Effect] = []
     for name, devices in _listed(driver, state).items():
         number, gpus = claims.last + 1, gpus_of(devices)
-        why = Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost")
-        found = Entry(name, ClaimState.STOPPED, order=number, gpus=gpus, intent=number, why=why)
+        found = Entry(name, ClaimState.STOPPED, order=number, gpus=gpus, intent=number, why=CHECKPOINT_LOST)
         claims = with_entry(replace(claims, last=number, checkpoint=number), found)
         fields: dict[str, Field] = {
             "claim": str(name),
@@ -53,7 +50,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
     all. None where another claim here has one by now: a device has one owner."""
     claims = driver.claims(state)
     assert claims.settings is not None
-    known = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
+    left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
     owned = {f.address for e in owning for gpu in e.gpus for f in gpu.functions}
     found: dict[ClaimName, list[str]] = {}
@@ -64,8 +61,8 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
             if (of.driver, of.pool) != (claims.settings.driver, claims.settings.pool) or not of.uid:
                 continue
             if not (is_in_place and is_subdomain(namespace) and is_subdomain(name)):
-                known.add(of.uid)
+                left_out.add(of.uid)
             devices = found.setdefault(ClaimName(namespace, name, ClaimUid(of.uid)), [])
             if of.device not in devices:  # it is listed for each pod of the claim
                 devices.append(of.device)
-    return {name: of_it for name, of_it in found.items() if known.isdisjoint((name.uid, str(name)))}
+    return {name: of_it for name, of_it in found.items() if left_out.isdisjoint((name.uid, str(name)))}

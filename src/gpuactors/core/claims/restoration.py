@@ -10,6 +10,7 @@ can be started with what they are left of.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,8 +21,10 @@ from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.status import Reason
 
 
 class Restoration(Struct, frozen=True, gc=False):
@@ -114,6 +117,10 @@ def entries_of(
         else:
             entries.append(StoredEntry(of_claim.claim, ClaimState.PREPARED, None, gpus))
     return tuple(entries), tuple(unknown)
+
+
+CHECKPOINT_LOST: Final = Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost")
+"""Why a claim that was found out without the checkpoint is stopped, until it is read from the API server again."""
 
 
 def gpus_of(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:

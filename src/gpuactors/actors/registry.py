@@ -159,7 +159,7 @@ async def run(
         # One scope until the clock ends it: to make one for each event takes as long as a small step.
         with trio.CancelScope() as until_due:
             while (due := next_deadline(state)) > trio.current_time():
-                if due < until_due.deadline:  # one that is due later looks again when this one ends
+                if due < until_due.deadline:  # what is due later is looked at again when this deadline ends
                     until_due.deadline = due
                 turn(await inbox.receive())
         await trio.lowlevel.checkpoint()

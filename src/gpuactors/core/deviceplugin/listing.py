@@ -35,7 +35,7 @@ from gpuactors.core.values.model import (
     Health,
     PluginState,
     ResourceName,
-    is_told,
+    is_news_for_kubelet,
 )
 
 SWITCH_OFF = (
@@ -190,7 +190,7 @@ def kept(before: NodeState, state: NodeState, changed: Changes, at: float) -> No
     new_read = read if read != before.kubelet.ledger.outstanding else None
     plugins = dict(state.published.plugins)
     for resource in plugins:
-        if resource not in before.published.device_lists or is_told(changed.get(resource, ())):
+        if resource not in before.published.device_lists or is_news_for_kubelet(changed.get(resource, ())):
             plugins[resource] = registration.list_changed(plugins[resource], at)
         if new_read is not None:
             plugins[resource] = registration.read_asked(plugins[resource], new_read, at)

@@ -213,9 +213,9 @@ def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     return [(was.get(i), now.get(i)) for i in sorted({*others, *(was.keys() - now.keys())})]
 
 
-def is_told(found: Iterable[Difference]) -> bool:
-    """Kubelet is told of one of these: nothing of a reason or a cause is sent. Even if no Healthy device changed: each
-    list that is sent replaces kubelet's."""
+def is_news_for_kubelet(found: Iterable[Difference]) -> bool:
+    """Kubelet is sent something else by one of these: nothing of a reason, a cause or an owner is sent. Even if no
+    Healthy device changed: each list that is sent replaces kubelet's."""
     return any(
         was is None or now is None or (was.health, was.numa_node) != (now.health, now.numa_node)
         for was, now in found
@@ -224,7 +224,7 @@ def is_told(found: Iterable[Difference]) -> bool:
 
 def is_other_for_kubelet(before: DeviceList, after: DeviceList) -> bool:
     """What kubelet is sent of the two differs."""
-    return is_told(differences(before, after))
+    return is_news_for_kubelet(differences(before, after))
 
 
 def listed_by_address(

@@ -1,35 +1,93 @@
-"""What the scenarios on the real node rest on: what is said without a kit."""
+"""What the scenarios on the real node rest on: what is said without a kit, or without the programs of others."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.deploy.manifests import ROOT
 from tests.node import run
 from tests.node.books import address_of
+from tests.node.lane import Lane, NoProgramsError
 from tests.node.planted import BUGS, CHECKOUT
 from tests.node.planted_image import PACKAGE, changed_image
+from tests.vm.commands import ProvisionError
 
 
 def test_a_device_of_a_slice_is_named_by_its_address() -> None:
     assert address_of("gpu-0000-23-00-0") == "0000:23:00.0"
 
 
-@pytest.mark.parametrize(("ci", "code"), [("true", 69), ("", 0)])
+@pytest.mark.parametrize("ci", ["true", ""])
+@pytest.mark.parametrize(("words", "code"), [((), 69), (("--if-possible",), 0)])
 def test_without_a_kit_the_binaries_are_named(
-    ci: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    code: int,
+    ci: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(run.KIT_VARIABLE, str(tmp_path))
     monkeypatch.setenv("CI", ci)
-    assert run.main([]) == code
+    assert run.main(words) == code
     (said,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path) in said
     assert all(name in said for name in (*run.BINARIES, "bridge", "host-local", "loopback"))
+
+
+LACKS: Final = "install.sh: /nowhere/kubelet is missing: name its directory in K8S_PROGRAMS"
+
+
+def kit_that(directory: Path, install: str, domains: str) -> Path:
+    """A kit with these two scripts."""
+    (directory / "domains").mkdir(parents=True)
+    (directory / "install.sh").write_text(install)
+    (directory / "domains" / "install.sh").write_text(domains)
+    return directory
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root that is said first")
+@pytest.mark.parametrize("ci", ["true", ""])
+@pytest.mark.parametrize(("words", "code"), [((), 69), (("--if-possible",), 0)])
+def test_without_kubernetes_programs_the_kit_says_what_to_do(
+    words: tuple[str, ...],
+    code: int,
+    ci: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kit = kit_that(tmp_path / "kit", f"echo '{LACKS}' >&2; exit 69", "")
+    monkeypatch.setenv(run.KIT_VARIABLE, str(kit))
+    monkeypatch.setenv("CI", ci)
+    # Not those of a run that goes on beside this one.
+    monkeypatch.setenv("TEST_NODE_DIRECTORY", str(tmp_path / "node"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run.main(words) == code
+    assert capsys.readouterr().err.splitlines() == [f"./do node: no scenario was played: {LACKS}"]
+
+
+def test_without_nvidias_programs_the_node_is_there_and_says_what_it_lacks(tmp_path: Path) -> None:
+    kit = kit_that(tmp_path / "kit", "mkdir -p $1", f"echo '{LACKS}' >&2; exit 69")
+    lane = Lane(0, tmp_path / "node")
+    assert lane.install(kit, lane) == LACKS
+    assert lane.program.is_file()
+
+
+def test_a_kit_that_fails_otherwise_is_no_kit_without_programs(tmp_path: Path) -> None:
+    kit = kit_that(tmp_path / "kit", "mkdir -p $1", "echo 'no space left' >&2; exit 1")
+    lane = Lane(0, tmp_path / "node")
+    with pytest.raises(ProvisionError, match="no space left") as caught:
+        lane.install(kit, lane)
+    assert not isinstance(caught.value, NoProgramsError)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])

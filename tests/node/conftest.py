@@ -20,13 +20,14 @@ from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import FakeHost, opened_host
 from tests.node.images import add_image
 from tests.node.node import Node
-from tests.node.run import AGAIN, FAILED, GATES
+from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS
 from tests.support.patience import patient
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
 SCENARIO_S: Final = 240.0
 MARK: Final = "node_set"
 LONG: Final = "long"
+DOMAINS: Final = "nvidias_domains"
 
 _rows: list[tuple[str, str, float]] = []
 _failed: dict[str, None] = {}
@@ -36,6 +37,7 @@ _failed: dict[str, None] = {}
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
     config.addinivalue_line("markers", f"{LONG}: a minute or more; played first")
+    config.addinivalue_line("markers", f"{DOMAINS}: needs NVIDIA's controller and daemon of compute domains")
 
 
 def _gates() -> str:
@@ -43,17 +45,19 @@ def _gates() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses the scenarios of the gates that the node runs with."""
+    """Chooses the scenarios of the gates and the programs that the node runs with."""
     here = Path(__file__).parent
     mine = [item for item in items if here in item.path.parents]
     if mine and "K8S_INSIDE" not in os.environ:
         raise pytest.UsageError("tests/node runs inside the node's namespaces: ./do node")
+    lacking_domains = NO_DOMAINS in os.environ
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
         mark = item.get_closest_marker(MARK)
         wanted = "A" if mark is None else str(mark.args[0])
-        (chosen if item not in mine or wanted in (_gates(), "any") else others).append(item)
+        fits = wanted in (_gates(), "any") and not (lacking_domains and item.get_closest_marker(DOMAINS))
+        (chosen if item not in mine or fits else others).append(item)
         item.add_marker(pytest.mark.timeout(patient(SCENARIO_S)))
     # Several nodes take scenarios from each other: none is to begin the longest one when the others have ended.
     items[:] = sorted(chosen, key=lambda item: item.get_closest_marker(LONG) is None)

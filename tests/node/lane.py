@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final, final
 
 from tests.support.patience import patient
-from tests.vm.commands import ProvisionError, run
+from tests.vm.commands import FailedError, ProvisionError, run
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 LANE_VARIABLE: Final = "TEST_NODE_LANE"
@@ -74,6 +74,10 @@ IMAGES_IN_MEMORY: Final = (
 
 _IN_CGROUP: Final = 'echo $$ >"$0" && exec "$@"'
 """For `sh -c`, with the cgroup's file of processes, then the command."""
+
+
+class NoProgramsError(ProvisionError):
+    """The kit takes programs of others from elsewhere, and they are not there. The text is the kit's sentence."""
 
 
 class EndedError(BaseException):
@@ -134,14 +138,18 @@ class Lane:
 
     # --- before it is up ----------------------------------------------------------------------------------------------
 
-    def install(self, kit: Path, like: Lane) -> None:
-        """Puts the kit into the directory. What `like` has unpacked is linked."""
+    def install(self, kit: Path, like: Lane) -> str:
+        """Puts the kit into the directory. What `like` has unpacked is linked. Returns why there are no compute
+        domains, or nothing. Raises NoProgramsError, ProvisionError."""
         if self != like:
             for name in LINKED:
                 _link(like.directory / name, self.directory / name)
-        run(("bash", str(kit / "install.sh"), str(self.directory)))
-        if (kit / "domains" / "install.sh").is_file():
-            run(("bash", str(kit / "domains" / "install.sh"), str(self.directory)))
+        install(kit, self.directory)
+        no_domains = ""
+        try:
+            install(kit / "domains", self.directory)
+        except NoProgramsError as error:
+            no_domains = str(error)
         variables = "".join(
             f"export {name}={shlex.quote(value)}\n" for name, value in self.variables().items()
         )
@@ -151,6 +159,7 @@ class Lane:
             f'exec {directory}/in.sh bash -c \'. "$0/env.sh"; exec "$@"\' {directory} "$@"\n'
         )
         self.program.chmod(0o755)
+        return no_domains
 
     def prepare(self) -> None:
         """Makes the cgroups, in each hierarchy of version 1 or the one of version 2: kubelet makes none of its root."""
@@ -237,6 +246,20 @@ class Lane:
             if program.startswith(f"{self.directory}/"):
                 found.append(f"process {name} ({program})")
         return found
+
+
+def install(kit: Path, directory: Path) -> None:
+    """Plays a kit's install.sh. Raises NoProgramsError where it, or a program that it takes from elsewhere, is missing,
+    and ProvisionError."""
+    script = kit / "install.sh"
+    if not script.is_file():
+        raise NoProgramsError(f"{script} is missing")
+    try:
+        run(("bash", str(script), str(directory)))
+    except FailedError as error:
+        if error.status == os.EX_UNAVAILABLE:
+            raise NoProgramsError(error.words) from None
+        raise
 
 
 def sysctl_values() -> str:

@@ -27,6 +27,7 @@ from tests.node.lane import (
     OWN_DIRECTORIES,
     EndedError,
     Lane,
+    NoProgramsError,
     Signals,
     end,
     lanes,
@@ -50,13 +51,16 @@ BINARIES: Final = (
 """What the kit's install.sh unpacks into DIR/bin, by the names of the files of their releases."""
 
 SETS: Final = ("A", "B")
-"""A: Kubernetes' default gates. B: with those of DRA that are off by default in 1.35."""
+"""A: Kubernetes' default gates. B: with those of DRA that are off by default (tests/node/versions.py)."""
 
 FAILED: Final = "failed.txt"
 """In DIRECTORY: the scenarios that have failed in the last run of pytest, a line each."""
 
 GATES: Final = "TEST_NODE_SET"
 """Tells pytest the gates of the nodes: the one that hands the tests out runs in none of them."""
+
+NO_DOMAINS: Final = "TEST_NODE_NO_DOMAINS"
+"""Tells pytest that NVIDIA's controller and daemon of compute domains are not there."""
 
 AGAIN: Final = "TEST_NODE_AGAIN"
 """Set where scenarios are played once more: what their table's file is called."""
@@ -83,7 +87,7 @@ def no_kit() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code of the tests; 69 where they cannot run here."""
+    """Exit code of the tests; 69 where they cannot run here, or 0 with `--if-possible`."""
     parser = argparse.ArgumentParser(prog="./do node", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", choices=SETS, action="append", dest="sets", help="only with these gates")
     parser.add_argument("--keep", action="store_true", help="leave the node running, for a look at it")
@@ -94,12 +98,13 @@ def main(arguments: Sequence[str]) -> int:
         default=1,
         help="nodes side by side that share the tests",
     )
+    parser.add_argument(
+        "--if-possible", action="store_true", help="without the kit or the programs of others: a line, and 0"
+    )
     options, words = parser.parse_known_args(arguments)
     kit = kit_directory()
     if kit is None:
-        print(f"./do node: {no_kit()}", file=sys.stderr)
-        # Where everything has to run, what cannot is a failure.
-        return 69 if os.environ.get("CI") else 0
+        return _not_played(no_kit(), is_failure=not options.if_possible)
     try:
         where = lanes(options.lanes, DIRECTORY)
     except ValueError as error:
@@ -111,11 +116,19 @@ def main(arguments: Sequence[str]) -> int:
         with _alone(where):
             _end_killed(where)
             return _Run(kit, where, signals, keep=options.keep).play(options.sets or SETS, words)
+    except NoProgramsError as error:
+        return _not_played(str(error), is_failure=not options.if_possible)
     except ProvisionError as error:
         print(f"./do node: {error}", file=sys.stderr)
-        return 69
+        return os.EX_UNAVAILABLE
     except EndedError:
         return 130
+
+
+def _not_played(why: str, *, is_failure: bool) -> int:
+    """Says in one line that nothing was played: the exit code."""
+    print(f"./do node: no scenario was played: {why}", file=sys.stderr)
+    return os.EX_UNAVAILABLE if is_failure else 0
 
 
 class _Run:
@@ -153,7 +166,10 @@ class _Run:
 
     def _install(self) -> None:
         for lane in self._lanes:
-            lane.install(self._kit, self._lanes[0])
+            if no_domains := lane.install(self._kit, self._lanes[0]):
+                self._environment[NO_DOMAINS] = "yes"
+        if no_domains:
+            print(f"./do node: no scenario of compute domains is played: {no_domains}", flush=True)
         provide()
         layout = Path(os.environ.get(IMAGE_VARIABLE) or have_image().layout)
         self._environment |= {IMAGE_VARIABLE: str(layout), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -28,6 +28,8 @@ from tests.node.domains import LABEL, History, Imex, Steering
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.node import Node
 
+pytestmark = pytest.mark.nvidias_domains
+
 H = H100_RESOURCE
 GPU_SLOT: Final = 0x21
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.node import daemonset, domains, pods
 from tests.node.cluster import eventually, kubectl, kubelet_dir, node_name
 from tests.node.test_domains import (
@@ -26,6 +28,8 @@ from tests.node.test_domains import (
     fabric,  # noqa: F401
 )
 from tests.support import nvidia_checkpoint as nvidia
+
+pytestmark = pytest.mark.nvidias_domains
 
 OURS = "gpuactors-checkpoint.json"
 THEIRS = "checkpoint.json"

@@ -14,8 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
+from tests.node.lane import NoProgramsError, install
 from tests.node.run import kit_directory
 from tests.scale.fleet import GPUS, Served
 from tests.scale.tally import Tally
@@ -68,8 +70,10 @@ def main() -> None:
             sent // RACK,
         )
     if real and os.geteuid() == 0 and kit_directory() is not None:
-        say(f"\nA real API server, {real} nodes\n")
-        play_real(real)
+        try:
+            play_real(real)
+        except NoProgramsError as error:
+            print(f"./do scale: no real API server was asked: {error}", file=sys.stderr)
 
 
 def of_each(found: Tally, nodes: int) -> str:
@@ -78,11 +82,13 @@ def of_each(found: Tally, nodes: int) -> str:
 
 
 def play_real(nodes: int) -> None:
-    """Raises `subprocess.SubprocessError` where the kit does not start, or the time is up."""
+    """Raises `NoProgramsError`, `ProvisionError` and `subprocess.SubprocessError` where the kit cannot be installed or
+    does not start, or the time is up."""
     kit = kit_directory()
     assert kit is not None
     with tempfile.TemporaryDirectory(prefix="gpuactors-scale-") as directory:
-        subprocess.run((f"{kit}/install.sh", directory), check=True, stdout=sys.stderr, timeout=_REAL_S)
+        install(kit, Path(directory))
+        say(f"\nA real API server, {nodes} nodes\n")
         try:
             subprocess.run(
                 (f"{directory}/up.sh", "etcd", "api"), check=True, stdout=sys.stderr, timeout=_REAL_S

@@ -19,6 +19,15 @@ class ProvisionError(Exception):
     """Something the machine needs is missing; the text says what and how to get it."""
 
 
+class FailedError(ProvisionError):
+    """A program has ended with a status that is no success."""
+
+    def __init__(self, argv: Sequence[str], status: int, words: str) -> None:
+        super().__init__(f"`{' '.join(argv)}` failed with {status}:\n{words}")
+        self.status = status
+        self.words = words
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -44,7 +53,7 @@ def run(
     except subprocess.TimeoutExpired:
         raise ProvisionError(f"`{' '.join(argv)}` took more than {timeout_s:.0f} s") from None
     if done.returncode != 0:
-        raise ProvisionError(f"`{' '.join(argv)}` failed with {done.returncode}:\n{done.stderr.strip()}")
+        raise FailedError(argv, done.returncode, done.stderr.strip())
     return done.stdout
 
 

@@ -86,6 +86,16 @@ def test_a_repeated_prepare_is_answered_as_nvidias_driver_did_and_touches_nothin
     assert core.acts == []
 
 
+def test_a_claim_that_kubelet_lists_by_two_names_keeps_the_one_of_neither() -> None:
+    """Two claims share the device (or one is another driver's leavings): a wrong name would be looked up, found to be
+    gone, and a GPU that is in use would be released."""
+    core = ClaimCore(ON_HOST, disk=CheckpointWanted(1, (theirs(A),), ()))
+    core.strangers = (*LISTED, replace(LISTED[0], claim="default/another"))
+    core.pass_time(600)
+    assert not core.state.gpus.claims.entries[OLD.uid].name.is_known
+    assert core.claim_state(OLD) is ClaimState.TAKEN_OVER
+
+
 def test_when_it_is_unprepared_its_gpu_stays_on_its_driver_and_is_free(core: ClaimCore) -> None:
     before = core.driver(A)
     token = core.prepare(NEW)

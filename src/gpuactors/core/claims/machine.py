@@ -400,7 +400,7 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> NodeState:
         entry = takeover.named(claims, state, known)
         if entry is not known:
             claims = with_entry(claims, entry)
-        is_listed = str(entry.name) in listed
+        is_listed = str(entry.name) in listed or bool(takeover.listed_as(claims, state, entry))
         if is_listed and (entry.missing or entry.collect_at < math.inf):
             claims = with_entry(claims, replace(entry, missing=0, collect_at=math.inf))
         elif not is_listed and entry.collect_at == math.inf and entry.name.uid not in claims.reads:

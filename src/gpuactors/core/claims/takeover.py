@@ -29,12 +29,20 @@ def named(claims: Claims, state: NodeState, entry: Entry) -> Entry:
     """The entry with the name by which kubelet lists its devices; itself where that is known, or not said."""
     if entry.name.is_known:
         return entry
-    own = {(device.pool, device.device) for device in entry.given}
-    names = {c.claim for c in strangers(claims, state) if (c.pool, c.device) in own}
+    names = listed_as(claims, state, entry)
     if len(names) != 1:
         return entry
     namespace, _, name = names.pop().partition("/")
     return replace(entry, name=ClaimName(namespace, name, entry.name.uid))
+
+
+def listed_as(claims: Claims, state: NodeState, entry: Entry) -> set[str]:
+    """The claims, by namespace and name, for which kubelet lists a device of a claim without a name. One of them is it:
+    of several, as sharers of a GPU are, nothing says which."""
+    if entry.name.is_known:
+        return set()
+    own = {(device.pool, device.device) for device in entry.given}
+    return {c.claim for c in strangers(claims, state) if (c.pool, c.device) in own}
 
 
 def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 import trio
 import trio.testing
 
+from gpuactors import limits
 from gpuactors.actors import registry
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
@@ -37,6 +39,12 @@ class Recorded:
         self.events = EVENTS
         self.steps: list[Step] = []
         self.plugins: Latest[Mapping[ResourceName, registry.PluginReaders]] = Latest({})
+        self.shown: list[Mapping[ResourceName, registry.PluginReaders]] = []
+        """What `plugins` showed at each step."""
+
+    def record(self, taken: Step) -> None:
+        self.steps.append(taken)
+        self.shown.append(self.plugins.value)
 
     async def run(self, state: Latest[NodeState] | None = None) -> None:
         outputs = project(self.initial)
@@ -59,7 +67,7 @@ class Recorded:
         with trio.fail_after(patient(10)):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
-                    registry.run, self.initial, inbox, cells, replies, lambda _: None, self.steps.append
+                    registry.run, self.initial, inbox, cells, replies, lambda _: None, self.record
                 )
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
@@ -145,3 +153,50 @@ async def test_events_that_wait_together_wake_a_reader_once() -> None:
     assert [taken.event for taken in recorded.steps if taken.event != Ticked()] == list(EVENTS)
     assert len(woken) == 2
     assert woken[-1] == cell.value != recorded.initial
+
+
+async def test_a_turn_ends_after_its_bound_of_events_and_others_have_theirs() -> None:
+    """A flood of events must not keep the readers from all of its outputs."""
+    recorded = Recorded()
+    recorded.initial = Core(gpu("23:00.0")).state
+    recorded.events = tuple(KubeletAppeared(f"{n}") for n in range(8 * limits.REGISTRY_EVENTS))
+    cell, seen = Latest(recorded.initial), list[int]()
+    reader = cell.subscribe()
+
+    async def read() -> None:
+        while True:
+            seen.append(int((await reader.receive()).kubelet.socket or 0))
+
+    with trio.fail_after(patient(10)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            await recorded.run(cell)
+            nursery.cancel_scope.cancel()
+    # The first turn is that of the clock, and the next follows before any reader runs.
+    assert seen[-1] == len(recorded.events) - 1
+    assert max(now - before for before, now in pairwise(seen)) <= 2 * limits.REGISTRY_EVENTS
+
+
+def _scan(state: NodeState) -> int:
+    """The number of the scan that is outstanding."""
+    assert state.host.inspections.whole.outstanding is not None
+    return state.host.inspections.whole.outstanding
+
+
+async def test_a_plugin_that_goes_and_one_that_comes_in_its_place_are_two() -> None:
+    """Both in one turn would leave the actor of the first one in place, which serves what is no more."""
+    recorded, core = Recorded(), Core(gpu("23:00.0"))
+    core.pass_time(SETTINGS.resync_interval_s)
+    core.feed(HostScanned(_scan(core.state), ()))
+    core.pass_time(limits.CALL_SETTLE_S)
+    recorded.initial = core.state
+    late = core.at + limits.RETIRE_EMPTY_AFTER_S
+    retired, _ = step(core.state, Ticked(), late)
+    assert H100 in core.state.published.plugins
+    assert H100 not in retired.published.plugins
+    recorded.events = (HostScanned(_scan(retired), (gpu("23:00.0"),)),)
+    await recorded.run()
+    assert [Ticked(), *recorded.events] == [taken.event for taken in recorded.steps[:2]]
+    assert [H100 in plugins for plugins in recorded.shown[:2]] == [True, False], "before each of the two"
+    assert recorded.shown[0][H100].device_list is not recorded.plugins.value[H100].device_list

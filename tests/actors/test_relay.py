@@ -90,3 +90,21 @@ async def test_a_call_is_answered_in_kubelets_time_though_it_was_held_for_a_part
         assert isinstance(answer, Refused)
         assert answer.causes == (Cause.NOT_SERVING,)
         assert "has not answered it within 35 s" in answer.reason
+
+
+async def test_the_time_that_our_core_took_before_the_hand_over_counts(autojump_clock: MockClock) -> None:
+    """Kubelet's 45 s began when it called: a call that our core had for 20 s has the rest of 35 s at the successor."""
+
+    class HandsOverLate:
+        async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere:
+            await trio.sleep(20.0 if trio.current_time() < 20.0 else 0.0)
+            return Elsewhere()
+
+        async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | Elsewhere:
+            await trio.lowlevel.checkpoint()
+            return Elsewhere()
+
+    began = trio.current_time()
+    answer = await RelayingCaller(HandsOverLate(), FakeSuccessor()).prepare(ONE)
+    assert isinstance(answer, Refused)
+    assert trio.current_time() - began == limits.CLAIM_ANSWER_S

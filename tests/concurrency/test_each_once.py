@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -101,3 +103,33 @@ async def test_it_ends_with_the_cell_when_the_last_one_is_answered() -> None:
     with trio.fail_after(PATIENCE_S):
         await each_once(wanted.subscribe(), only, carry_out, send)
     assert receive.receive_nowait() == 7
+
+
+class Key:
+    """A key that shows whether anybody still has it."""
+
+
+async def test_a_key_that_is_not_wanted_any_more_is_forgotten() -> None:
+    """Each claim is a key, and a daemon serves for months."""
+    wanted: Latest[Mapping[object, int]] = Latest({})
+    send, receive = trio.open_memory_channel[int](100)
+
+    async def carry_out(key: object, number: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return number
+
+    keys, known = [Key() for _ in range(3)], list[weakref.ref[Key]]()
+    known += map(weakref.ref, keys)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(each_once, wanted.subscribe(), lambda now: now, carry_out, send)
+            wanted.set(dict.fromkeys(keys, 1))
+            await wait_all_tasks_blocked()
+            assert receive.statistics().current_buffer_used == len(known)
+            keys.clear()
+            for last in ("another", "one more"):  # the loop itself has the last one that it looked at
+                wanted.set({last: 1})
+                await wait_all_tasks_blocked()
+            gc.collect()
+            assert [key() for key in known] == [None] * len(known)
+            nursery.cancel_scope.cancel()

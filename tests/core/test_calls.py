@@ -79,6 +79,20 @@ def test_a_grant_that_changes_no_other_device_waits_for_no_list() -> None:
     assert [answer.lists for answer in answers if isinstance(answer, Granted)] == [()], "both are the pod's"
 
 
+def test_a_device_of_the_call_that_gets_healthy_by_it_is_no_other_pods() -> None:
+    """A pod that is gone still has it, so it was listed Unhealthy: kubelet needs no list to know that the pod of this
+    call has it now."""
+    core = Core(gpu(A))
+    core.ledger, core.enabled = {A: "gone"}, {A: 1}
+    core.feed(KubeletAppeared("1"))
+    core.pass_time(limits.LEDGER_S)
+    core.ledger = {}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.device_list() == {A: "Unhealthy"}
+    assert granted(core, gpu(A)).lists == ()
+    assert core.device_list() == {A: "Healthy"}
+
+
 def test_each_container_gets_its_own_devices_sorted() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((C, A), (B,)))

@@ -632,6 +632,19 @@ async def test_what_allocate_answered_is_read_beside_list(node: Node) -> None:
     assert contents.file == LedgerFile(cached=cached)
 
 
+def test_an_init_containers_answer_counts_beside_that_of_the_container_after_it() -> None:
+    """Kubelet gives a pod's init containers the devices of the next one, and keeps an answer for each: whichever comes
+    last in the file, the pod's containers get the nodes of both."""
+    init, main = (
+        json.loads(file_with(["a"], ContainerName=name, AllocResp=answered(node)))["Data"]["PodDeviceEntries"]
+        for name, node in (("init", "/dev/vfio/81"), ("compute", "/dev/vfio/82"))
+    )
+    both = (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81", "/dev/vfio/82")),)
+    for entries in ([*init, *main], [*main, *init]):
+        content = json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1}).encode()
+        assert checkpoint_contents(content, "/f").cached == both
+
+
 class Failing(Struct, frozen=True):
     """A way for List to fail, and what the error says of it."""
 
@@ -860,3 +873,19 @@ async def test_a_connection_over_which_no_answer_came_is_not_kept(
         monkeypatch.undo()
         assert (await ledger.read()).kubelet is not None
         assert (len(dials.streams), lister.asked) == (2, 3)
+        assert [stream._socket.fileno() == -1 for stream in dials.streams] == [True, False]
+
+
+@pytest.mark.trio
+async def test_a_read_that_failed_leaves_no_connection_behind(node: Node) -> None:
+    """Each is a descriptor here and a stream in kubelet, and a kubelet that refuses does so every few seconds."""
+    dials, lister = Dials(node), Lister(pods=[*DAEMONS], error=GRPCError(Status.INTERNAL, "no"))
+    async with node.kubelet(lister), dials.kept() as ledger:
+        for _ in range(3):
+            with pytest.raises(LedgerError, match="did not return its ledger"):
+                await ledger.read()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [stream._socket.fileno() for stream in dials.streams] == [-1, -1, -1]
+        lister.error = None
+        assert (await ledger.read()).kubelet is not None
+        assert len(dials.streams) == 4

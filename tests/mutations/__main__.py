@@ -1,9 +1,10 @@
-"""Plants each bug of the list in a copy of the program, and expects that CI's budget of orders and histories finds it.
+"""Plants each bug of the lists in a copy of the program, and expects that its test finds it, or CI's budget of orders
+and histories.
 
-`python -m tests.mutations [NAME…]`: every order in small worlds, then the random histories, as in CI, with the same
-seed for all. Prints a line for each bug: what found it, after how long. Ends with 1 if one was not found, or does not
-fit the program any more. Half an hour on two cores. A bug is found by a test that fails, not by a run of tests that
-does not begin.
+`python -m tests.mutations [NAME…]`: a bug that names a test is tried with that one, in some seconds. For any other one:
+every order in small worlds, then the random histories, as in CI, with the same seed for all. Prints a line for each
+bug: what found it, after how long. Ends with 1 if one was not found, or does not fit the program any more. Half an hour
+on two cores. A bug is found by a test that fails, not by a run of tests that does not begin or does not end.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.mutations.bounds import BOUNDS
 from tests.mutations.mutations import MUTATIONS, Mutation
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+ALL: Final = (*MUTATIONS, *BOUNDS)
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"
@@ -37,6 +41,10 @@ COPIED: Final = ("src", "tests", "protos", "pyproject.toml")
 RED: Final = 1
 """The exit code of pytest and of the histories if something failed. Any other one is no verdict: nothing was collected,
 a file of tests could not be imported, it was interrupted."""
+
+
+TEST_S: Final = 120.0
+"""One named test takes seconds: one that does not end finds nothing."""
 
 
 class RunnerError(Exception):
@@ -63,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--histories", type=int, default=3000, help="CI's budget (default: 3000)")
     parser.add_argument("--seed", default="commit", help="as for `just fuzz` (default: commit)")
     options = parser.parse_args(arguments)
-    chosen = [m for m in MUTATIONS if not options.names or any(n in m.name for n in options.names)]
+    chosen = [m for m in ALL if not options.names or any(n in m.name for n in options.names)]
     return tried_all(chosen, ROOT, searches(options.histories, seed_of(options.seed)))
 
 
@@ -118,7 +126,7 @@ def tried(mutation: Mutation, sound: Path, copy: Path, searched: Iterable[Search
         problem = planted(mutation, copy)
         if problem is not None:
             return Outcome("", 0.0, problem)
-        for what, command, length in searched:
+        for what, command, length in (_by_name(mutation),) if mutation.test else searched:
             line = failure(command, copy, length)
             if line is not None:
                 return Outcome(what, time.monotonic() - began, line)
@@ -127,6 +135,10 @@ def tried(mutation: Mutation, sound: Path, copy: Path, searched: Iterable[Search
     finally:
         shutil.rmtree(copy)
     return Outcome("", time.monotonic() - began, "")
+
+
+def _by_name(mutation: Mutation) -> Search:
+    return "its test", (sys.executable, "-m", "pytest", "-q", "-x", mutation.test), FEW
 
 
 def planted(mutation: Mutation, copy: Path) -> str | None:
@@ -153,7 +165,19 @@ def seed_of(wanted: str) -> str:
 def run(command: tuple[str, ...], copy: Path, length: str) -> subprocess.CompletedProcess[str]:
     """A command in a copy, with the copy's program."""
     env = {**os.environ, "PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}", "SMALL_WORLDS_LENGTH": length}
-    return subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, check=False)
+    is_one_test = "::" in command[-1]
+    try:
+        return subprocess.run(
+            command,
+            cwd=copy,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TEST_S if is_one_test else None,
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise RunnerError(f"{shlex.join(command)} did not end within {expired.timeout:g} s") from expired
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Bugs to plant, each a change of a few words in one file: an await moved, a conflation dropped, a check removed.
 
-Each is a bug that somebody could make, in the words of what goes wrong, and that no test by name is there for: an order
-of events has to find it. `before` occurs exactly once in its file; where
+Each is a bug that somebody could make, in the words of what goes wrong. Of those in this file no test is there for most
+by name: an order of events has to find it. `before` occurs exactly once in its file; where
 the program has changed, the runner says so and the mutation is to be written anew.
 """
 
@@ -20,6 +20,8 @@ class Mutation:
     """Below `src/gpuactors/`."""
     before: str
     after: str
+    test: str = ""
+    """The test that finds it, as pytest names it; empty where an order of events has to."""
 
 
 MUTATIONS: Final = (

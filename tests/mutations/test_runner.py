@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations.__main__ import ROOT, tried_all
-from tests.mutations.mutations import MUTATIONS, Mutation
+from tests.mutations.__main__ import ALL, ROOT, tried_all
+from tests.mutations.mutations import Mutation
 
 SUMS = "tests/test_sums.py"
 TREE = {
@@ -46,8 +46,17 @@ def test_a_bug_is_found_by_a_test_that_fails_and_by_nothing_else(
 
 
 def test_every_bug_fits_the_program_as_it_is() -> None:
-    places = {m: (ROOT / "src/gpuactors" / m.file).read_text().count(m.before) for m in MUTATIONS}
+    places = {m: (ROOT / "src/gpuactors" / m.file).read_text().count(m.before) for m in ALL}
     invalid = [f"{mutation.file}: {mutation.name}" for mutation, count in places.items() if count != 1]
     assert not invalid, f"the program has changed there: write these bugs anew: {invalid}"
-    assert all(mutation.before != mutation.after for mutation in MUTATIONS)
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    assert all(mutation.before != mutation.after for mutation in ALL)
+    assert len({mutation.name for mutation in ALL}) == len(ALL)
+
+
+def test_every_test_that_a_bug_names_is_there() -> None:
+    missing = []
+    for mutation in ALL:
+        path, _, test = mutation.test.partition("::")
+        if test and f"def {test.partition('[')[0]}(" not in (ROOT / path).read_text():
+            missing.append(mutation.test)
+    assert not missing

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
+from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.cause import Cause
@@ -114,3 +115,27 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     status = core.state.assessments[A].status
     assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
     assert replace(core.state, _assessments=NO_ASSESSMENTS).assessments[A].status == status
+
+
+def test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second() -> None:
+    """Both had a GPU of the group, and leave one after the other: only a poll since the later read shows whether that
+    pod still has the group open."""
+    core = Core(gpu(A, 7), gpu(B, 7))
+    core.ledger, core.enabled = {A: "vm-1", B: "vm-2"}, {A: 1, B: 1}
+    core.feed(KubeletAppeared("1"))
+    core.pass_time(limits.LEDGER_S)
+    core.ledger = {B: "vm-2"}
+    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    assert set(core.state.kubelet.orphans) == {A}
+    core.silent = True
+    core.pass_time(limits.LEDGER_S)
+    read = core.state.kubelet.ledger.outstanding
+    assert read is not None
+    core.ledger = {}
+    core.feed(core.ledger_event(read))
+    assert set(core.state.kubelet.orphans) == {A, B}
+    assert core.state.assessments[B].status.cause is Cause.HOLDER_UNKNOWN
+    core.silent = False
+    core.feed(Ticked())
+    core.pass_time(limits.POLL_S)
+    assert core.state.assessments[B].status.cause is Cause.ORPHANED

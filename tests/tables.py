@@ -247,6 +247,7 @@ OF_THE_CHART: Final[Mapping[str, str]] = {
     "host_root": "",
     "node_name": "",
     "kubelet_dir": "kubeletDir",
+    "device_plugin_dir": "devicePluginDir",
     "state_dir": "stateDir",
     "holders": "holders",
     "http_address": "port",

@@ -49,6 +49,7 @@ CLIQUE = "c0ffee00-0000-4000-8000-000000000001.7"
 SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("host_root", '"/file"', "/file", "/env", "/flag", Path("/flag")),
     ("kubelet_dir", '"/file"', "/file", "/env", Path("/flag"), Path("/flag")),
+    ("device_plugin_dir", '"/file"', "/file", "/env", Path("/flag"), Path("/flag")),
     ("state_dir", '"/file"', "/file", "/env", "/flag", Path("/flag")),
     ("pci_ids", '"/file"', "/file", "/env", "/flag", Path("/flag")),
     (

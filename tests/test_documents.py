@@ -154,7 +154,7 @@ def flags() -> frozenset[str]:
     return frozenset({*named, "--help", "--version"})
 
 
-FLAGS_OF_OTHERS: Final = frozenset({"--validate"})
+FLAGS_OF_OTHERS: Final = frozenset({"--validate", "--root-dir"})
 """Of kubectl."""
 
 VARIABLES: Final = {"GPUACTORS_CONFIG", *(setting.variable for setting in DECLARATIONS.values())}

@@ -57,6 +57,7 @@ def daemon(name: str, source: Path = SOURCE, python: str = sys.executable, *word
             *("-m", "gpuactors", "run"),
             f"--host-root={place.host}",
             f"--kubelet-dir={place.kubelet}",
+            f"--device-plugin-dir={place.kubelet}/device-plugins",
             f"--state-dir={place.state}",
             f"--http-address=unix:{place.http}",
             f"--uevents=unix:{place.uevents}" if place.uevents else "--uevents=off",

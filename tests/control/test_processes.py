@@ -296,11 +296,7 @@ def test_a_host_that_cannot_be_read(node: Node) -> None:
 
 
 def _where(node: Node) -> tuple[str, ...]:
-    return (
-        f"--host-root={node.tree.root}",
-        f"--kubelet-dir={node.kubelet_dir}",
-        f"--state-dir={node.directory / 's'}",
-    )
+    return node.directories
 
 
 def _asked(node: Node, *words: str) -> str:

@@ -82,7 +82,7 @@ async def test_requests_that_fail_take_no_daemon_with_them(
 ) -> None:
     """Issue 10, 4: six failures of pod_resources were the end of the process, and these are more."""
     ledger = FailingLedger(3 * limits.RESTART_MAX_FAILURES, error)
-    outside = Outside(EmptyHost(), EmptyHost(), ledger, None, UnixKubelet(str(tmp_path / "k")))
+    outside = Outside(EmptyHost(), EmptyHost(), ledger, None, UnixKubelet(str(tmp_path / "k/device-plugins")))
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(run_daemon, SETTINGS, outside)
@@ -109,7 +109,9 @@ async def test_an_actor_that_fails_for_ever_takes_no_daemon_with_it(
         yield NotImplemented
 
     ledger = FailingLedger(0, KeyError("x"))
-    outside = Outside(EmptyHost(), EmptyHost(), ledger, uevents, UnixKubelet(str(tmp_path / "k")))
+    outside = Outside(
+        EmptyHost(), EmptyHost(), ledger, uevents, UnixKubelet(str(tmp_path / "k/device-plugins"))
+    )
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(run_daemon, SETTINGS, outside)

@@ -231,6 +231,7 @@ def test_another_name_and_namespace_are_followed_everywhere() -> None:
 
 def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() -> None:
     values = {
+        "devicePluginDir": "/srv/device-plugins",
         "stateDir": "/srv/gpuactors",
         "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
         "computeDomains": {
@@ -247,6 +248,7 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
     assert (shown["driver_name"], shown["cdi_dir"]) == ("gpus.example", "/etc/cdi")
     assert (shown["domains_driver"], shown["domains_namespace"]) == ("domains.example", "nvidia")
     assert shown["state_dir"] == "/srv/gpuactors"
+    assert shown["device_plugin_dir"] == "/srv/device-plugins"
     assert (shown["compute_domains"], shown["imex_ctl"]) == ("host-managed", "/opt/imex/ctl")
     assert seen_at(pod, "/opt/imex/ctl") == ("/opt/imex/ctl", False)
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"]}
@@ -254,6 +256,7 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
         "/var/lib/kubelet/plugins/gpus.example",
         "/var/lib/kubelet/plugins/domains.example",
         "/etc/cdi",
+        "/srv/device-plugins",
         "/srv/gpuactors",
     } <= paths
 
@@ -275,6 +278,7 @@ def test_a_setting_of_the_daemon_reaches_it_as_it_was_written() -> None:
 
 def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
     values = {
+        "devicePluginDir": "/srv/device-plugins",
         "stateDir": "/srv/gpuactors",
         "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi", "loadModules": True},
         "computeDomains": {

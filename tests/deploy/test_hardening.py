@@ -54,7 +54,7 @@ class Privilege:
 ALLOWED: Final = {
     "base": Privilege(),
     "overlays/example": Privilege(),
-    "overlays/k0s": Privilege(frozenset({"/var/lib/k0s/kubelet/device-plugins", "/var/lib/gpuactors"})),
+    "overlays/k0s": Privilege(frozenset({"/var/lib/kubelet/device-plugins", "/var/lib/gpuactors"})),
     "overlays/openshift": Privilege(),
     "overlays/events": Privilege(token=True, rights=2),
     "overlays/node-features": Privilege(SOCKETS | {FEATURES}),

@@ -107,7 +107,7 @@ def test_the_flags_are_what_the_command_line_takes_and_agree_with_the_mounts(
     kubelet_dir = PurePosixPath(str(configuration["kubelet_dir"]["value"]))
     assert mounted[str(host_root / "sys")] == "sys"
     assert mounted[str(host_root / "dev")] == "dev"
-    assert mounted[str(kubelet_dir / "device-plugins")] == "device-plugins"
+    assert mounted[configuration["device_plugin_dir"]["value"]] == "device-plugins"
     assert mounted[str(kubelet_dir / "pod-resources")] == "pod-resources"
     assert mounted[str(configuration["state_dir"]["value"])] == "state"
     assert configuration["holders"]["value"] == "passive"
@@ -142,13 +142,15 @@ def test_the_pod_knows_the_nodes_name(container: Manifest) -> None:
     ]
 
 
-def test_the_k0s_overlay_names_kubelets_directory_in_all_its_places_and_changes_nothing_else(
+def test_the_k0s_overlay_names_kubelets_root_in_all_its_places_and_leaves_device_plugins(
     base: list[Manifest],
 ) -> None:
+    """Kubelet's directory of device plugins is a constant (pkg/kubelet/cm/devicemanager, NewManagerImpl)."""
     overlaid = json.dumps(render(DEPLOY / "overlays" / "k0s"), sort_keys=True)
     plain = json.dumps(base, sort_keys=True)
     assert plain.count("/var/lib/kubelet") == 5, "the flag, two volumes, two mounts"
-    assert overlaid == plain.replace("/var/lib/kubelet", "/var/lib/k0s/kubelet")
+    moved = plain.replace("/var/lib/kubelet", "/var/lib/k0s/kubelet")
+    assert overlaid == moved.replace("/var/lib/k0s/kubelet/device-plugins", "/var/lib/kubelet/device-plugins")
 
 
 def test_the_readme_says_which_versions_take_recursive_read_only(container: Manifest) -> None:

@@ -197,7 +197,7 @@ async def test_names_beside_kubelets_socket(tmp_path: Path) -> None:
     others: Collection[str] = ()
     with socket.socket(socket.AF_UNIX) as listener, trio.fail_after(10):
         listener.bind(os.fsencode(directory) + b"/" + ODD)
-        async with UnixKubelet(str(tmp_path)).sockets() as sockets:
+        async with UnixKubelet(str(directory)).sockets() as sockets:
             async for seen in sockets:
                 others = seen.others
                 break

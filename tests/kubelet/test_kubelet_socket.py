@@ -28,7 +28,7 @@ async def test_a_socket_with_the_number_of_the_last_one_is_another(tmp_path: Pat
     directory.mkdir()
     path = directory / "kubelet.sock"
     _make_socket(path, 1_000_000_000)
-    kubelet = UnixKubelet(str(tmp_path))
+    kubelet = UnixKubelet(str(tmp_path / "device-plugins"))
     with trio.fail_after(PATIENCE_S):
         async with kubelet.sockets() as sockets:
             first = (await anext(sockets)).kubelet

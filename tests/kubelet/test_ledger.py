@@ -325,7 +325,7 @@ class Node:
         return self.kubelet_dir / "device-plugins/kubelet_internal_checkpoint"
 
     def ledger(self) -> KubeletLedger:
-        return KubeletLedger(str(self.kubelet_dir))
+        return KubeletLedger(str(self.kubelet_dir), str(self.file.parent))
 
     @asynccontextmanager
     async def kubelet(self, lister: Lister, age_s: float = limits.LEDGER_SETTLE_S * 2) -> AsyncIterator[None]:
@@ -387,7 +387,7 @@ async def test_no_file_in_kubelets_directory_is_an_empty_one_that_says_why(node:
 @pytest.mark.trio
 async def test_no_kubelet_directory_is_an_error(tmp_path: Path) -> None:
     with trio.fail_after(WITHIN_S), pytest.raises(KubeletError, match="does not exist: is kubelet installed"):
-        await KubeletLedger(str(tmp_path / "no")).read()
+        await KubeletLedger(str(tmp_path / "no"), str(tmp_path / "no/device-plugins")).read()
 
 
 @pytest.mark.trio
@@ -799,7 +799,7 @@ class Dials:
     def __init__(self, node: Node) -> None:
         self.streams: list[UnixStream] = []
         io = replace(kubelet_ledger._io_of_the_node(), dial=self.dial)
-        self.ledger = KubeletLedger(str(node.kubelet_dir), io)
+        self.ledger = KubeletLedger(str(node.kubelet_dir), str(node.file.parent), io)
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
         stream = await connect_unix(path, deadline_s=deadline_s)

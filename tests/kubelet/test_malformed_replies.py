@@ -60,7 +60,8 @@ def answering(socket: Path, body: bytes) -> Iterator[None]:
 @pytest.mark.parametrize("body", LISTED)
 @pytest.mark.trio
 async def test_a_malformed_ledger_is_a_failed_read(tmp_path: Path, body: bytes) -> None:
-    ledger, socket = KubeletLedger(str(tmp_path)), tmp_path / "pod-resources/kubelet.sock"
+    socket = tmp_path / "pod-resources/kubelet.sock"
+    ledger = KubeletLedger(str(tmp_path), str(tmp_path / "device-plugins"))
     with trio.fail_after(WITHIN_S):
         with (
             answering(socket, body),
@@ -73,7 +74,7 @@ async def test_a_malformed_ledger_is_a_failed_read(tmp_path: Path, body: bytes) 
 
 @pytest.mark.trio
 async def test_a_malformed_answer_to_register_is_a_failed_registration(tmp_path: Path) -> None:
-    kubelet = UnixKubelet(str(tmp_path))
+    kubelet = UnixKubelet(str(tmp_path / "device-plugins"))
     with (
         trio.fail_after(WITHIN_S),
         answering(tmp_path / "device-plugins/kubelet.sock", CUT_SHORT),

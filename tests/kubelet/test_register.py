@@ -32,7 +32,7 @@ async def registers(directory: Path) -> None:
         trio.fail_after(WITHIN_S),
         pytest.raises(KubeletError, match=f"cannot reach kubelet at {path}: "),
     ):
-        await UnixKubelet(str(directory)).register(ResourceName("nvidia.com/X"), "x.sock", pre_start=True)
+        await UnixKubelet(str(path.parent)).register(ResourceName("nvidia.com/X"), "x.sock", pre_start=True)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ async def test_that_it_has_been_removed_is_said_whether_it_happens_or_has_happen
     (tmp_path / "held").mkdir()
     held = os.open(tmp_path / "held", os.O_RDONLY | os.O_DIRECTORY)
     (tmp_path / "device-plugins").symlink_to(f"/proc/self/fd/{held}")
-    kubelet = UnixKubelet(str(tmp_path))
+    kubelet = UnixKubelet(str(tmp_path / "device-plugins"))
     with trio.fail_after(PATIENCE_S):
         with pytest.raises(KubeletError, match="delete this pod"):
             await watch(kubelet, str(tmp_path / "held"))

@@ -36,7 +36,7 @@ async def test_other_plugins_sockets_are_seen_and_ours_and_plain_files_are_not(k
     bind_unix(str(directory / "gpuactors-nvidia.com_X.sock"))
     (directory / "kubelet_internal_checkpoint").write_text("{}")
     with trio.fail_after(WITHIN_S):
-        async with UnixKubelet(str(kubelet_dir)).sockets() as found:
+        async with UnixKubelet(str(directory)).sockets() as found:
             assert await anext(found) == Sockets(None)
             bind_unix(str(directory / "kubevirt-gpu.sock"))
             assert await anext(found) == Sockets(None, ("kubevirt-gpu.sock",))
@@ -55,7 +55,7 @@ async def test_many_sockets_are_told_of_together_and_not_all(kubelet_dir: Path) 
     directory = kubelet_dir / "device-plugins"
     directory.mkdir()
     with trio.fail_after(WITHIN_S):
-        async with UnixKubelet(str(kubelet_dir)).sockets() as found:
+        async with UnixKubelet(str(directory)).sockets() as found:
             assert await anext(found) == Sockets(None)
             for n in range(100):
                 bind_unix(str(directory / f"{n}.sock"))

@@ -40,7 +40,7 @@ def memory_kubelet(
     """The daemon's own way to kubelet, to a fake one on a `MemoryTransport`."""
     io = _MemoryKubeletIo(transport, faults or Faults(), owner)
     directory = DirectoryIo(io.watch, io.directory, io.names, io.socket_file)
-    return UnixKubelet("", hanging, KubeletIo(io.dial, io.bind, directory))
+    return UnixKubelet("device-plugins", hanging, KubeletIo(io.dial, io.bind, directory))
 
 
 def memory_claims(
@@ -161,7 +161,7 @@ def memory_ledger(
 ) -> KubeletLedger:
     """The daemon's own reader of the ledger, of a fake kubelet on a `MemoryTransport`."""
     io = _MemoryLedgerIo(transport, faults or Faults(), owner)
-    return KubeletLedger("", LedgerIo(io.dial, io.socket_file, io.read_file, io.apart))
+    return KubeletLedger("", "device-plugins", LedgerIo(io.dial, io.socket_file, io.read_file, io.apart))
 
 
 @final

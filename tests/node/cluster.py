@@ -221,6 +221,10 @@ def node_name() -> str:
     return os.environ["K8S_NODE"]
 
 
+DEVICE_PLUGINS: Final = Path("/var/lib/kubelet/device-plugins")
+"""Kubelet has its device plugins here, whatever its root directory is."""
+
+
 def kubelet_dir() -> Path:
     """Kubelet's directory."""
     return Path(os.environ["K8S_KUBELET_DIR"])

@@ -27,7 +27,8 @@ PLAYED: Final[tuple[tuple[str, str], ...]] = (
 ELSEWHERE: Final[Mapping[str, str]] = {
     "podman build -f deploy/Containerfile -t gpuactors:0.1.0 .": "./do image builds it without an engine",
     "kubectl debug node/NODE --image=gpuactors:0.1.0 --profile=sysadmin -it -- gpuactors doctor --pre"
-    " --host-root=/host --kubelet-dir=/host/var/lib/kubelet": "test_operators.py",
+    " --host-root=/host --kubelet-dir=/host/var/lib/kubelet"
+    " --device-plugin-dir=/host/var/lib/kubelet/device-plugins": "test_operators.py",
     "gpuactors doctor --pre": "test_operators.py",
     "gpuactors inspect": "test_operators.py has doctor, which reads the node in the same way",
     "helm upgrade gpuactors deploy/chart/gpuactors -n gpuactors -f values.yaml": "by hand: it needs the host's /sys",

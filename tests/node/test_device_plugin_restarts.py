@@ -15,7 +15,7 @@ from typing import Final, final
 from tests.node import daemonset, pods, tasks
 from tests.node.books import pod_resources
 from tests.node.claims import IDLE
-from tests.node.cluster import PODS, Api, LateError, Object, component, eventually, kubelet_dir
+from tests.node.cluster import DEVICE_PLUGINS, PODS, Api, LateError, Object, component, eventually
 from tests.node.daemonset import IMAGE, OTHER_IMAGE, Daemon, Installed
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.images import add_image
@@ -27,7 +27,7 @@ from tests.support.tiny_plugin import TinyPlugin
 
 H: Final = H100_RESOURCE
 
-CHECKPOINT: Final = "device-plugins/kubelet_internal_checkpoint"
+CHECKPOINT: Final = DEVICE_PLUGINS / "kubelet_internal_checkpoint"
 
 GAP_S: Final = patient(0.5)
 """Of a rolling update; a pod that starts after the other one has ended takes longer than a second."""
@@ -211,7 +211,7 @@ def test_reboot_with_a_wiped_checkpoint(node: Node) -> None:
     with node.without("kubelet"):
         tasks.kill_all()
         renumber(node, gpus)
-        (kubelet_dir() / CHECKPOINT).unlink()
+        CHECKPOINT.unlink()
     wait_restarted(node, daemon)
     for name, pod in before.items():
         wait_again(node, name, pod)
@@ -233,7 +233,7 @@ def test_another_plugin_registers_our_resource(node: Node) -> None:
         f"free {H} is 1 - 2", f"2 of {H} are allocated, and its capacity is 1", f"the capacity of {H} lacks a device",
     ):  # fmt: skip
         node.excuse(words, OTHERS_S)
-    other = TinyPlugin(kubelet_dir() / "device-plugins", "other.sock")
+    other = TinyPlugin(DEVICE_PLUGINS, "other.sock")
     try:
         other.lists.put([("other-1", "Healthy")])
         other.register(resource=H)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.manifests import DEPLOY, ROOT
 from tests.node import daemonset, pods
-from tests.node.cluster import Api, Object, eventually, kubectl, kubelet_dir
+from tests.node.cluster import DEVICE_PLUGINS, Api, Object, eventually, kubectl, kubelet_dir
 from tests.node.daemonset import NAMESPACE, Daemon
 from tests.node.fake_host import A100, A100_RESOURCE, H100_RESOURCE, HOST
 from tests.node.node import Node
@@ -200,7 +200,7 @@ def test_doctor_before_anything_is_installed(node: Node) -> None:
     before = set(debug_pods())
     kubectl("debug", f"node/{node.name}", f"--image={daemonset.IMAGE}", "--profile=sysadmin", "--quiet", "--",
             "gpuactors", "doctor", "--pre", "-o", "json", "--host-root=/host",
-            f"--kubelet-dir=/host{kubelet_dir()}")  # fmt: skip
+            f"--kubelet-dir=/host{kubelet_dir()}", f"--device-plugin-dir=/host{DEVICE_PLUGINS}")  # fmt: skip
     (pod,) = set(debug_pods()) - before
     try:
         eventually(lambda: phase_of(pod) in ("Succeeded", "Failed"), "the end of the debug pod")

@@ -16,7 +16,7 @@ import yaml
 
 from tests.deploy.manifests import DEPLOY, of_kind
 from tests.node import daemonset, pods
-from tests.node.cluster import NODES, kubectl, kubelet_dir
+from tests.node.cluster import DEVICE_PLUGINS, NODES, kubectl
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.node import Node
@@ -80,7 +80,7 @@ class NvidiasPlugin(TinyPlugin):
     """Lists PCI addresses and gives the node of their groups, as NVIDIA's plugin from 1.5 on."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(kubelet_dir() / "device-plugins", "kubevirt-GH100_H100_SXM5_80GB.sock")
+        super().__init__(DEVICE_PLUGINS, "kubevirt-GH100_H100_SXM5_80GB.sock")
         self._functions = node.host.tree.functions
 
     def Allocate(self, request: Any, context: Any) -> Any:

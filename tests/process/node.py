@@ -65,6 +65,16 @@ class Node:
         return self.kubelet.socket_dir.parent
 
     @property
+    def directories(self) -> tuple[str, ...]:
+        """The flags by which any command finds this node: never the machine's own kubelet."""
+        return (
+            f"--host-root={self.tree.root}",
+            f"--kubelet-dir={self.kubelet_dir}",
+            f"--device-plugin-dir={self.kubelet.socket_dir}",
+            f"--state-dir={self.directory / 's'}",
+        )
+
+    @property
     def uevents(self) -> Path:
         """Where the daemon binds its socket for uevents."""
         return self.directory / "u"
@@ -84,9 +94,7 @@ class Node:
     ) -> DaemonProcess:
         """A daemon for this node; `words` come last, so they win. The rest is as for `DaemonProcess`."""
         return DaemonProcess(
-            f"--host-root={self.tree.root}",
-            f"--kubelet-dir={self.kubelet_dir}",
-            f"--state-dir={self.directory / 's'}",
+            *self.directories,
             f"--uevents=unix:{self.uevents}",
             f"--pci-ids={self.directory / 'pci.ids'}",
             f"--http-address=unix:{self.http}",

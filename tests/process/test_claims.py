@@ -252,10 +252,7 @@ def test_a_claim_that_is_not_allocated_or_not_there_is_refused_with_the_reason()
 @pytest.mark.parametrize("needs_one", ["--dra=on", "--events=on"])
 def test_without_an_api_server_it_says_what_to_do(needs_one: str) -> None:
     with open_node() as node:
-        ended = gpuactors(
-            "run", needs_one, f"--host-root={node.tree.root}", f"--kubelet-dir={node.kubelet_dir}",
-            f"--state-dir={node.directory / 's'}", env={"KUBERNETES_SERVICE_HOST": ""},
-        )  # fmt: skip
+        ended = gpuactors("run", needs_one, *node.directories, env={"KUBERNETES_SERVICE_HOST": ""})
     assert ended.returncode == 78, "a configuration that cannot work (sysexits.h, EX_CONFIG)"
     assert "name a kubeconfig file with --kubeconfig" in ended.stderr
 

@@ -87,7 +87,13 @@ PRINTING = (
     ("inspect", "--host-root=NODE", "--state-dir=NODE/s"),
     ("inspect", "-o", "json", "--host-root=NODE", "--state-dir=NODE/s"),
     ("explain", "23:00.0", "--host-root=NODE", "--state-dir=NODE/s"),
-    ("doctor", "--pre", "--host-root=NODE", "--kubelet-dir=NODE/k", "--state-dir=NODE/s"),
+    (
+        "doctor",
+        "--pre",
+        "--host-root=NODE",
+        "--device-plugin-dir=NODE/k/device-plugins",
+        "--state-dir=NODE/s",
+    ),
     ("replay", "NODE/journal"),
     ("simulate", "--list"),
     ("simulate", "--scenario", "late-binding", "--json"),
@@ -184,14 +190,14 @@ def test_settings_come_from_flag_environment_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("absent", ["host", "kubelet"])
 def test_run_ends_where_what_it_needs_was_never_there(tmp_path: Path, absent: str) -> None:
     """The bounds are minutes; this daemon's are shorter."""
-    host, kubelet = tmp_path / "h", tmp_path / "k"
+    host, kubelet = tmp_path / "h", tmp_path / "k/device-plugins"
     if absent == "kubelet":
         HostTree(host).plug(PciSpec("0000:23:00.0", "10de", "2330", "030200", 0x23, driver="vfio-pci"))
     else:
-        (kubelet / "device-plugins").mkdir(parents=True)
+        kubelet.mkdir(parents=True)
     flags = (
         f"--host-root={host}",
-        f"--kubelet-dir={kubelet}",
+        f"--device-plugin-dir={kubelet}",
         f"--state-dir={tmp_path / 's'}",
         "--uevents=off",
     )
@@ -201,7 +207,7 @@ def test_run_ends_where_what_it_needs_was_never_there(tmp_path: Path, absent: st
     assert (last["event"], last["level"]) == ("daemon.gave_up", "error")
     place, flag = {
         "host": (f"{host}/sys", "--host-root"),
-        "kubelet": (f"{kubelet}/device-plugins", "--kubelet-dir"),
+        "kubelet": (str(kubelet), "--device-plugin-dir"),
     }[absent]
     assert place in last["reason"]
     assert flag in last["reason"]

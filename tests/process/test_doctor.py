@@ -11,11 +11,7 @@ from tests.support.terminal import OnTerminal
 
 
 def words(node: Node) -> tuple[str, ...]:
-    return (
-        f"--host-root={node.tree.root}",
-        f"--kubelet-dir={node.kubelet_dir}",
-        f"--state-dir={node.directory / 's'}",
-    )
+    return node.directories
 
 
 def test_the_exit_code_says_whether_anything_failed() -> None:

@@ -42,7 +42,7 @@ def test_kubelet_is_absent_at_first() -> None:
         device_lists = plugged(node)
         with node.daemon() as daemon:
             directory = str(node.kubelet.socket_dir)
-            daemon.wait_event("kubelet.gone", has=[f"{directory} does not exist", "--kubelet-dir"])
+            daemon.wait_event("kubelet.gone", has=[f"{directory} does not exist", "--device-plugin-dir"])
             daemon.wait_event("resource.appeared", resource=H100)
             # Only the directory: the endpoints are served there as soon as they can be, though nobody asks.
             node.kubelet.socket_dir.mkdir()
@@ -56,6 +56,23 @@ def test_kubelet_is_absent_at_first() -> None:
                 daemon.wait_event("kubelet.appeared", after=mark)
                 assert {r: len(node.accepted(r)) for r in device_lists} == {H100: 1, A100: 1}
                 node.assert_sound(daemon)
+
+
+def test_kubelet_has_its_root_directory_elsewhere() -> None:
+    """As with --root-dir: PodResources and the plugins move with it, its directory of device plugins does not."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        root = node.directory / "data"
+        root.mkdir()
+        (node.kubelet_dir / "pod-resources").rename(root / "pod-resources")
+        with node.daemon(f"--kubelet-dir={root}") as daemon:
+            node.wait_device_lists({H100: {GPU: HEALTHY}})
+            mark = daemon.mark()
+            node.kubelet.allocate(H100, [GPU], pod="vm-1")
+            daemon.wait_event(
+                "device.changed", device=GPU, cause="Allocated", has=["default/vm-1"], after=mark
+            )
+            node.assert_sound(daemon)
 
 
 def test_kubelet_restarts_is_killed_and_cuts_its_streams() -> None:

@@ -41,6 +41,7 @@ def node_in_trouble() -> Iterator[dict[str, str]]:
         env = {
             "GPUACTORS_HOST_ROOT": str(node.tree.root),
             "GPUACTORS_KUBELET_DIR": str(node.kubelet_dir),
+            "GPUACTORS_DEVICE_PLUGIN_DIR": str(node.kubelet.socket_dir),
             "GPUACTORS_STATE_DIR": str(node.directory / "s"),
         }
 

@@ -76,10 +76,8 @@ def test_the_wheel_runs_where_nothing_else_is(packages: tuple[Path, Path], tmp_p
     assert json.loads(said("simulate", "--scenario", "late-binding", "--json").splitlines()[-1])
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
-        where = [f"--host-root={node.tree.root}", f"--kubelet-dir={node.kubelet_dir}"]
-        where.append(f"--state-dir={node.directory / 's'}")
-        assert "0000:23:00.0" in said("inspect", *where)
-        assert "no daemon runs" in said("doctor", *where, code=1)
+        assert "0000:23:00.0" in said("inspect", *node.directories)
+        assert "no daemon runs" in said("doctor", *node.directories, code=1)
 
 
 def installed(wheel: Path, directory: Path) -> Path:

@@ -32,7 +32,9 @@ def test_it_writes_and_returns_what_a_started_one_does(
 
 
 def test_it_ends_by_the_signal_that_it_is_sent_and_another_holds_none_of_its_files(tmp_path: Path) -> None:
-    flags = [f"--{name}={tmp_path}" for name in ("host-root", "kubelet-dir", "state-dir")]
+    flags = [
+        f"--{name}={tmp_path}" for name in ("host-root", "kubelet-dir", "device-plugin-dir", "state-dir")
+    ]
     short, long = (Forked(words, env=clean_environment()) for words in (["config", "show"], ["run", *flags]))
     assert short.stdout is not None
     assert short.stdout.read(), "to its end, although the other one lives"

@@ -210,11 +210,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kubelet_dir: Annotated[
         Path,
         Described(
-            "Kubelet's root directory, with `device-plugins/` and `pod-resources/`.",
+            "Kubelet's root directory (its `--root-dir`), with `pod-resources/`, `plugins/` and `plugins_registry/`.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
     ] = _path("/var/lib/kubelet")
+    device_plugin_dir: Annotated[
+        Path,
+        Described(
+            "Kubelet's directory of device plugins, with its ledger file. Kubelet leaves it in /var/lib/kubelet, "
+            "whatever its root directory is.",
+            metavar="DIR",
+            must_be=_A_PATH,
+            default="device-plugins in /var/lib/kubelet",  # the path itself would be broken at its hyphen
+        ),
+    ] = _path("/var/lib/kubelet/device-plugins")
     state_dir: Annotated[
         Path,
         Described(

@@ -168,11 +168,10 @@ def sysfs_of(config: Config) -> SysfsReader:
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     """The real outside. Raises `ports.errors.HostError`."""
-    kubelet_dir = str(config.kubelet_dir)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     control = _control_of(config, hanging, about(config, sources))
     kubelet, journal = (
-        UnixKubelet(kubelet_dir, hanging.subscribe()),
+        UnixKubelet(str(config.device_plugin_dir), hanging.subscribe()),
         _journal_of(config) if config.journal == "on" else None,
     )
     of_gpus = _dra_of(config, hanging) if config.dra == "on" else None
@@ -182,7 +181,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
-        ledger=(ledger := KubeletLedger(kubelet_dir)),
+        ledger=(ledger := KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir))),
         keep_ledger=ledger.keep,
         open_uevents=open_uevents(config.uevents),
         kubelet=kubelet,
@@ -278,8 +277,13 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(_run_and_end, config, sources, nursery.cancel_scope)
             nursery.start_soon(startup_checks.await_host, sysfs_of(config), daemon.state)
-            nursery.start_soon(startup_checks.await_kubelet_directory, str(config.kubelet_dir))
-            log.info("daemon.started", pid=os.getpid(), kubelet_dir=str(config.kubelet_dir))
+            nursery.start_soon(startup_checks.await_kubelet_directory, str(config.device_plugin_dir))
+            log.info(
+                "daemon.started",
+                pid=os.getpid(),
+                kubelet_dir=str(config.kubelet_dir),
+                device_plugin_dir=str(config.device_plugin_dir),
+            )
             if not offers_anything(daemon.state.value):
                 log.warning("daemon.offers_nothing", reason=OFFERS_NOTHING)
             async for number in signals:

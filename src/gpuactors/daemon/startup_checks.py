@@ -8,8 +8,6 @@ the daemon logs what is missing.
 
 from __future__ import annotations
 
-import os
-
 import trio
 
 from gpuactors import limits
@@ -37,14 +35,13 @@ async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> Non
             raise AbsentError(f"{exc}; given up after {limits.HOST_ABSENT_S:g} s") from exc
 
 
-async def await_kubelet_directory(kubelet_dir: str) -> None:
+async def await_kubelet_directory(directory: str) -> None:
     """Until kubelet's directory is there. Raises `AbsentError` if it is not after `limits.KUBELET_DIR_ABSENT_S`."""
-    directory = os.path.join(kubelet_dir, "device-plugins")
     with trio.move_on_after(limits.KUBELET_DIR_ABSENT_S):
         while not await trio.Path(directory).is_dir():  # noqa: ASYNC110 - no event for a new directory
             await trio.sleep(limits.KUBELET_DIR_RETRY_S)
         return
     raise AbsentError(
-        f"kubelet's directory {directory} does not exist: is kubelet installed, and is --kubelet-dir its directory? "
-        f"Given up after {limits.KUBELET_DIR_ABSENT_S:g} s"
+        f"kubelet's directory {directory} does not exist: is kubelet installed, and is --device-plugin-dir its "
+        f"directory? Given up after {limits.KUBELET_DIR_ABSENT_S:g} s"
     )

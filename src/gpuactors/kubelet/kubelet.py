@@ -51,15 +51,15 @@ class KubeletIo(Struct, frozen=True):
 
 @final
 class UnixKubelet:
-    """Kubelet as found below `kubelet_dir` (normally /var/lib/kubelet)."""
+    """Kubelet as found in its directory of device plugins."""
 
     def __init__(
         self,
-        kubelet_dir: str,
+        directory: str,
         hanging: Hanging | None = None,
         io: KubeletIo | None = None,
     ) -> None:
-        self._directory = os.path.join(kubelet_dir, "device-plugins")
+        self._directory = directory
         self._socket = os.path.join(self._directory, KUBELET_SOCKET)
         self._hanging = hanging
         self._io = io or KubeletIo(connect_unix, bind_unix, directory_of_the_node())
@@ -69,7 +69,7 @@ class UnixKubelet:
     def absence(self) -> str:
         return encodable(
             f"waiting for kubelet: {self._socket} does not exist; "
-            "is kubelet running, and is --kubelet-dir its directory?"
+            "is kubelet running, and is --device-plugin-dir its directory?"
         )
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:

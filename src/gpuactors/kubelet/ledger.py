@@ -101,12 +101,12 @@ class LedgerIo(Struct, frozen=True):
 
 @final
 class KubeletLedger:
-    """The ledger of the kubelet below `kubelet_dir` (normally /var/lib/kubelet)."""
+    """The ledger of one kubelet: PodResources below its root, and the file in its directory of device plugins."""
 
-    def __init__(self, kubelet_dir: str, io: LedgerIo | None = None) -> None:
+    def __init__(self, kubelet_dir: str, device_plugin_dir: str, io: LedgerIo | None = None) -> None:
         self._io = io or _io_of_the_node()
         self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
-        self._directory = os.path.join(kubelet_dir, "device-plugins")
+        self._directory = device_plugin_dir
         self._file = os.path.join(self._directory, CHECKPOINT)
         self._keeper: trio.Nursery | None = None
         self._kept: _Kept | None = None
@@ -264,7 +264,7 @@ class KubeletLedger:
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise LedgerError(
                 f"no kubelet answers on {self._socket}, and the directory {self._directory} does not exist: "
-                "is kubelet installed, and is --kubelet-dir its directory?"
+                "is kubelet installed, and is --device-plugin-dir its directory?"
             ) from exc
         except PermissionError as exc:
             raise LedgerError(f"may not read {self._file} ({exc.strerror}): run as root") from exc

@@ -15,8 +15,6 @@ from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, is_others
 from gpuactors.limits import FOREIGN_SOCKETS_MAX
 from gpuactors.ports.errors import KubeletError
 
-DEVICE_PLUGINS = "device-plugins"
-
 
 class PluginDirectory(Struct, frozen=True):
     """The directory, as one look found it."""
@@ -33,9 +31,8 @@ class PluginDirectory(Struct, frozen=True):
     """Names of other plugins' sockets, at most FOREIGN_SOCKETS_MAX; whether a process listens there is not known."""
 
 
-def look(kubelet_dir: str) -> PluginDirectory:
-    """The directory below kubelet's. May block. Raises `KubeletError` if it may not be read."""
-    path = os.path.join(kubelet_dir, DEVICE_PLUGINS)
+def look(path: str) -> PluginDirectory:
+    """The directory at `path`. May block. Raises `KubeletError` if it may not be read."""
     try:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):

@@ -149,7 +149,7 @@ class SocketsWatch:
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise KubeletError(
                 f"waiting for kubelet: the directory {self._path} does not exist; "
-                "is kubelet installed, and is --kubelet-dir its directory?"
+                "is kubelet installed, and is --device-plugin-dir its directory?"
             ) from exc
         except PermissionError as exc:
             raise KubeletError(f"may not watch {self._path}: {exc.strerror}; run as root") from exc

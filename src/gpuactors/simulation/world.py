@@ -153,6 +153,7 @@ class World:
             Config(
                 host_root=directory / "h",
                 kubelet_dir=directory / "k",
+                device_plugin_dir=directory / "k/device-plugins",
                 state_dir=directory / "s",
                 uevents=f"unix:{directory / socket}",
                 holders="proc",

@@ -50,6 +50,7 @@ class Patient:
         return {
             "host_root": str(self.node.tree.root),
             "kubelet_dir": str(self.node.kubelet_dir),
+            "device_plugin_dir": str(self.node.kubelet.socket_dir),
             "state_dir": str(directory / "s"),
             "pci_ids": str(directory / "pci.ids"),
             "node_name": "node-1",

@@ -69,7 +69,9 @@ def seed(check: Check, level: Level, message: str, remedy: str) -> Seed:
 def test_a_node_without_kubelet(pre: bool, level: Level) -> None:
     with open_patient(started=False) as patient:
         patient.gpu()
-        expected = seed(Check.KUBELET_DIRECTORY, level, "device-plugins does not exist", "--kubelet-dir")
+        expected = seed(
+            Check.KUBELET_DIRECTORY, level, "device-plugins does not exist", "--device-plugin-dir"
+        )
         only(wrong(patient.examined(pre=pre)), expected, *([] if pre else [NO_DAEMON]))
 
 
@@ -108,7 +110,7 @@ def test_a_pod_without_kubelets_ledger() -> None:
         patient.gpu()
         patient.node.kubelet.pod_resources_socket.unlink()
         expected = seed(
-            Check.POD_RESOURCES, FAIL, "no kubelet answers at", "mount its directory pod-resources"
+            Check.POD_RESOURCES, FAIL, "no kubelet answers at", "--kubelet-dir is kubelet's --root-dir"
         )
         only(wrong(patient.examined(pre=True)), expected)
 

@@ -64,7 +64,13 @@ def config(tmp_path: Path) -> Config:
     tree.plug(PciSpec(GPU, "10de", "2330", "030200", 0x23, driver="vfio-pci"))
     tree.plug(PciSpec("0000:23:00.1", "10de", "1aef", "040300", 0x23))
     (tmp_path / "s").mkdir()
-    return Config(host_root=tmp_path / "h", kubelet_dir=tmp_path / "k", state_dir=tmp_path / "s")
+    kubelet = tmp_path / "k"
+    return Config(
+        host_root=tmp_path / "h",
+        kubelet_dir=kubelet,
+        device_plugin_dir=kubelet / "device-plugins",
+        state_dir=tmp_path / "s",
+    )
 
 
 def enable(config: Config, count: int) -> None:

@@ -79,7 +79,9 @@ class DaemonProcess:
         state_dir = state_dir or Path("/run") / f"gpuactors-{log_file.stem}"
         entry_point = (sys.executable, *program)
         if prefix is not None:
-            own = ("run", *arguments, "--state-dir", str(state_dir), "--log-format", "json")
+            device_plugins = str(_without_kubelet_dir(arguments)[0] / "device-plugins")
+            directories = ("--device-plugin-dir", device_plugins, "--state-dir", str(state_dir))
+            own = ("run", *arguments, *directories, "--log-format", "json")
             process = _started((*prefix, *entry_point, *own), {**os.environ, **PYTHON_ENVIRONMENT}, log_file)
             return cls(process, log_file, state_dir)
         kubelet_dir, rest = _without_kubelet_dir(arguments)

@@ -62,7 +62,13 @@ def run(guest: Guest) -> None:
 
 def _before_installation(node: Node, h100: Function, gpu: Function, audio: Function) -> None:
     with node.guest.step("--pre on the host: the IOMMU is on, nothing is bound, a host driver is in the way"):
-        command = (*DOCTOR, "--pre", "--kubelet-dir", str(KUBELET_DIR))
+        kubelet = (
+            "--kubelet-dir",
+            str(KUBELET_DIR),
+            "--device-plugin-dir",
+            str(KUBELET_DIR / "device-plugins"),
+        )
+        command = (*DOCTOR, "--pre", *kubelet)
         code, found = _asked(node, "before", command, {**PYTHON_ENVIRONMENT})
         assert code == 1, found
         wrong = _wrong(found)

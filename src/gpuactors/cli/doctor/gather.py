@@ -151,6 +151,7 @@ class _Reading:
         self._progress = progress
         self._root = HostRoot(str(config.host_root))
         self._kubelet_dir = str(config.kubelet_dir)
+        self._device_plugin_dir = str(config.device_plugin_dir)
 
     async def _blocking(self, what: str, call: Callable[[], T]) -> Known[T]:
         """In a thread of its own, which is left behind if it hangs."""
@@ -211,12 +212,12 @@ class _Reading:
 
     async def directory(self) -> Known[look.PluginDirectory]:
         return await self._blocking(
-            "kubelet's directory of device plugins", lambda: look.look(self._kubelet_dir)
+            "kubelet's directory of device plugins", lambda: look.look(self._device_plugin_dir)
         )
 
     async def ledger(self, resources: Collection[ResourceName]) -> Known[LedgerContents]:
         async def read() -> LedgerContents:
-            return await KubeletLedger(self._kubelet_dir).read(resources)
+            return await KubeletLedger(self._kubelet_dir, self._device_plugin_dir).read(resources)
 
         deadline_s = 2 * limits.LEDGER_DEADLINE_S  # as in `devices`
         return await _known("kubelet's ledger", read, self._progress, deadline_s)

@@ -43,7 +43,7 @@ def view(config: Config, progress: Progress) -> NodeView:
 
 
 async def _inspect_host(config: Config) -> NodeView:
-    ledger = KubeletLedger(str(config.kubelet_dir))
+    ledger = KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir))
     use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
     return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use)
 

@@ -57,7 +57,7 @@ def _directories(claims: Claims) -> Iterator[Finding]:
         _writable(
             Check.PLUGIN_DIRECTORIES,
             place,
-            "See that kubelet runs with this --kubelet-dir; in a pod mount the directory writable.",
+            "See that --kubelet-dir is kubelet's --root-dir; in a pod mount the directory writable.",
         )
         for place in places
     ]

@@ -11,7 +11,9 @@ from gpuactors.core.deviceplugin.listing import SWITCH_OFF
 from gpuactors.core.values.quote import first_of, quoted_ids, quoted_name
 from gpuactors.kubelet.look import PluginDirectory
 
-_START = "Start kubelet on this node (systemctl status kubelet), or name its directory with --kubelet-dir."
+_START = (
+    "Start kubelet on this node (systemctl status kubelet), or name its directory with --device-plugin-dir."
+)
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -61,7 +63,8 @@ def _ledger(facts: Facts) -> Iterator[Finding]:
         yield failed(
             Check.POD_RESOURCES,
             f"no kubelet answers at {socket}",
-            "See that kubelet runs with this --kubelet-dir; in a pod mount its directory pod-resources.",
+            "See that --kubelet-dir is kubelet's --root-dir (its command line, or `ps`); in a pod mount the directory "
+            "pod-resources there.",
         )
     elif facts.resources and ledger.healthy is None and facts.config.device_plugin == "on":
         yield warned(

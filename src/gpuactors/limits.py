@@ -720,6 +720,10 @@ IMEX_FILE_MAX_BYTES: Final = 65536
 FILES_DEADLINE_S: Final = 10.0
 """Writing or removing the files of a claim, or the checkpoint: milliseconds, and two syncs of a disk that is busy."""
 
+TREE_ENTRIES_MAX: Final = 20_000
+"""So many files and directories are removed in one act of what a container has left in a directory that it had mounted:
+about a second. A daemon of a compute domain leaves four; the next try goes on (CLAIM_RETRY_S)."""
+
 STATE_LOCK_WAIT_S: Final = 5.0
 """5 s. A write or read of the claims' state waits so long for that of another daemon, two syncs; then it says who
 writes. Less than FILES_DEADLINE_S, so that this is said and not that the disk does not answer."""

@@ -32,6 +32,8 @@ class Store:
     owned: list[bool] = field(default_factory=list)
     removed: list[ClaimUid] = field(default_factory=list)
     cleared: int = 0
+    stuck: tuple[str, ...] = ()
+    """What is said of the directories that cannot be removed, and of the files of each claim."""
     before: Checkpoint = field(default_factory=Checkpoint)
     written: list[Checkpoint] = field(default_factory=list)
 
@@ -45,9 +47,12 @@ class Store:
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         self.removed.append(uid)
+        for sentence in self.stuck:
+            raise StateFileError(sentence)
 
-    async def clear_mounted(self) -> None:
+    async def clear_mounted(self) -> tuple[str, ...]:
         self.cleared += 1
+        return self.stuck
 
     async def write(self, contents: Checkpoint | ClaimContents) -> None:
         assert isinstance(contents, Checkpoint), "no claim's files are to be written"
@@ -130,3 +135,24 @@ async def test_what_is_written_goes_on_from_what_was_read(autojump_clock: object
             assert await inbox.receive() == CheckpointWritten(1, ClaimsOf.GPUS)
             assert store.written == [Checkpoint(unknown={"newer": 1})]
             nursery.cancel_scope.cancel()
+
+
+async def test_what_cannot_be_removed_at_the_start_stops_no_claim_and_is_named(
+    autojump_clock: object,
+) -> None:
+    """Else a directory that somebody made immutable, or mounted over, ends every claim of the node, after each boot."""
+    store = Store(origin=Origin.OTHER_BOOT, stuck=("the directory /x is stuck",))
+    wanted = Latest(DiskWanted(load=2))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.DOMAINS
+            )
+            read = await inbox.receive()
+            nursery.cancel_scope.cancel()
+    assert isinstance(read, CheckpointRead)
+    assert (store.removed, store.cleared) == ([UID], 1)
+    assert read.warning == "the directory /x is stuck; the directory /x is stuck", (
+        "the files' and the directory's"
+    )

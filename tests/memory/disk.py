@@ -171,6 +171,18 @@ class FakeDisk:
             raise _error(errno.ENOTEMPTY, path)
         self._directories.discard(path)
 
+    def remove_tree(self, path: str, entries_max: int) -> None:
+        """Implement `Disk.remove_tree`."""
+        self._need_directory(path)
+        inside = [e for e in self._files.keys() | self._directories if e.startswith(f"{path}/")]
+        for number, entry in enumerate(
+            sorted(inside, reverse=True)
+        ):  # what is in a directory comes before it
+            if number == entries_max:
+                raise _error(errno.ENOTEMPTY, path)
+            (self.remove_directory if entry in self._directories else self.unlink)(entry)
+        self.remove_directory(path)
+
     def write(self, path: str, content: bytes) -> None:
         """Implement `Disk.write`."""
         try:

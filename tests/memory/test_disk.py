@@ -145,3 +145,14 @@ def test_both_disks_do_and_refuse_the_same(kind: str, tmp_path: Path) -> None:
     disk.unlink(f"{base}/d/b")
     disk.remove_directory(f"{base}/d")
     assert disk.names(base) == ()
+    disk.make_directory(f"{base}/d")
+    disk.make_directory(f"{base}/d/inner")
+    for name in ("a", "b", "inner/c"):
+        disk.write(f"{base}/d/{name}", b"")
+    with pytest.raises(OSError, match=r".") as caught:
+        disk.remove_tree(f"{base}/d", 2)
+    assert caught.value.errno == errno.ENOTEMPTY
+    disk.remove_tree(f"{base}/d", 10)
+    assert disk.names(base) == ()
+    with pytest.raises(FileNotFoundError):
+        disk.remove_tree(f"{base}/d", 10)

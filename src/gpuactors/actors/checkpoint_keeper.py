@@ -7,6 +7,7 @@ counts is decided in `core/claims/restoration.py`. Where the checkpoint may not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import trio
@@ -39,7 +40,7 @@ async def run(
         while (now := wanted.value).load not in (0, loaded):
             try:
                 with raises_only(StateFileError, "checkpoint_keeper"):
-                    found = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
+                    found, left = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
             except StateFileError as exc:
                 await inbox.send(CheckpointRefused(str(exc), of, await _having(files, of)))
                 await _pause(wanted, now)
@@ -49,7 +50,7 @@ async def run(
                     CheckpointRead(
                         entries=found.entries,
                         original_drivers=found.original_drivers,
-                        warning=found.warning,
+                        warning="; ".join(filter(None, (found.warning, *left))),
                         load=loaded,
                         of=of,
                         owed=found.owed,
@@ -85,12 +86,19 @@ async def _pause(wanted: LatestReader[DiskWanted], now: DiskWanted) -> None:
             await wanted.receive()
 
 
-async def _read(store: CheckpointStore, files: ClaimFileStore, of: ClaimsOf, *, owns: bool) -> Restoration:
-    """Reads, and removes what is of no claim. `owns`: as `restoration`. Raises `StateFileError`."""
+async def _read(
+    store: CheckpointStore, files: ClaimFileStore, of: ClaimsOf, *, owns: bool
+) -> tuple[Restoration, Sequence[str]]:
+    """Reads, and removes what is of no claim; with a sentence for each thing that stays, which stops no other claim.
+    `owns`: as `restoration`. Raises `StateFileError`."""
     restored = await store.read(owns=owns)
     found = restoration(restored, await files.found(owns=owns), of, owns=owns)
+    left: list[str] = []
     for uid in found.stray:
-        await files.remove(uid)
+        try:
+            await files.remove(uid)
+        except StateFileError as exc:
+            left.append(str(exc))
     if found.clear_mounted:
-        await files.clear_mounted()
-    return found
+        left += await files.clear_mounted()
+    return found, left

@@ -23,7 +23,7 @@ from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
-from gpuactors.ports.errors import StateFileError
+from gpuactors.ports.errors import DirectoryLeftError, StateFileError
 
 
 class Acts(Struct, frozen=True):
@@ -95,6 +95,8 @@ async def _on_files(uid: ClaimUid, act: FilesAct, files: ClaimFileStore, driver:
                 await files.remove(uid, act.directories)
             else:
                 await files.write(_contents(driver, act.claim, act))
+    except DirectoryLeftError as exc:
+        return ActFailed(act.number, str(exc), ActFault.DIRECTORY_LEFT, of=of)
     except StateFileError as exc:
         return ActFailed(act.number, str(exc), of=of)
     return ActDone(act.number, of=of)

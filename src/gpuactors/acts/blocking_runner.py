@@ -144,6 +144,6 @@ class StoredFiles:
         """Implement `ports.claims.ClaimFileStore.remove`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
-    async def clear_mounted(self) -> None:
+    async def clear_mounted(self) -> tuple[str, ...]:
         """Implement `ports.claims.ClaimFileStore.clear_mounted`."""
-        await self._run_blocking(_under(self._lock.writing(), self._files.clear_mounted))
+        return await self._run_blocking(_under(self._lock.writing(), self._files.clear_mounted))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, final
 
+from gpuactors.acts import tree
 from gpuactors.process.plain_files import read_plain
 
 _MODE: Final = 0o644
@@ -49,6 +50,11 @@ class Disk(Protocol):
 
     def remove_directory(self, path: str) -> None:
         """Removes an empty directory."""
+        ...
+
+    def remove_tree(self, path: str, entries_max: int) -> None:
+        """Removes a directory with all that is in it, as `acts.tree.remove_tree`: at most so many entries in one call.
+        Raises `FileNotFoundError` if it was gone."""
         ...
 
     def write(self, path: str, content: bytes) -> None:
@@ -116,6 +122,10 @@ class RealDisk:
     def remove_directory(self, path: str) -> None:
         """Implement `Disk.remove_directory`."""
         os.rmdir(path)
+
+    def remove_tree(self, path: str, entries_max: int) -> None:
+        """Implement `Disk.remove_tree`."""
+        tree.remove_tree(path, entries_max)
 
     def write(self, path: str, content: bytes) -> None:
         """Implement `Disk.write`. Not O_TRUNC: of a file that a container reads no moment is empty. What else has the
@@ -237,15 +247,3 @@ def unlink_if_there(disk: Disk, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def remove_tree(disk: Disk, path: str) -> None:
-    """Removes a directory with all that is in it. A symbolic link goes itself, and what it names stays. Raises
-    `OSError`; `FileNotFoundError` if it was gone."""
-    for name in disk.names(path):
-        inner = os.path.join(path, name)
-        try:
-            unlink_if_there(disk, inner)
-        except IsADirectoryError:  # unlink(2) on Linux; of a link to a directory it removes the link
-            remove_tree(disk, inner)
-    disk.remove_directory(path)

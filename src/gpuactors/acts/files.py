@@ -31,7 +31,6 @@ from gpuactors.acts.disk import (
     KeptDirectory,
     ensure_directory,
     is_temporary,
-    remove_tree,
     replace,
     replace_unsynced,
     unlink_if_there,
@@ -42,7 +41,7 @@ from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid, Json
 from gpuactors.core.values.names import is_label, is_uid
 from gpuactors.decoding import decode_json_stream
-from gpuactors.ports.errors import StateFileError
+from gpuactors.ports.errors import DirectoryLeftError, StateFileError
 from gpuactors.process.plain_files import NotPlainError
 
 MOUNTED: Final = "domains"
@@ -151,7 +150,8 @@ class ClaimFiles:
 
     def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """No file of the claim is there when this returns, nor after a power cut; nor any of these directories, with
-        whatever its container has written into it. Raises `FilesError`."""
+        whatever its container has written into it. Raises `FilesError`; `DirectoryLeftError` where the files are gone,
+        and of a directory something is left: a next try goes on from there."""
         if not is_uid(uid):  # so none was written
             return
         try:
@@ -166,25 +166,44 @@ class ClaimFiles:
             with suppress(FileNotFoundError):
                 self._disk.remove_directory(directory)
             self._sync(self._metadata_dir)
-            for mounted in directories:
-                with suppress(FileNotFoundError):
-                    remove_tree(self._disk, mounted)
-                self._sync(os.path.dirname(mounted))
         except OSError as error:
             raise self._error("removed", uid, error) from None
+        for mounted in directories:
+            self._remove_mounted(mounted)
 
-    def clear_mounted(self) -> None:
-        """No directory is there that a container had mounted when this returns, of whatever claim. Raises
-        `FilesError`."""
+    def clear_mounted(self) -> tuple[str, ...]:
+        """No directory is there that a container had mounted when this returns, of whatever claim, but those that
+        cannot be removed. Returns a sentence for each of these. Raises `FilesError` where they cannot be listed."""
+        left: list[str] = []
         try:
-            with suppress(FileNotFoundError):
-                remove_tree(self._disk, self._mounted_dir)
+            for name in self._names(self._mounted_dir):
+                try:
+                    self._remove_mounted(os.path.join(self._mounted_dir, name))
+                except DirectoryLeftError as error:
+                    left.append(str(error))
+            if not left:
+                with suppress(FileNotFoundError):
+                    self._disk.remove_directory(self._mounted_dir)
             self._sync(os.path.dirname(self._mounted_dir))
         except OSError as error:
-            sentence = (
-                f"{self._mounted_dir} cannot be removed ({error.strerror}): check the disk and the mounts"
-            )
-            raise FilesError(f"{sentence} of this pod; it is tried again") from None
+            raise FilesError(
+                f"{self._mounted_dir} cannot be cleared ({error.strerror}): check the disk and the mounts of this pod; "
+                "it is tried again"
+            ) from None
+        return tuple(left)
+
+    def _remove_mounted(self, directory: str) -> None:
+        """Raises `DirectoryLeftError`."""
+        try:
+            with suppress(FileNotFoundError):
+                self._disk.remove_tree(directory, limits.TREE_ENTRIES_MAX)
+            self._sync(os.path.dirname(directory))
+        except OSError as error:
+            raise DirectoryLeftError(
+                f"the directory {directory}, which a container had mounted, cannot be removed "
+                f"({error.filename or directory}: {error.strerror}): look for mounts in it and for files that are "
+                "immutable (lsattr), or remove it by hand; it is tried again"
+            ) from None
 
     def _sync(self, directory: str) -> None:
         """Also where nothing was removed now: a daemon that was killed may have removed it and not synced."""

@@ -146,12 +146,13 @@ class ClaimFileStore(Protocol):
         ...
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """No file of the claim is there when this returns, nor any of these directories; none was is no error."""
+        """No file of the claim is there when this returns, nor any of these directories; none was is no error. Raises
+        `DirectoryLeftError` where something is left of a directory only."""
         ...
 
-    async def clear_mounted(self) -> None:
-        """No directory that a container of whatever claim had mounted is there when this returns: of a boot that has
-        ended."""
+    async def clear_mounted(self) -> tuple[str, ...]:
+        """Removes every directory that a container of whatever claim had mounted, of a boot that has ended. Returns a
+        sentence for each that cannot be removed: its claim has ended."""
         ...
 
 

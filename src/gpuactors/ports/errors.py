@@ -40,3 +40,8 @@ class ControlTakenError(ControlError):
 class StateFileError(PortError):
     """A file of the state directory, or that of NFD, cannot be read or written; the text names which, why and the
     consequence."""
+
+
+class DirectoryLeftError(StateFileError):
+    """The files of a claim are removed, and of a directory that its container had mounted something is left; the text
+    names what, and why."""

@@ -12,6 +12,7 @@ from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
+    ActFailed,
     CheckpointRead,
     CheckpointWritten,
     ClaimRead,
@@ -27,6 +28,7 @@ from gpuactors.core.events.host import HostScanned
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import (
+    ActFault,
     AllocatedDevice,
     Claim,
     ClaimName,
@@ -122,6 +124,8 @@ class DomainCore(CallsCore):
         self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
         self.directories: set[str] = set()
         self.away = False
+        self.stuck = False
+        """What containers have left in their directories cannot be removed."""
         self.held_back = set()
         self.listed: set[ClaimName] | None = None
         """The claims that kubelet lists for pods; None: all that are prepared."""
@@ -227,6 +231,8 @@ class DomainCore(CallsCore):
             if act.claim is not None:
                 self.files[act.name.uid] = tuple(d for d in act.devices if isinstance(d, DomainEdits))
                 self.directories |= {*act.directories}
+            elif self.stuck and act.directories:
+                return ActFailed(act.number, "it is stuck", ActFault.DIRECTORY_LEFT, of=ClaimsOf.DOMAINS)
             else:
                 self.directories -= {*act.directories}
             return ActDone(act.number, of=ClaimsOf.DOMAINS)

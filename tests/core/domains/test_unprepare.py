@@ -11,7 +11,9 @@ from gpuactors.core.events.claims import ClaimRead
 from gpuactors.core.values.claim import ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core.domains.domain_core import (
+    BLUE,
     DAEMON,
+    NAMESPACE,
     NODE,
     RED,
     DomainCore,
@@ -19,6 +21,7 @@ from tests.core.domains.domain_core import (
     daemon,
     found_by_files,
     name,
+    with_daemon,
 )
 
 OLD, NEW = name("old"), name("new")
@@ -281,3 +284,26 @@ def test_what_a_claim_of_a_lost_checkpoint_has_is_nobody_else_s_before_it_is_rea
     )
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert "the checkpoint is lost" in core.refusal(token)
+
+
+# --- what a daemon has left in its directory --------------------------------------------------------------------
+
+
+def test_a_directory_that_cannot_be_removed_costs_its_own_domain_only() -> None:
+    """There is one `daemon-0` on a node: a claim that is released for ever would end compute domains there."""
+    other, again = name("other-daemon", NAMESPACE), name("daemon-again", NAMESPACE)
+    core = with_daemon(daemon(other, BLUE), daemon(again))
+    core.stuck = True
+    token = core.unprepare(DAEMON)
+    assert core.answer(token) is None
+    assert isinstance(core.answer(core.prepare(other)), Prepared)
+    core.unprepare(other)
+    own = core.prepare(again)
+    assert core.answer(own) is None, "what is being removed is its directory"
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert f"daemon-0: it is being released from the claim {DAEMON} (it is stuck)" in core.refusal(own)
+    assert isinstance(core.answer(token), Unprepared), "the pod ends"
+    own = core.prepare(again)
+    core.stuck = False
+    core.pass_time(limits.CLAIM_RETRY_S)
+    assert isinstance(core.answer(own), Prepared)

@@ -5,13 +5,13 @@ In a pod the daemon has its settings as arguments, which `kubectl exec POD -- gp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from gpuactors.config import DECLARATIONS, Config, ConfigError, Resolved, resolve
 from gpuactors.control.client import Running
+from gpuactors.decoding import decode_json
 
 
 class Judged(Struct, frozen=True):
@@ -56,4 +56,6 @@ def _config(values: Mapping[str, object]) -> Config:
 
 def _reported(running: Running) -> dict[str, object]:
     """The daemon's settings, by key. Raises ValueError for what is no JSON."""
-    return {s.key: json.loads(s.value) for s in running.about.settings if s.key in DECLARATIONS}
+    return {
+        s.key: decode_json(s.value.encode(), object) for s in running.about.settings if s.key in DECLARATIONS
+    }

@@ -74,6 +74,7 @@ _FAULTS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.UNKNOWN_FUNCTION: Cause.GROUP_CHANGED,
     ActFault.GONE: Cause.GONE,
     ActFault.REFUSED: Cause.WRITE_REFUSED,
+    ActFault.DIRECTORY_LEFT: Cause.DIRECTORY_LEFT,
 }
 """The cause of an act's failure; None: of the act on a claim's files, which has no fault of a device."""
 

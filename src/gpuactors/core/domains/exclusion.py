@@ -43,7 +43,9 @@ def conflict(domains: Domains, entry: Entry) -> Conflict | None:
     if (incomplete := _incomplete(domains, config.kind)) is not None:
         return Conflict(incomplete)
     wanted = devices_wanted(entry.claim, config, settings)
-    if owner := _by_another_claim(domains, entry, wanted) or _by_strangers(domains, entry, wanted):
+    if owner := _by_another_claim(domains, entry, config.domain, wanted) or _by_strangers(
+        domains, entry, wanted
+    ):
         return Conflict(owner, is_owner=True)
     if domains.strangers is None:
         return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
@@ -121,8 +123,12 @@ def _incomplete(domains: Domains, kind: DeviceKind) -> Reason | None:
     return None
 
 
-def _by_another_claim(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Reason | None:
+def _by_another_claim(
+    domains: Domains, entry: Entry, domain: DomainUid, wanted: tuple[DomainDevice, ...]
+) -> Reason | None:
     for other in _others(domains, entry):
+        if other.is_left and other.domain is not None and other.domain.uid != domain:
+            continue  # what is left of it is another domain's directory
         if other.domain is None:
             why = f" ({other.problem})" if other.problem else ""
             unknown = f"the devices of the claim {other.name} are not known yet{why}"

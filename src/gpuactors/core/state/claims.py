@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
     BoundFunction,
     Claim,
@@ -96,6 +97,12 @@ class Entry(Struct, frozen=True, gc=False):
     changed_at: float = 0.0
     """When it came to its present state, in seconds of the clock of the state's events; of a claim that was read from
     disk, when that was read."""
+
+    @property
+    def is_left(self) -> bool:
+        """Nothing is left of it but a directory that its container had mounted, and that cannot be removed."""
+        why = self.why
+        return self.state is ClaimState.RELEASING and why is not None and why.cause is Cause.DIRECTORY_LEFT
 
     @property
     def problem(self) -> str:

@@ -66,6 +66,7 @@ class Cause(StrEnum):
     CLAIMS_UNSERVED = "ClaimsUnserved"
     CHECKPOINT_UNWRITTEN = "CheckpointUnwritten"
     FILES_UNWRITTEN = "FilesUnwritten"
+    DIRECTORY_LEFT = "DirectoryLeft"
     IN_USE_ON_HOST = "InUseOnHost"
     WRITE_HANGS = "WriteHangs"
     WRITE_REFUSED = "WriteRefused"
@@ -302,6 +303,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         CALL,
         "The claim's CDI or metadata file could not be written.",
         "Check the disk and the mounts of /var/run/cdi and of kubelet's `plugins` directory.",
+    ),
+    Cause.DIRECTORY_LEFT: Meaning(
+        CALL,
+        "The directory of the compute domain, which an ended daemon had mounted, cannot be removed. Other domains are "
+        "served.",
+        "Look for mounts and immutable files (lsattr) in the directory that the message names, or remove it by hand.",
     ),
     Cause.IN_USE_ON_HOST: Meaning(
         CALL,

@@ -164,6 +164,9 @@ class ActFault(StrEnum):
     """It is not there, or has no IOMMU group."""
     REFUSED = "refused"
     """The kernel refused a write, or did not do it. The device stays where it is."""
+    DIRECTORY_LEFT = "directory-left"
+    """Of the act on a claim's files: they are gone, and of a directory that its container had mounted something is
+    left."""
 
 
 class FitnessCheck(Struct, frozen=True, gc=False):

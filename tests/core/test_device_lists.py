@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin import device_lists, entries
-from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.daemon import PredecessorGone, ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, UeventsLost
 from gpuactors.core.events.kubelet import KubeletAppeared
@@ -364,3 +364,28 @@ def test_a_gpu_that_is_held_at_the_start_is_one_warning() -> None:
     assert [line.level for line in lines] == [Level.WARNING, Level.INFO, Level.INFO]
     assert {line.fields["cause"] for line in lines} == {"HeldByOther"}
     assert "process 4712" in str(lines[-1].fields["reason"])
+
+
+def test_a_held_gpu_is_no_second_warning_after_a_moment_in_which_nobody_knows_whose_it_is() -> None:
+    """A daemon that begins to serve reads kubelet's ledger anew, for its predecessor's grants."""
+    core = Core(settings=replace(SETTINGS, hand_over=True))
+    core.enabled = {"0000:01:00.0": 1}
+    scan = core.state.host.inspections.scan
+    assert scan is not None
+    core.feed(KubeletAppeared("1"), HostScanned(scan, (gpu("01:00.0"),)))
+    core.feed(PredecessorGone("none was there", {}), after_s=0.01)
+    core.pass_time(10)
+
+    def said() -> list[tuple[Level, str]]:
+        lines = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+        return [(line.level, str(line.fields["cause"])) for line in lines]
+
+    held, unknown = "HeldByOther", "HolderUnknown"
+    at_start = [(Level.WARNING, held), (Level.INFO, unknown), (Level.INFO, held)]
+    assert said() == at_start
+    core.enabled = {}
+    core.pass_time(limits.POLL_S + limits.CLOSING_S)
+    assert core.device_list() == {"0000:01:00.0": "Healthy"}
+    core.enabled = {"0000:01:00.0": 1}
+    core.pass_time(10)
+    assert said()[len(at_start) :][-1] == (Level.WARNING, held), "another use is said"

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from tests.process.daemon import eventually, gpuactors
+from tests.process.daemon import DaemonProcess, LogLine, eventually, gpuactors
 from tests.process.node import A100, H100, HEALTHY, UNHEALTHY, Node, address, listed, open_node
 
 GOOD = address(0x23)
@@ -56,6 +56,23 @@ def test_faults_that_are_there_from_the_start() -> None:
             device_lists[H100] |= {no_class: HEALTHY, no_vendor: HEALTHY, odd_group: HEALTHY}
             node.wait_device_lists(device_lists)
             node.assert_sound(daemon)
+
+
+def test_a_gpu_that_is_held_when_the_daemon_starts_is_one_warning() -> None:
+    """There were three: whose it is was known, forgotten when the daemon began to serve, and known again."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        node.tree.open_group(0x23, 4711)
+        with node.daemon() as daemon:
+            daemon.wait_event("daemon.serving")
+            eventually(lambda: len(_said(daemon, "ledger.read")) >= 2, "the read for a predecessor's grants")
+            eventually(lambda: _said(daemon, "device.changed")[-1]["cause"] == "HeldByOther", "whose it is")
+        levels = [line["level"] for line in _said(daemon, "device.changed")]
+        assert levels.count("warning") == 1
+
+
+def _said(daemon: DaemonProcess, event: str) -> list[LogLine]:
+    return [line for line in daemon.log if line["event"] == event]
 
 
 def test_a_drivers_name_that_is_no_utf_8() -> None:

@@ -295,12 +295,7 @@ def _changes(
         for was, now in found
         if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
     ]
-    # A poll that names the process, or one more, tells nothing new: whose it is not was said before.
-    told = {
-        now.id
-        for was, now in found
-        if was is not None and now is not None and (was.health, was.cause) == (now.health, now.cause)
-    }
+    told = {now.id for was, now in found if was is not None and now is not None and _is_told(state, was, now)}
     effects: list[Effect] = []
     for entry in _worth_a_line(state, gone):
         why = _why_unlisted(state, view, resource, entry)
@@ -334,6 +329,18 @@ def _changes(
             Log(Level.WARNING, "devices.unknown", {"resource": resource, "count": count, "reason": _OTHERS})
         )
     return effects
+
+
+def _is_told(state: NodeState, was: AdvertisedDevice, now: AdvertisedDevice) -> bool:
+    """It tells nothing new. A poll that names the process, or one more, does not; nor does a moment in which nobody
+    knows whose it is, as when a daemon begins to serve, nor what was said before that moment."""
+    if was.health is not now.health:
+        return False
+    if now.cause in (was.cause, Cause.HOLDER_UNKNOWN):
+        return True
+    history = state.published.history.get(now.address, ()) if was.cause is Cause.HOLDER_UNKNOWN else ()
+    said = (change for change in reversed(history) if change.cause is not Cause.HOLDER_UNKNOWN)
+    return any((change.health, change.cause) == (now.health, now.cause) for change in islice(said, 1))
 
 
 _OTHERS: Final = (

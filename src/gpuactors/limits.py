@@ -574,6 +574,10 @@ last weekend's incident on Monday, and nothing to a disk that holds container im
 JOURNAL_FILES_MAX: Final = 256
 """Each start of a daemon begins a file: a daemon that is restarted every few minutes must not fill a directory."""
 
+JOURNAL_LINE_MAX_BYTES: Final = 16 * 1024 * 1024
+"""A line of a journal that is replayed: the longest is a state, of 2 MB with 512 GPUs. A longer one counts as damage
+and is passed over in pieces: decoded, a line takes some thirty times its length of memory."""
+
 JOURNAL_WAITING_STEPS: Final = 1024
 """Steps that wait to be written. The worst burst (INBOX_EVENTS, each with an inspection after it) fits twice. Steps
 beyond that while the disk hangs are counted, not kept: each step holds a state of its own."""

@@ -9,6 +9,9 @@ import sys
 from contextlib import suppress
 from typing import Final, NoReturn
 
+from gpuactors.core.values.quote import quoted
+from gpuactors.limits import LOG_TEXT_MAX_CHARS
+
 EX_DATAERR: Final = 65
 EX_UNAVAILABLE: Final = 69
 EX_SOFTWARE: Final = 70
@@ -20,9 +23,14 @@ def fail(text: str, code: int) -> NoReturn:
     """Say why, and end the process."""
     if sys.stderr is not None:
         with suppress(OSError):  # the exit code remains where the sentence cannot be written
-            sys.stderr.write(f"gpuactors: {text}\n")
+            sys.stderr.write(f"gpuactors: {shown(text)}\n")
             sys.stderr.flush()
     sys.exit(code)
+
+
+def shown(text: str) -> str:
+    """A text for a terminal, whatever names and paths are in it: its lines stay, no other control character does."""
+    return "\n".join(quoted(line, LOG_TEXT_MAX_CHARS) for line in text.split("\n"))
 
 
 def first(exc: BaseException) -> BaseException:

@@ -12,8 +12,8 @@ import os
 import re
 import stat
 import time
-from contextlib import suppress
-from typing import Final
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, Final
 
 _LEFT_S: Final = 60.0
 """60 s. A temporary file of this age was left by a killed process: writing one takes milliseconds, and a few seconds on
@@ -36,14 +36,21 @@ _KINDS: Final = (
 def read_plain(path: str | os.PathLike[str], bytes_max: int) -> bytes:
     """At most so many bytes of a regular file, links to it followed. Raises `OSError`, at once, and `NotPlainError` for
     anything that is no file."""
+    with open_plain(path) as file:
+        # As many bytes are allocated. A file of the kernel's own has no size.
+        return file.read(min(bytes_max, os.fstat(file.fileno()).st_size) or bytes_max)
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, to be read in pieces. Raises as `read_plain`."""
     if "\0" in os.fspath(path):
         raise NotPlainError(errno.EINVAL, "the path has a NUL in it", os.fspath(path))
     _refuse(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices act
-    with open(path, "rb", opener=_without_waiting) as file:
-        found = os.fstat(file.fileno())
-        _refuse(found.st_mode, path)
-        # As many bytes are allocated. A file of the kernel's own has no size.
-        return file.read(min(bytes_max, found.st_size) or bytes_max)
+    with ExitStack() as opened:
+        file = opened.enter_context(open(path, "rb", opener=_without_waiting))
+        _refuse(os.fstat(file.fileno()).st_mode, path)
+        opened.pop_all()
+        return file
 
 
 def _without_waiting(path: str, flags: int) -> int:

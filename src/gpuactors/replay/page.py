@@ -37,6 +37,9 @@ EVENTS_MAX: Final = 20_000
 ROWS_MAX: Final = 2_000
 """Of each table, the last ones; the picture has all."""
 
+DAMAGE_MAX: Final = 20
+"""Unreadable places that are named, the last ones."""
+
 DOMAIN_DEVICES_MAX: Final = 32
 """Lanes of channels: a claim of mode All has every channel of the node, thousands of them if the operator says so."""
 
@@ -108,9 +111,9 @@ class Page:
     _events: deque[Mark] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     _happened: int = 0
     _quiet: int = 0
-    _gaps: list[tuple[float, float, str]] = field(default_factory=list)
-    _differences: list[tuple[float, str]] = field(default_factory=list)
-    _damage: list[str] = field(default_factory=list)
+    _gaps: deque[tuple[float, float, str]] = field(default_factory=lambda: deque(maxlen=ROWS_MAX))
+    _differences: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=ROWS_MAX))
+    _damage: deque[str] = field(default_factory=lambda: deque(maxlen=DAMAGE_MAX))
     _runs: list[str] = field(default_factory=list)
     _node: str = ""
     _began: float | None = None
@@ -340,7 +343,7 @@ class Page:
             "EVENTS": self._event_rows(began),
             "DIFFERENCES": "".join(
                 f"<tr><td>{_time(began, at)}</td><td>{html.escape(text)}</td></tr>"
-                for at, text in self._differences[:ROWS_MAX]
+                for at, text in self._differences
             ),
             # In a script element nothing is an entity, and only `</` ends it.
             "DATA": json.dumps(self._data(began), ensure_ascii=False, separators=(",", ":")).replace(
@@ -362,7 +365,7 @@ class Page:
                 f"{DOMAIN_DEVICES_MAX} lanes of devices of compute domains are shown, {self._hidden} are not"
             )
             yield f"{shown}; --device NAME chooses one"
-        yield from (f"unreadable: {damage}" for damage in self._damage[:20])
+        yield from (f"unreadable: {damage}" for damage in self._damage)
         if tally.missed or tally.gaps:
             yield f"{count(tally.gaps, 'gap')} in the journal, hatched below"
 

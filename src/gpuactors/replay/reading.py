@@ -10,16 +10,28 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Final
+from typing import BinaryIO, Final
 
 from msgspec import Struct
 
+from gpuactors import limits
 from gpuactors.observe.journal import DIRECTORY, files_of
-from gpuactors.observe.journal_format import AgainLine, Header, StateLine, StepLine
+from gpuactors.observe.journal_format import AgainLine, Header, Line, StateLine, StepLine
+from gpuactors.process.plain_files import open_plain
 from gpuactors.replay.journal_lines import FormatError, read_line
 
 _TAIL_BYTES: Final = 1 << 16
-"""This much of a file's end is read for its last line: many lines, as most have some hundred bytes."""
+"""This much of a file's end is read for its last line: many lines, as most have some hundred bytes; and of its
+beginning for the header."""
+
+_PIECE_BYTES: Final = 1 << 20
+"""A line that is too long is passed over in such pieces."""
+
+_AT_MAX_S: Final = 1e10
+"""300 years: a daemon's clock counts from less than two weeks before its start (trio)."""
+
+_WALL_MAX_S: Final = 2e11
+"""The year 8307: with the time above a date of Python's at all times."""
 
 
 class JournalError(Exception):
@@ -91,12 +103,12 @@ def entries(files: Iterable[File], meter: Meter) -> Iterator[tuple[File, Iterato
 
 def last_at(file: File) -> float | None:
     """The daemon's clock in the last line of a file that can be read; None if there is none near its end."""
-    with open(file.path, "rb") as lines:
+    with open_plain(file.path) as lines:
         lines.seek(max(0, os.path.getsize(file.path) - _TAIL_BYTES))
-        tail = lines.read().split(b"\n")
+        tail = lines.read(_TAIL_BYTES).split(b"\n")
     for line in reversed(tail[1:]):
         try:
-            entry = read_line(line)
+            entry = _checked(read_line(line))
         except FormatError:
             continue
         return max(entry.times()) if isinstance(entry, AgainLine) else entry.at
@@ -111,8 +123,8 @@ def runs(files: Iterable[File]) -> Iterator[tuple[str, list[File]]]:
 
 def _header(path: str) -> Header:
     try:
-        with open(path, "rb") as file:
-            line = file.readline(1 << 16)
+        with open_plain(path) as file:
+            line = file.readline(_TAIL_BYTES)
     except OSError as exc:
         raise JournalError(f"cannot read {path}: {exc.strerror}") from None
     if not line:
@@ -120,7 +132,7 @@ def _header(path: str) -> Header:
             f"{path} cannot be replayed: it is empty: nothing of it was on the disk when the node went down"
         )
     try:
-        header = read_line(line)
+        header = _checked(read_line(line))
     except FormatError as exc:
         raise JournalError(f"{path} cannot be replayed: {exc}") from None
     if not isinstance(header, Header) or not _is_time(header.wall):
@@ -130,23 +142,34 @@ def _header(path: str) -> Header:
 
 def _is_time(text: str) -> bool:
     try:
-        datetime.fromisoformat(text)
-    except ValueError:
+        return 0.0 <= datetime.fromisoformat(text).timestamp() <= _WALL_MAX_S
+    except (ValueError, OverflowError):
         return False
-    return True
+
+
+def _checked(line: Line) -> Line:
+    """The line, with times that a daemon's clock can have. Raises `FormatError`."""
+    for at in line.times() if isinstance(line, AgainLine) else (line.at,):
+        if not 0.0 <= at <= _AT_MAX_S:
+            raise FormatError(f"its time {at:g} s is none of a daemon's clock")
+    return line
 
 
 def _entries(file: File, meter: Meter) -> Iterator[Entry]:
     """Steps only after a state; unreadable data is reported once its extent is known."""
     skipped, first, why = 0, 0, ""
-    with open(file.path, "rb") as lines:
-        lines.readline()
-        for number, line in enumerate(lines, start=2):
-            meter.bytes_read += len(line)
+    with open_plain(file.path) as content:
+        content.readline(_TAIL_BYTES)
+        for number, (line, length) in enumerate(_lines(content), start=2):
+            meter.bytes_read += length
             try:
                 # Only a whole line counts, even if what there is of a torn one can be read.
-                entry = read_line(line) if line.endswith(b"\n") else None
+                entry = _checked(read_line(line)) if line.endswith(b"\n") else None
                 reason = "" if entry is not None else "the last line was not written to its end"
+                if length > limits.JOURNAL_LINE_MAX_BYTES:
+                    reason = (
+                        f"a line of more than {limits.JOURNAL_LINE_MAX_BYTES:,} bytes: no journal has one"
+                    )
             except FormatError as exc:
                 entry, reason = None, str(exc)
             if isinstance(entry, StateLine) or (isinstance(entry, StepLine | AgainLine) and not skipped):
@@ -157,6 +180,16 @@ def _entries(file: File, meter: Meter) -> Iterator[Entry]:
                 continue
             if not skipped:
                 first, why = number, reason or "a second header"
-            skipped += len(line)
+            skipped += length
     if skipped:
         yield Damage(file.path, first, skipped, why)
+
+
+def _lines(content: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Each line with its length; an empty one in the place of a line that is too long."""
+    while line := content.readline(limits.JOURNAL_LINE_MAX_BYTES + 1):
+        length, is_too_long = len(line), len(line) > limits.JOURNAL_LINE_MAX_BYTES
+        while is_too_long and line and not line.endswith(b"\n"):
+            line = content.readline(_PIECE_BYTES)
+            length += len(line)
+        yield (b"" if is_too_long else line), length

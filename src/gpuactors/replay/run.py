@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final
 
+from gpuactors import limits
 from gpuactors.core.values.domain import device_of
 from gpuactors.core.values.model import PciAddress
-from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.core.values.selector import full_address
+from gpuactors.process.plain_files import NotPlainError, replace_plain
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.page import Page
@@ -34,7 +37,7 @@ class TimeError(Exception):
     def __init__(self, option: str, text: str) -> None:
         self.option = option
         super().__init__(
-            f"{text!r} is neither seconds since the beginning nor a time such as 2026-11-21T06:15:57"
+            f"{quoted_id(text)!r} is neither seconds since the beginning nor a time such as 2026-11-21T06:15:57"
         )
 
 
@@ -86,7 +89,7 @@ def replay(
                 echo(as_json(moment, first_wall))
         else:
             for shown in text.lines(moment):
-                echo(shown)
+                echo(quoted(shown, limits.LOG_TEXT_MAX_CHARS))
     if only is not None and not only.known:
         names = "`lspci -D` names the devices of a node"
         if isinstance(only, DeviceOfDomains):
@@ -94,7 +97,7 @@ def replay(
         raise DeviceError(f"{only} is in no state of this journal; {names}")
     if page is not None and html is not None:
         _write(html, page.html(tally))
-        echo(f"{html}: {tally}")
+        echo(f"{quoted(html)}: {tally}")
     elif not json_lines:
         for shown in text.rest():
             echo(shown)
@@ -108,14 +111,16 @@ def wall_of(text: str, first_wall: float, option: str) -> float:
     Raises `TimeError`.
     """
     try:
-        return first_wall + float(text)
+        wall = first_wall + float(text)
     except ValueError:
-        pass
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise TimeError(option, text) from None
-    return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
+        try:
+            when = datetime.fromisoformat(text)
+            wall = (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            raise TimeError(option, text) from None
+    if not math.isfinite(wall):
+        raise TimeError(option, text)
+    return wall
 
 
 def chosen(text: str) -> Chosen:
@@ -145,10 +150,10 @@ def _with(damaged: list[Damage], moments: Iterator[Moment]) -> Iterator[Moment]:
 
 def _write(path: str, text: str) -> None:
     """Write the page whole or not at all: a partial page cannot be told from a whole one. Raises `PageError`."""
-    beside = f"{path}.part"
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(beside, path)
-    except OSError as exc:
-        raise PageError(f"cannot write {path}: {exc.strerror}") from None
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise NotPlainError(errno.EINVAL, "there is something else than a file by that name", path)
+        replace_plain(path, text.encode(errors="backslashreplace"), 0o644)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise PageError(f"cannot write {quoted(path)}: {reason}; choose another file by --html") from None

@@ -111,14 +111,19 @@ class Text:
     only_differences: bool = False
     began_wall: float = 0.0
     """The time of day at the beginning of the journal, from which the seconds are counted."""
-    _quiet: list[Played] = field(default_factory=list)
+    _quiet: Counter[str] = field(default_factory=Counter)
+    """By kind, the quiet steps that have not been reported yet: a month of a quiet node has a million."""
+    _quiet_from: float = 0.0
+    _quiet_to: float = 0.0
 
     def lines(self, moment: Moment) -> Iterator[str]:
         """The lines of one moment, and of the quiet ones before it."""
         if isinstance(moment, Played) and self.only_differences and not moment.differences:
             return
         if isinstance(moment, Played) and is_quiet(moment):
-            self._quiet.append(moment)
+            self._quiet_from = self._quiet_from if self._quiet else moment.wall
+            self._quiet_to = moment.wall
+            self._quiet[_kind(moment)] += 1
             return
         yield from self.rest()
         match moment:
@@ -145,10 +150,9 @@ class Text:
         """The quiet steps that have not been reported yet."""
         if not self._quiet:
             return
-        kinds = Counter(_kind(played) for played in self._quiet)
-        counted = ", ".join(count(n, kind) for kind, n in kinds.most_common())
-        lasted_s = self._quiet[-1].wall - self._quiet[0].wall
-        yield f"{self._time(self._quiet[0].wall)}  … nothing new in {lasted_s:.1f} s: {counted}"
+        counted = ", ".join(count(n, kind) for kind, n in self._quiet.most_common())
+        lasted_s = self._quiet_to - self._quiet_from
+        yield f"{self._time(self._quiet_from)}  … nothing new in {lasted_s:.1f} s: {counted}"
         self._quiet.clear()
 
     def _step(self, played: Played) -> Iterator[str]:
@@ -268,7 +272,9 @@ def _domains(state: NodeState) -> dict[str, object] | None:
 
 
 def _line(value: dict[str, object]) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """JSON whose characters a terminal shows as they are: any other one as JSON escapes it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def _s(seconds: float) -> float:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
@@ -28,7 +30,8 @@ from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config, Resolved, schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
-from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.quote import quoted, quoted_id, quoted_name
+from gpuactors.limits import QUOTED_NAME_CHARS_MAX
 from gpuactors.observe import stdout
 from gpuactors.ports.errors import ControlError, HostError
 
@@ -44,8 +47,36 @@ def _output(*formats: Format) -> Callable[[F], F]:
     )
 
 
+class _Quoting(click.Group):
+    """Quotes the words of the command line in the errors of click, which repeats them as they are, of any length."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse as click does."""
+        with _quoted_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, which parses its own words, as click does."""
+        with _quoted_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _quoted_errors() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as exc:
+        message = _LONG_WORD.sub(lambda word: quoted_name(word[0]), exc.format_message())
+        raise click.UsageError(quoted(" ".join(message.splitlines())), exc.ctx) from None
+
+
+_LONG_WORD: Final = re.compile(rf"\S{{{QUOTED_NAME_CHARS_MAX + 1},}}")
+
+
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=epilog("")
+    cls=_Quoting,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=epilog(""),
 )
 @click.version_option(package_name="gpuactors", prog_name="gpuactors")
 def cli() -> None:
@@ -126,7 +157,7 @@ def explain(address: str, output: str, **flags: object) -> None:
 
     config = _config(flags)
     try:
-        found = view.explain(config, address, Progress(sys.stderr))
+        found = view.explain(config, quoted(address), Progress(sys.stderr))
     except view.UnknownAddressError as exc:
         fail(str(exc), 1)
     except HostError as exc:

@@ -115,14 +115,21 @@ class KubeletStandIn:
     """
 
     def __init__(
-        self, kubelet_dir: Path, *, dial_timeout_s: float = DIAL_TIMEOUT_S, synced: bool = False
+        self,
+        kubelet_dir: Path,
+        *,
+        dial_timeout_s: float = DIAL_TIMEOUT_S,
+        synced: bool = False,
+        get_tells_ended: bool = False,
     ) -> None:
-        """`synced`: see PodLedger."""
+        """`synced`, `get_tells_ended`: see PodLedger."""
         self.socket_dir = kubelet_dir / "device-plugins"
         self.socket = self.socket_dir / "kubelet.sock"
         self.pod_resources_socket = kubelet_dir / "pod-resources" / "kubelet.sock"
         self.checkpoint = self.socket_dir / "kubelet_internal_checkpoint"
-        self._pods = PodLedger(self.checkpoint, healthy=self.healthy, synced=synced)
+        self._pods = PodLedger(
+            self.checkpoint, healthy=self.healthy, synced=synced, get_tells_ended=get_tells_ended
+        )
         self._kubelet_dir = kubelet_dir
         self._dial_timeout_s = dial_timeout_s
         self._changed = threading.Condition()

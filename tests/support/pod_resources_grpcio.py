@@ -64,6 +64,10 @@ class _Pod:
     failed: bool = False
     """It was not admitted: kubelet does not count it as active."""
 
+    def is_active(self, now: float) -> bool:
+        """Whether List names it at this time."""
+        return not self.failed and (self.gone_at is None or now < self.gone_at)
+
 
 @dataclass(frozen=True, slots=True)
 class _Allocation:
@@ -86,11 +90,20 @@ class PodLedger:
     """Which pod has which devices. `List`, `Get` and `GetAllocatableResources` are the gRPC methods. All methods may be
     called from any thread."""
 
-    def __init__(self, file: Path, *, healthy: Callable[[], Healthy] = dict, synced: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path,
+        *,
+        healthy: Callable[[], Healthy] = dict,
+        synced: bool = False,
+        get_tells_ended: bool = False,
+    ) -> None:
         """`healthy`: kubelet's own list. `synced`: the file is on the disk before it has its name, as kubelet has it
-        (pkg/kubelet/util/store); only a power cut shows the difference."""
+        (pkg/kubelet/util/store); only a power cut shows the difference. `get_tells_ended`: Get answers for pods that
+        have ended as well, as before 1.36."""
         self._file = file
         self._synced = synced
+        self._get_tells_ended = get_tells_ended
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._given: dict[tuple[str, str], _Allocation] = {}
@@ -236,10 +249,13 @@ class PodLedger:
         return PROTO.message("ListPodResourcesResponse")(pod_resources=pods)
 
     def Get(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """One pod that kubelet has heard of, ended or not."""
+        """One active pod that kubelet has heard of."""
         self._count(context)
         with self._lock:
-            pod = self._pods.get(request.pod_name) if self._hears_at <= time.monotonic() else None
+            now = time.monotonic()
+            pod = self._pods.get(request.pod_name) if self._hears_at <= now else None
+            if pod is not None and not self._get_tells_ended and not pod.is_active(now):
+                pod = None
             found = None if pod is None else self._listed(request.pod_name, pod)
         if found is None or request.pod_namespace != NAMESPACE:
             context.abort(

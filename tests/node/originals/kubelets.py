@@ -19,10 +19,11 @@ from typing import Any, Final, Protocol, final
 
 import trio
 
-from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, ClaimObject, Surroundings
+from gpuactors.simulation.kubelet.dra.values import ClaimObject, Surroundings
 from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors.simulation.kubelet.transport import UnixTransport
 from gpuactors.simulation.kubelet.values import KubeletView, Phase, Pod
+from tests.node import versions
 from tests.node.originals.node import STATUS_EVERY, WITHIN_S, Api, Machine, until
 from tests.support.admission_grpcio import UnexpectedAdmissionError, admit
 from tests.support.kubelet_grpcio import KubeletStandIn
@@ -46,9 +47,6 @@ CONTAINER: Final = "compute"
 PREFIX: Final = "script-"
 """Of the names of the script's pods and claims."""
 
-
-RELEASE: Final = KUBELET_1_34
-"""The fake's release of the original, with its default gates."""
 
 NO_LISTENER_S: Final = 2.0
 """How long a fake dials an endpoint without a listener, in place of kubelet's 10 s."""
@@ -506,7 +504,7 @@ def shipped(directory: Path) -> Iterator[Shipped]:
     ready = threading.Event()
     over = trio.Event()
     objects = _Objects()
-    dra = Surroundings(objects.claim, objects.wipe, release=RELEASE)
+    dra = Surroundings(objects.claim, objects.wipe, release=versions.of_node().kubelet)
 
     async def live() -> None:
         async with open_fake_kubelet(
@@ -590,4 +588,6 @@ class StandIn:
 def stand_in(directory: Path) -> Iterator[StandIn]:
     """A stand-in that runs."""
     with ExitStack() as stack:
-        yield StandIn(directory, stack.enter_context(KubeletStandIn(directory, dial_timeout_s=NO_LISTENER_S)))
+        tells_ended = versions.of_node().kubelet.get_tells_ended
+        kubelet = KubeletStandIn(directory, dial_timeout_s=NO_LISTENER_S, get_tells_ended=tells_ended)
+        yield StandIn(directory, stack.enter_context(kubelet))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,8 @@ import pytest
 import trio
 
 from tests.deploy.rights import MADE_BY, right_of, used_by
+from tests.node import versions
+from tests.node.cluster import component
 from tests.node.originals import api_script, api_servers
 from tests.node.originals.api_player import Observation, Player, is_periodic
 from tests.node.originals.api_steps import Step
@@ -53,13 +56,17 @@ Observations = Mapping[str, Observation]
 
 async def _play(script: tuple[Step, ...], gate: bool) -> tuple[Observations, Observations]:
     original = api_servers.Original()
-    with trio.fail_after(patient(WITHIN_S)):
-        await original.prepare(api_script.LEFTOVERS)
-        async with api_servers.fake(gates=gate) as fake, trio.open_nursery() as nursery:
-            players = Player(original), Player(fake)
-            for player in players:
-                nursery.start_soon(player.play, script)
-        await original.remove(players[0], api_script.LEFTOVERS)
+    try:
+        with trio.fail_after(patient(WITHIN_S)):
+            await original.prepare(api_script.LEFTOVERS)
+            async with api_servers.fake(gates=gate) as fake, trio.open_nursery() as nursery:
+                players = Player(original), Player(fake)
+                for player in players:
+                    nursery.start_soon(player.play, script)
+    finally:
+        # Also of a script that failed: the next scenario waits for the end of all claims.
+        with trio.fail_after(patient(WITHIN_S)):
+            await original.remove(Player(original), api_script.LEFTOVERS)
     return players[0].observations, players[1].observations
 
 
@@ -71,8 +78,27 @@ def _played(script: tuple[Step, ...], gate: bool) -> tuple[Observations, Observa
 
 @pytest.fixture(scope="module")
 def gate_off() -> tuple[Observations, Observations]:
-    """What the original and the fake answered, with Kubernetes' default gates."""
-    return _played(api_script.GATE_OFF, gate=False)
+    """What the original and the fake answered without the gates of DRA."""
+    with _without_dra_gates():
+        return _played(api_script.GATE_OFF, gate=False)
+
+
+@contextmanager
+def _without_dra_gates() -> Iterator[None]:
+    """The API server has none of the gates of DRA while the context is open, whatever its defaults are."""
+    if "K8S_DIR" not in os.environ or not versions.of_node().dra_by_default:
+        yield
+        return
+    try:
+        _restart_api_server({"K8S_FEATURE_GATES": versions.WITHOUT_DRA_GATES})
+        yield
+    finally:
+        _restart_api_server({})
+
+
+def _restart_api_server(environment: Mapping[str, str]) -> None:
+    component("down.sh", "kube-apiserver")
+    component("up.sh", "kube-apiserver", environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -89,8 +89,10 @@ _DAEMON_PODS: Final = tuple(
 class DeviceManager:
     """Owned by one fake kubelet. Every method is synchronous and leaves the state consistent."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, get_tells_ended: bool = False) -> None:
+        """`get_tells_ended`: as `Release.get_tells_ended` of the DRA manager's values."""
         self._rng = rng
+        self._get_tells_ended = get_tells_ended
         self._running = False
         self._knows_pods = False
         self._known: dict[str, None] = {}
@@ -460,8 +462,10 @@ class DeviceManager:
         return tuple(listed)
 
     def listing_of(self, name: str, namespace: str) -> PodListing | None:
-        """The answer of PodResources.Get for one pod, also one that has ended; None if kubelet does not know it."""
-        on_node = (pod for pod in self._pods.values() if pod.phase is not Phase.PENDING)
+        """The answer of PodResources.Get for one pod, an active one unless `get_tells_ended`; None if kubelet does not
+        know it."""
+        known = self._pods.values() if self._get_tells_ended else self._active().values()
+        on_node = (pod for pod in known if pod.phase is not Phase.PENDING)
         for pod in (*_DAEMON_PODS, *on_node) if self._knows_pods else ():
             if (pod.name, pod.namespace) == (name, namespace):
                 return self._listing(pod)

@@ -32,7 +32,7 @@ from gpuactors.simulation.kubelet.containers import Containers, Tenancy
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
 from gpuactors.simulation.kubelet.dra.drivers import DriverManager
 from gpuactors.simulation.kubelet.dra.manager import ClaimManager
-from gpuactors.simulation.kubelet.dra.values import DraCall, DraView, Surroundings
+from gpuactors.simulation.kubelet.dra.values import DraCall, DraView, Release, Surroundings
 from gpuactors.simulation.kubelet.dra.worker import ClaimWorker
 from gpuactors.simulation.kubelet.plugins import DIAL_DEADLINE_S, PluginManager
 from gpuactors.simulation.kubelet.pod_resources import PodResourcesService
@@ -117,8 +117,10 @@ class FakeKubelet:
         self._nursery = nursery
         self._dial_deadline_s = dial_deadline_s
         self._rng = random.Random(seed)
-        self._manager = DeviceManager(self._rng)
-        self._dra = None if dra is None else _Dra(dra, ClaimManager(unpatched=dra.release.unpatched))
+        release = Release() if dra is None else dra.release
+        self._manager = DeviceManager(self._rng, get_tells_ended=release.get_tells_ended)
+        claims = ClaimManager(unpatched=release.unpatched, passes_over=release.passes_over)
+        self._dra = None if dra is None else _Dra(dra, claims)
         self._containers = Containers(nursery, tenancy, self._exited)
         self._view = Latest(self._manager.view(trio.current_time()))
         self._written = self._manager.checkpoint

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from gpuactors.grpc_trio import open_channel
 from gpuactors.kubelet.pb.podresources import v1 as pod_resources
-from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_37, Release
+from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
 from gpuactors.simulation.kubelet.transport import POD_RESOURCES_SOCKET
 from gpuactors.simulation.kubelet.values import Phase
 from tests.simulation.kubelet.dra.rig import DRIVER, Core, Rig, registered
@@ -323,7 +323,9 @@ async def test_an_old_kubelet_lets_a_pod_join_a_claim_that_is_being_unprepared(
         assert (plugin.core.order[2:] == []) is joins
 
 
-@pytest.mark.parametrize(("release", "passed_over"), [(KUBELET_1_34, True), (KUBELET_1_37, False)])
+@pytest.mark.parametrize(
+    ("release", "passed_over"), [(KUBELET_1_34, True), (KUBELET_1_36, False), (KUBELET_1_37, False)]
+)
 async def test_an_old_kubelet_passes_over_what_comes_after_a_prepared_claim(
     release: Release, passed_over: bool, autojump_clock: MockClock
 ) -> None:

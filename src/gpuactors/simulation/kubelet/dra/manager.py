@@ -22,11 +22,12 @@ Checkpoint = Mapping[tuple[str, str], ClaimInfo]
 class ClaimManager:
     """Owned by one fake kubelet. Every method is synchronous and leaves the state consistent.
 
-    `unpatched`: as `Release.unpatched`.
+    `unpatched`, `passes_over`: as in `Release`.
     """
 
-    def __init__(self, *, unpatched: bool) -> None:
+    def __init__(self, *, unpatched: bool, passes_over: bool) -> None:
         self._unpatched = unpatched
+        self._passes_over = passes_over
         self._claims: dict[tuple[str, str], ClaimInfo] = {}
 
     def boot(self) -> None:
@@ -58,7 +59,7 @@ class ClaimManager:
             info = self._use(pod, claim)
             if not info.prepared:
                 unprepared.append(info)
-            elif self._unpatched:
+            elif self._passes_over:
                 break
         return tuple(unprepared)
 

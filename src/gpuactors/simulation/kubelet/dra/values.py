@@ -43,15 +43,19 @@ class Release(Struct, frozen=True):
     """The stream is opened to every plugin, listed or not (kubernetes issue 141855)."""
     unpatched: bool = False
     """Without the patches of July 2026: the devices of a repeated answer are appended (kubernetes pull request 140274);
-    a deleted pod unprepares claims that it never got to use, under the pod that has them (140212); a pod may join a
-    claim that is just being unprepared (140527); and after a claim that is prepared already the pod's other ones are
-    passed over."""
+    a deleted pod unprepares claims that it never got to use, under the pod that has them (140212); and a pod may join a
+    claim that is just being unprepared (140527)."""
+    passes_over: bool = False
+    """After a claim that is prepared already the pod's other ones are passed over (before pull request 135919)."""
+    get_tells_ended: bool = False
+    """PodResources.Get answers for pods that have ended as well, not for active ones only."""
 
 
-KUBELET_1_34: Final = Release(unpatched=True)
-"""Also 1.35 and 1.36 before their patches, without ResourceHealthStatus."""
+KUBELET_1_34: Final = Release(unpatched=True, passes_over=True, get_tells_ended=True)
+"""Also 1.35 before its patches, without ResourceHealthStatus."""
 
-KUBELET_1_36: Final = Release(health=("v1alpha1.DRAResourceHealth",), health_unlisted=True)
+KUBELET_1_36: Final = Release(health=("v1alpha1.DRAResourceHealth",), health_unlisted=True, unpatched=True)
+"""1.36.2, with its default gates."""
 
 KUBELET_1_37: Final = Release(health=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"))
 

@@ -37,6 +37,8 @@ class Difference:
 
     paths: tuple[str, ...]
     reason: str
+    since: versions.Version = (0, 0)
+    """The first release that answers so."""
 
 
 KNOWN_DIFFERENCES: Final[Mapping[str, Difference]] = {
@@ -47,6 +49,16 @@ KNOWN_DIFFERENCES: Final[Mapping[str, Difference]] = {
     "event-in-missing-namespace": Difference(
         ("status",),
         "the fake has no namespaces, so each one exists; to the daemon this 404 is a refusal like any other",
+    ),
+    "slice-create-two-values": Difference(
+        ("body.details.causes.0.message", "body.message"),
+        "the original prints its value, which has lists as well; the daemon reads no such text",
+        since=(1, 36),
+    ),
+    "slice-create-list-attribute": Difference(
+        ("warning",),
+        "the original knows lists, and drops them by a gate without a word; the daemon writes none",
+        since=(1, 36),
     ),
 }
 """By step."""
@@ -132,7 +144,7 @@ def compare(name: str, seen: tuple[Observations, Observations]) -> None:
     original, fake = (observations[name] for observations in seen)
     found = compared(original, fake)
     known = KNOWN_DIFFERENCES.get(name)
-    if known is None:
+    if known is None or versions.version() < known.since:
         assert not found, "\n".join(said for _, said in found)
     else:
         assert {path for path, _ in found} == set(known.paths), f"{known.reason}; found: {found}"

@@ -254,6 +254,7 @@ OF_THE_CHART: Final[Mapping[str, str]] = {
     "dra": "dra.enabled",
     "driver_name": "dra.driverName",
     "cdi_dir": "dra.cdiDir",
+    "driver_root": "dra.driverRoot",
     "load_modules": "dra.loadModules",
     "compute_domains": "computeDomains.enabled",
     "domains_driver": "computeDomains.driverName",

@@ -257,7 +257,7 @@ class Dialled:
 async def test_persistenced_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def outcome(dial: Callable[[str], Awaitable[Any]]) -> bool:
         monkeypatch.setattr(trio, "open_unix_socket", dial)
-        ours = Persistenced(HostRoot("/nowhere"), deadline_s=PATIENCE_S)
+        ours = Persistenced(HostRoot("/nowhere"), "/run/nvidia/driver", deadline_s=PATIENCE_S)
         with trio.fail_after(PATIENCE_S):
             return await ours.set(PciAddress("0000:23:00.0"), on=True)
 

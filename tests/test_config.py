@@ -71,6 +71,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("kubeconfig", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("cdi_dir", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("prebound", '["all"]', "[all]", "0000:23:00.0;all", ("all",), ("all",)),
+    ("driver_root", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("load_modules", '"on"', "on", "off", "on", "on"),
     ("nvswitch", '"allow"', "allow", "refuse", "allow", "allow"),
     ("compute_domains", '"on"', "on", "host-managed", "off", "off"),

@@ -826,6 +826,32 @@ def test_it_has_the_gpu_again_when_the_bind_is_refused(node: Node) -> None:
 # --- started without a user ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "not_words"),
+    [
+        (
+            "nvidia-persistenced",
+            "no socket at /run/nvidia-persistenced/socket: see its log, set --driver-root",
+            "wait",
+        ),
+        (
+            "nv-hostengine",
+            "It runs as long as the node does: stop its service, or keep its DaemonSet",
+            "wait until",
+        ),
+        ("gpu_burn", "End it, or wait until its pod has ended", "DaemonSet"),
+    ],
+)
+def test_what_to_do_about_a_holder_follows_from_what_it_is(
+    node: Node, command: str, words: str, not_words: str
+) -> None:
+    """The pod of a driver does not end: to wait for that is no advice."""
+    node.kernel.use(GPU, 4711, command)
+    error = str(node.fails(Target.VFIO, FIRSTS))
+    assert words in error
+    assert not_words not in error.partition("without limit. ")[2]
+
+
 def test_a_gpu_in_legacy_persistence_mode_is_refused_with_the_command_that_ends_it(node: Node) -> None:
     node.start(GPU, interrupts=6)
     error = node.fails()

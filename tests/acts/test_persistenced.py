@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,11 +32,18 @@ def accepted(status: int) -> Answer:
     return lambda call: record(call[:4] + struct.pack(">IIIIIi", 1, 0, 0, 0, 0, status))
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: a socket's path has 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="p") as directory:
+        yield Path(directory)
+
+
 @asynccontextmanager
-async def persistenced(root: Path, answer: Answer) -> AsyncIterator[list[bytes]]:
+async def persistenced(root: Path, answer: Answer, driver_root: str = "") -> AsyncIterator[list[bytes]]:
     """A server on its socket; the calls, without their record's head."""
     calls: list[bytes] = []
-    path = root / "run/nvidia-persistenced/socket"
+    path = root / driver_root / "run/nvidia-persistenced/socket"
 
     async def serve(stream: trio.SocketStream) -> None:
         head = await stream.receive_some(4)
@@ -54,7 +62,7 @@ async def persistenced(root: Path, answer: Answer) -> AsyncIterator[list[bytes]]
 
 
 def ours(root: Path, deadline_s: float = PATIENCE_S) -> Persistenced:
-    return Persistenced(HostRoot(str(root)), deadline_s=deadline_s)
+    return Persistenced(HostRoot(str(root)), "/run/nvidia/driver", deadline_s=deadline_s)
 
 
 async def test_a_gpu_is_named_by_domain_bus_slot_and_function(tmp_path: Path) -> None:
@@ -70,6 +78,33 @@ async def test_a_gpu_is_named_by_domain_bus_slot_and_function(tmp_path: Path) ->
 
 async def test_without_its_socket_there_is_nobody_to_ask(tmp_path: Path) -> None:
     assert not await ours(tmp_path).set(GPU, on=False)
+
+
+async def test_that_of_a_driver_in_a_container_is_asked_at_the_drivers_root(tmp_path: Path) -> None:
+    """The GPU Operator's driver: no socket at the host's own place, or a dead one."""
+    with trio.fail_after(PATIENCE_S):
+        async with persistenced(tmp_path, accepted(0), "run/nvidia/driver") as calls:
+            one = ours(tmp_path)
+            assert await one.set(GPU, on=False)
+            dead = tmp_path / "run/nvidia-persistenced/socket"
+            dead.parent.mkdir()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ended:
+                ended.bind(str(dead))
+            assert await one.set(GPU, on=False)
+            assert await one.set(GPU, on=True)
+    assert [call[-1] for call in calls] == [0, 0, 1]
+
+
+async def test_of_two_each_is_asked_to_let_go_and_the_one_that_did_gets_the_gpu_back(tmp_path: Path) -> None:
+    one = ours(tmp_path)
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            persistenced(tmp_path, accepted(2)) as without_it,
+            persistenced(tmp_path, accepted(0), "run/nvidia/driver") as having_it,
+        ):
+            assert await one.set(GPU, on=False)
+            assert await one.set(GPU, on=True)
+    assert ([call[-1] for call in without_it], [call[-1] for call in having_it]) == ([0], [0, 1])
 
 
 @pytest.mark.parametrize(

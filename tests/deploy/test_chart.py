@@ -233,7 +233,12 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
     values = {
         "devicePluginDir": "/srv/device-plugins",
         "stateDir": "/srv/gpuactors",
-        "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi"},
+        "dra": {
+            "enabled": True,
+            "driverName": "gpus.example",
+            "cdiDir": "/etc/cdi",
+            "driverRoot": "/opt/nvidia/root",
+        },
         "computeDomains": {
             "enabled": True,
             "driverName": "domains.example",
@@ -246,6 +251,8 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
     pod = of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]
     shown = {key: entry["value"] for key, entry in configuration_of(pod["containers"][0]).items()}
     assert (shown["driver_name"], shown["cdi_dir"]) == ("gpus.example", "/etc/cdi")
+    assert shown["driver_root"] == "/opt/nvidia/root"
+    assert seen_at(pod, "/host/opt/nvidia/root/run") == ("/opt/nvidia/root/run", False)
     assert (shown["domains_driver"], shown["domains_namespace"]) == ("domains.example", "nvidia")
     assert shown["state_dir"] == "/srv/gpuactors"
     assert shown["device_plugin_dir"] == "/srv/device-plugins"
@@ -280,7 +287,13 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
     values = {
         "devicePluginDir": "/srv/device-plugins",
         "stateDir": "/srv/gpuactors",
-        "dra": {"enabled": True, "driverName": "gpus.example", "cdiDir": "/etc/cdi", "loadModules": True},
+        "dra": {
+            "enabled": True,
+            "driverName": "gpus.example",
+            "cdiDir": "/etc/cdi",
+            "driverRoot": "/opt/nvidia/root",
+            "loadModules": True,
+        },
         "computeDomains": {
             "enabled": True,
             "driverName": "domains.example",

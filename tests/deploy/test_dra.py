@@ -137,6 +137,7 @@ def test_what_is_only_read_is_read_only(pod: Manifest, configuration: dict[str, 
         f"{GROUP_NODES}/51",
         NVIDIA_GPUS,
         PERSISTENCED_SOCKET,
+        f"/run/nvidia/driver{PERSISTENCED_SOCKET}",
         "/sys/module/vfio/parameters",
         "/sys/kernel/security",
         "/sys/fs/cgroup",
@@ -152,6 +153,7 @@ def test_a_directory_is_made_only_where_it_may_be_missing(pod: Manifest) -> None
         "/var/lib/kubelet/plugins/gpu.nvidia.com",
         "/var/run/cdi",
         "/run/nvidia-persistenced",
+        "/run/nvidia",
     }
 
 

@@ -131,8 +131,10 @@ def test_the_host_is_shared_as_far_as_is_named(rendered: Rendered) -> None:
         mount["mountPath"] for mount in rendered.container["volumeMounts"] if not mount.get("readOnly", False)
     }
     assert written == rendered.allowed.written
-    for mount in rendered.container["volumeMounts"]:
-        assert "mountPropagation" not in mount
+    propagated = [mount for mount in rendered.container["volumeMounts"] if "mountPropagation" in mount]
+    for mount in propagated:  # what the container of NVIDIA's driver mounts when it starts
+        assert (mount["name"], mount["mountPropagation"]) == ("driver-root", "HostToContainer")
+        assert mount["readOnly"]
     assert all(volume.keys() == {"name", "hostPath"} for volume in pod["volumes"])
     assert not {volume["hostPath"]["path"] for volume in pod["volumes"]} & {"/", "/etc", "/var", "/var/lib"}
 

@@ -267,7 +267,7 @@ def _clique(said: Said) -> None:
 def _persistenced(content: bytes) -> None:
     """One answer, the first that this daemon gets."""
     stream = cast("trio.SocketStream", Stream(content))
-    at_once(Persistenced(HostRoot("/nowhere"))._ask(stream, PciAddress(GPU), on=False))
+    at_once(Persistenced(HostRoot("/nowhere"), "/run/nvidia/driver")._ask(stream, PciAddress(GPU), on=False))
 
 
 def _programs(directory: Path) -> tuple[Decoder, ...]:

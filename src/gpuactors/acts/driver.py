@@ -41,6 +41,21 @@ _log = get_logger(__name__)
 
 _NVIDIA: Final = "nvidia"
 _PERSISTENCED_COMMAND: Final = "nvidia-persiste"
+_OF_THE_NODE: Final = frozenset(
+    (
+        "nv-hostengine",
+        "dcgm-exporter",
+        "dcgm_exporter",
+        "nvidia-fabricma",
+        "nvidia-imex",
+        "nvidia-device-p",
+        "gpu-feature-dis",
+        "gpu-kubelet-plu",
+        "compute-domain-",
+    )
+)
+"""NVIDIA's daemons that have GPUs open, as /proc/PID/comm has them (15 characters): DCGM, the fabric manager, the
+device plugin, GPU Feature Discovery, the DRA driver. Their pods do not end."""
 """As much of its name as the kernel keeps (TASK_COMM_LEN)."""
 
 _LOOKS: Final = round(limits.BIND_SETTLE_S / limits.BIND_SETTLE_STEP_S)
@@ -189,7 +204,7 @@ class SysfsBinder:
     async def _refuse_used(self, group: Group, users: Users) -> None:
         """Raises `ActError` if a later act on the group would refuse it for its users."""
         gpus = [f.address for f in _not_on_vfio(group) if f.bound.driver == _NVIDIA]
-        persisted = _refuse_held(self._root, group, users, but_persistenced=bool(gpus))
+        persisted = self._refuse_held(group, users, but_persistenced=bool(gpus))
         for address in gpus:
             if address not in persisted:
                 await self._refuse_started(address, step_s=limits.LOOK_SETTLE_STEP_S)
@@ -344,7 +359,41 @@ class SysfsBinder:
         """The functions that nvidia-persistenced has open. Raises `ActError` if another process has a device of the
         group open, or any where it is not excepted."""
         users = await self._run_blocking(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
-        return _refuse_held(self._root, group, users, but_persistenced=but_persistenced)
+        return self._refuse_held(group, users, but_persistenced=but_persistenced)
+
+    def _refuse_held(self, group: Group, users: Users, *, but_persistenced: bool) -> frozenset[PciAddress]:
+        """`_refuse_users` for users of this group and others."""
+        own = {function.address for function in group.functions}
+        held = {h: addresses & own for h, addresses in users.by_process.items() if addresses & own}
+        named = [h for h in held if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
+        if named:
+            raise ActError(
+                ActFault.IN_USE,
+                f"{_named(named)} has a device of IOMMU group {group.number} open: its driver would wait for it "
+                f"without limit. {self._end_of(named)}",
+            )
+        if users.unseen:
+            raise ActError(
+                ActFault.IN_USE,
+                f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
+                f"daemon the host's processes in {self._root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
+            )
+        return frozenset(address for of_one in held.values() for address in of_one)
+
+    def _end_of(self, holders: list[Holder]) -> str:
+        """How these processes let go of the GPU, as a sentence."""
+        if any(holder.command == _PERSISTENCED_COMMAND for holder in holders):
+            return (
+                "It did not let go when it was asked, or has no socket at "
+                f"{' or '.join(self._persistence.sockets)}: see its log, set --driver-root to the root of its driver, "
+                "and mount that"
+            )
+        if any(holder.command in _OF_THE_NODE for holder in holders):
+            return (
+                "It runs as long as the node does: stop its service, or keep its DaemonSet off this node (of the GPU "
+                "Operator: labels nvidia.com/gpu.deploy.<component>=false)"
+            )
+        return "End it, or wait until its pod has ended"
 
     async def _refuse_started(
         self, address: PciAddress, *, step_s: float = limits.BIND_SETTLE_STEP_S
@@ -568,28 +617,6 @@ def _not_loaded(address: PciAddress, driver: str, why: str = "") -> ActError:
 
 def _not_on_vfio(group: Group) -> list[GroupFunction]:
     return [f for f in group.functions if not (f.is_bridge or f.bound.vfio)]
-
-
-def _refuse_held(
-    root: HostRoot, group: Group, users: Users, *, but_persistenced: bool
-) -> frozenset[PciAddress]:
-    """`SysfsBinder._refuse_users` for users of this group and others."""
-    own = {function.address for function in group.functions}
-    held = {h: addresses & own for h, addresses in users.by_process.items() if addresses & own}
-    named = [h for h in held if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
-    if named:
-        raise ActError(
-            ActFault.IN_USE,
-            f"{_named(named)} has a device of IOMMU group {group.number} open: its driver would wait for it without "
-            "limit. End it, or wait until its pod has ended",
-        )
-    if users.unseen:
-        raise ActError(
-            ActFault.IN_USE,
-            f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
-            f"daemon the host's processes in {root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
-        )
-    return frozenset(address for of_one in held.values() for address in of_one)
 
 
 def _virtual_functions(address: PciAddress, path: str) -> ActError:

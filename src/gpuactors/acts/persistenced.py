@@ -7,6 +7,8 @@ persistence mode of the GPU at domain, bus, slot, function. It is nvidia-persist
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import struct
 from itertools import count
@@ -44,6 +46,11 @@ class PersistenceError(Exception):
 class Persistence(Protocol):
     """nvidia-persistenced, if there is one."""
 
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """Where it is looked for, by the host's own paths."""
+        ...
+
     async def set(self, address: PciAddress, *, on: bool) -> bool:
         """It keeps the GPU open from now on, or not; False if there is no nvidia-persistenced. Raises
         `PersistenceError`."""
@@ -52,22 +59,56 @@ class Persistence(Protocol):
 
 @final
 class Persistenced:
-    """Implements `Persistence` by the host's socket."""
+    """Implements `Persistence` by its socket: the host's own, and that in the root of a driver that runs in a
+    container, as the GPU Operator's does."""
 
-    def __init__(self, root: HostRoot, *, deadline_s: float = limits.PERSISTENCED_DEADLINE_S) -> None:
-        self._path = root.real(PERSISTENCED_SOCKET)
+    def __init__(
+        self, root: HostRoot, driver_root: str, *, deadline_s: float = limits.PERSISTENCED_DEADLINE_S
+    ) -> None:
+        """`driver_root`: by the host's own path."""
+        roots = dict.fromkeys(("", driver_root.rstrip("/")))
+        self._sockets = tuple(f"{one}{PERSISTENCED_SOCKET}" for one in roots)
+        self._root = root
         self._deadline_s = deadline_s
         self._numbers = count(1)
+        self._let_go: dict[PciAddress, str] = {}
+        """The socket at which each GPU was let go last: there it is taken again."""
+
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """Implement `Persistence.sockets`."""
+        return self._sockets
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:
-        """Implement `Persistence.set`."""
+        """Implement `Persistence.set`. Of several, each is asked to let go: which one has the GPU is not seen."""
+        known = self._let_go.pop(address, None) if on else None
+        is_done, failure = False, None
+        for socket in (known,) if known is not None else self._sockets:
+            try:
+                asked = await self._set(socket, address, on=on)
+            except PersistenceError as error:
+                failure = error
+                continue
+            is_done = is_done or asked
+            if asked and on:
+                return True
+            if asked:
+                self._let_go[address] = socket
+        if failure is not None and not is_done:
+            raise failure
+        return is_done
+
+    async def _set(self, socket: str, address: PciAddress, *, on: bool) -> bool:
+        """Asks at one socket; see `set`."""
+        path = self._root.real(socket)
         with trio.move_on_after(self._deadline_s):
             try:
-                stream = await trio.open_unix_socket(self._path)
-            except FileNotFoundError:
-                return False
+                stream = await trio.open_unix_socket(path)
             except OSError as error:
-                raise PersistenceError(f"nvidia-persistenced cannot be reached ({error.strerror})") from None
+                if _is_absent(path, error):
+                    return False
+                unreachable = f"nvidia-persistenced cannot be reached at {socket} ({error.strerror or error})"
+                raise PersistenceError(unreachable) from None
             async with stream:
                 await self._ask(stream, address, on=on)
             return True
@@ -97,6 +138,11 @@ class Persistenced:
             raise PersistenceError("nvidia-persistenced refused the call")
         if status != 0:
             raise PersistenceError(f"nvidia-persistenced: {_ERRORS.get(status, f'status {status}')}")
+
+
+def _is_absent(path: str, error: OSError) -> bool:
+    """An error without a number says that the path is longer than a socket's may be, whatever is there."""
+    return error.errno == errno.ENOENT or (error.errno is None and not os.path.lexists(path))
 
 
 async def _record(stream: trio.SocketStream) -> bytes:

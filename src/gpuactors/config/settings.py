@@ -352,6 +352,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_prebound,
         ),
     ] = ()
+    driver_root: Annotated[
+        Path,
+        Described(
+            "Root of NVIDIA's driver on the host, where it runs in a container: nvidia-persistenced is asked to let go "
+            "of a claim's GPU at its socket in here, and at the host's own.",
+            metavar="DIR",
+            must_be=_A_PATH,
+        ),
+    ] = _path("/run/nvidia/driver")
     load_modules: Annotated[
         OnOff,
         Described(

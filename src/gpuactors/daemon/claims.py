@@ -128,9 +128,8 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
     def binder(lock: StateLock) -> DriverBinder:
         acts = os.path.join(plugin_dir(config, settings.driver), "acts")
         modprobe = Modprobe(root, in_a_thread) if config.load_modules == "on" else None
-        return SysfsBinder(
-            root, ProcessWrites(acts, taken=lock.taken), Persistenced(root), in_a_thread, modprobe
-        )
+        persistence = Persistenced(root, str(config.driver_root))
+        return SysfsBinder(root, ProcessWrites(acts, taken=lock.taken), persistence, in_a_thread, modprobe)
 
     client = client_of(config)
     classes = KubeDeviceClasses(client) if config.device_plugin == "on" else None

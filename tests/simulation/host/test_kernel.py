@@ -187,7 +187,10 @@ def binder(node: Node, locks: Path, deadline_s: float = PATIENCE_S) -> SysfsBind
     """All of it as in production: a process that writes real files, looks in threads, the real clock."""
     root = HostRoot(str(node.tree.root))
     return SysfsBinder(
-        root, ProcessWrites(str(locks), deadline_s=deadline_s), Persistenced(root), in_a_thread
+        root,
+        ProcessWrites(str(locks), deadline_s=deadline_s),
+        Persistenced(root, "/run/nvidia/driver"),
+        in_a_thread,
     )
 
 

@@ -131,7 +131,7 @@ nodeAffinity:
 {{- range $key, $value := dict
   "host_root" "" "node_name" ""
   "kubelet_dir" "kubeletDir" "device_plugin_dir" "devicePluginDir" "state_dir" "stateDir" "holders" "holders" "http_address" "port"
-  "dra" "dra.enabled" "driver_name" "dra.driverName" "cdi_dir" "dra.cdiDir" "load_modules" "dra.loadModules"
+  "dra" "dra.enabled" "driver_name" "dra.driverName" "cdi_dir" "dra.cdiDir" "driver_root" "dra.driverRoot" "load_modules" "dra.loadModules"
   "compute_domains" "computeDomains.enabled" "domains_driver" "computeDomains.driverName"
   "domains_namespace" "computeDomains.namespace" "imex_ctl" "computeDomains.imexCtl"
   "events" "events.enabled" "nfd_file" "nodeFeatures.enabled" }}

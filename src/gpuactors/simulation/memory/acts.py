@@ -150,6 +150,7 @@ class MemoryPersistence:
     """nvidia-persistenced of the fake node (`acts.persistenced.Persistence`): a process that has GPUs open."""
 
     PID: Final = 808
+    sockets: Final = ("/run/nvidia-persistenced/socket",)
 
     def __init__(self, kernel: FakeKernel, *, runs: bool = False, obeys: bool = True) -> None:
         self._kernel = kernel

@@ -712,6 +712,9 @@ MODPROBE_PATH_MAX_BYTES: Final = 256
 CDI_SPECS_MAX: Final = 4096
 """Files of the CDI directory that are looked at for a device of somebody else's."""
 
+CDI_READ_DEADLINE_S: Final = 1.0
+"""One read of all of them beside kubelet's ledger: milliseconds. A disk that hangs delays a call by this much."""
+
 CDI_SPEC_MAX_BYTES: Final = 1048576
 """1 MiB. Of each: that of NVIDIA's toolkit has some 20 KiB."""
 

@@ -17,6 +17,7 @@ from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline
+from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.effects import Answer, Effect, Reply
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
@@ -142,6 +143,8 @@ class Core:
         self.waiting: tuple[PodClaim, ...] = ()
         self.strangers: tuple[ClaimedDevice, ...] = ()
         """Claims of other drivers that kubelet lists."""
+        self.cdi = CdiSpecs()
+        """The CDI directory."""
         self.unselected: dict[str, PciFunction] = {}
         self.kubelets: list[str] | None = None
         """What kubelet has as healthy; None while it does not say."""
@@ -187,7 +190,7 @@ class Core:
         """What kubelet's ledger says now."""
         if self.ledger_problem is not None:
             return LedgerUnreadable(
-                read, self.ledger_problem, self.cached if self.file_readable else None, self.damaged
+                read, self.ledger_problem, self.cached if self.file_readable else None, self.damaged, self.cdi
             )
         entries = tuple(
             LedgerEntry(H100, DeviceId(device), Pod("default", pod, ""))
@@ -203,7 +206,7 @@ class Core:
         claims += self.strangers
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
         file = LedgerFile(cached=self.cached, damaged=self.damaged) if self.file_readable else None
-        return replace(ledger_read(read, entries, claims, healthy, file), waiting=self.waiting)
+        return replace(ledger_read(read, entries, claims, healthy, file), waiting=self.waiting, cdi=self.cdi)
 
     def poll_event(self, poll: int) -> Event:
         """What a poll of the groups sees now."""

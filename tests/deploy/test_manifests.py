@@ -84,12 +84,13 @@ def test_only_what_is_needed_is_mounted_and_only_the_sockets_can_be_written(
         "/var/lib/gpuactors": ("/var/lib/gpuactors", False),
         "/host/sys": ("/sys", True),
         "/host/dev": ("/dev", True),
+        "/host/var/run/cdi": ("/var/run/cdi", True),
     }
     assert len(volumes) == len(mounts)
     # A hostPath that may be missing would otherwise be made, empty, where kubelet or the kernel should have
     # made it. The state directory is ours to make.
     made = {volume["path"] for volume in volumes.values() if volume["type"] == "DirectoryOrCreate"}
-    assert made == {"/var/lib/gpuactors"}
+    assert made == {"/var/lib/gpuactors", "/var/run/cdi"}
     assert {volume["type"] for volume in volumes.values()} == {"Directory", "DirectoryOrCreate"}
     for mount in container["volumeMounts"]:
         if mount.get("readOnly"):

@@ -27,7 +27,7 @@ from gpuactors.host.imex import ImexFiles, character_majors
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import AUTO, ManagementDevice
 from gpuactors.host.modules import best
-from gpuactors.host.nvidia import GpuUuids
+from gpuactors.host.nvidia import NvidiaGpus
 from gpuactors.host.nvml import NvmlClique
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.places import Places
@@ -215,7 +215,7 @@ def _nvidia(directory: Path) -> tuple[Decoder, ...]:
     information = b"Model: \t NVIDIA H100\nGPU UUID: \t GPU-" + UID.encode() + b"\nDevice Minor: \t 0\n"
 
     def informed() -> None:
-        uuid = GpuUuids(host).of(GPU, "nvidia")
+        uuid = NvidiaGpus(host).uuid(GPU, "nvidia")
         assert uuid is None or uuid.isascii()
         group = GroupReader(host).read(GPU)
         assert group is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.core.values.model import PciAddress
-from gpuactors.host.nvidia import GpuUuids
+from gpuactors.host.nvidia import NvidiaGpus
 from gpuactors.host.root import HostRoot
 from gpuactors.simulation.host.kernel import FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
@@ -32,48 +32,68 @@ def information(root: Path, uuid: str = UUID) -> Path:
 
 
 def test_it_is_read_once_as_long_as_the_driver_has_the_gpu(tmp_path: Path) -> None:
-    path, uuids = information(tmp_path), GpuUuids(HostRoot(str(tmp_path)))
-    assert uuids.of(GPU, "nvidia") == UUID
+    path, uuids = information(tmp_path), NvidiaGpus(HostRoot(str(tmp_path)))
+    assert uuids.uuid(GPU, "nvidia") == UUID
     inode = path.stat().st_ino
     path.write_text("a read would wake the GPU")
     assert path.stat().st_ino == inode
-    assert uuids.of(GPU, "nvidia") == UUID
+    assert uuids.uuid(GPU, "nvidia") == UUID
 
 
 def test_another_gpu_at_the_address_is_read_anew(tmp_path: Path) -> None:
-    path, uuids = information(tmp_path), GpuUuids(HostRoot(str(tmp_path)))
-    uuids.of(GPU, "nvidia")
+    path, uuids = information(tmp_path), NvidiaGpus(HostRoot(str(tmp_path)))
+    uuids.uuid(GPU, "nvidia")
     os.rename(path, path.with_name("kept"))  # so that its inode is not given again
     information(tmp_path, UUID.replace("6b8a", "0000"))
-    assert uuids.of(GPU, "nvidia") == UUID.replace("6b8a", "0000")
+    assert uuids.uuid(GPU, "nvidia") == UUID.replace("6b8a", "0000")
 
 
 def test_after_a_time_on_another_driver_it_is_read_anew(tmp_path: Path) -> None:
-    path, uuids = information(tmp_path), GpuUuids(HostRoot(str(tmp_path)))
-    uuids.of(GPU, "nvidia")
-    assert uuids.of(GPU, "vfio-pci") is None
+    path, uuids = information(tmp_path), NvidiaGpus(HostRoot(str(tmp_path)))
+    uuids.uuid(GPU, "nvidia")
+    assert uuids.uuid(GPU, "vfio-pci") is None
     path.write_text(path.read_text().replace("6b8a", "0000"))
-    assert uuids.of(GPU, "nvidia") == UUID.replace("6b8a", "0000")
+    assert uuids.uuid(GPU, "nvidia") == UUID.replace("6b8a", "0000")
 
 
 @pytest.mark.parametrize("said", ["GPU-????????-????-????-????-????????????", "", "GPU-6b8a", f"{UUID}0"])
 def test_what_the_driver_does_not_know_yet_is_asked_again(tmp_path: Path, said: str) -> None:
     information(tmp_path, said)
-    uuids = GpuUuids(HostRoot(str(tmp_path)))
-    assert uuids.of(GPU, "nvidia") is None
+    uuids = NvidiaGpus(HostRoot(str(tmp_path)))
+    assert uuids.uuid(GPU, "nvidia") is None
     information(tmp_path)
-    assert uuids.of(GPU, "nvidia") == UUID
+    assert uuids.uuid(GPU, "nvidia") == UUID
 
 
 def test_a_file_that_is_not_there_or_is_none_is_no_error(tmp_path: Path) -> None:
-    uuids = GpuUuids(HostRoot(str(tmp_path)))
-    assert uuids.of(GPU, "nvidia") is None
+    uuids = NvidiaGpus(HostRoot(str(tmp_path)))
+    assert uuids.uuid(GPU, "nvidia") is None
     information(tmp_path).unlink()
     (tmp_path / f"proc/driver/nvidia/gpus/{GPU}/information").mkdir()
-    assert uuids.of(GPU, "nvidia") is None
+    assert uuids.uuid(GPU, "nvidia") is None
 
 
 def test_the_fake_driver_writes_what_a_real_one_does(tmp_path: Path) -> None:
     FakeKernel(HostTree(tmp_path)).plug(PciSpec(GPU, "10de", "2335", "030200", group=1, driver="nvidia"))
     written = (tmp_path / f"proc/driver/nvidia/gpus/{GPU}/information").read_text()
     assert re.sub(r"GPU-\S+", "UUID", written) == RECORDED.format(address=GPU, uuid="UUID")
+
+
+def test_its_device_node_is_by_the_minor_number(tmp_path: Path) -> None:
+    information(tmp_path, "GPU-????????-????-????-????-????????????")
+    gpus = NvidiaGpus(HostRoot(str(tmp_path)))
+    assert gpus.node(GPU, "nvidia") == "/dev/nvidia0"
+    assert gpus.node(GPU, "vfio-pci") is None
+
+
+def test_it_is_divided_if_the_driver_has_a_capability_of_a_part(tmp_path: Path) -> None:
+    information(tmp_path)
+    gpus = NvidiaGpus(HostRoot(str(tmp_path)))
+    assert gpus.has_parts(GPU, "nvidia") is None, "an older driver has no capabilities"
+    mig = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig"
+    mig.mkdir(parents=True)
+    (mig / "config").touch()
+    assert gpus.has_parts(GPU, "nvidia") is False
+    (mig / "gi3").mkdir()
+    assert gpus.has_parts(GPU, "nvidia") is True
+    assert gpus.has_parts(GPU, "vfio-pci") is None

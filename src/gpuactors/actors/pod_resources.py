@@ -7,6 +7,7 @@ which one read answers.
 from __future__ import annotations
 
 import trio
+from msgspec.structs import replace
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
@@ -15,22 +16,40 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.kubelet import LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import LedgerWanted
 from gpuactors.core.values.model import ResourceName
-from gpuactors.ports.node import LedgerError, LedgerReader
+from gpuactors.ports.errors import HostError
+from gpuactors.ports.node import CdiReader, LedgerError, LedgerReader
 
 
 async def run(
-    wanted: LatestReader[LedgerWanted], ledger: LedgerReader, inbox: trio.MemorySendChannel[Event]
+    wanted: LatestReader[LedgerWanted],
+    ledger: LedgerReader,
+    inbox: trio.MemorySendChannel[Event],
+    cdi: CdiReader | None = None,
 ) -> None:
-    """Runs for ever."""
+    """Runs for ever. `cdi`: None where no claim has a GPU by a file."""
 
     async def once(_: None, number: int) -> Event:
-        return await read(number, wanted.value.resources, ledger)
+        return await read(number, wanted.value.resources, ledger, cdi)
 
     await each_once(wanted, lambda now: only(now.read), once, inbox)
 
 
-async def read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader) -> LedgerEvent:
-    """One read, as an event."""
+async def read(
+    number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader, cdi: CdiReader | None = None
+) -> LedgerEvent:
+    """One read, as an event. The CDI files are read last: a claim that kubelet lists has its file by then."""
+    event = await _read(number, resources, ledger)
+    if cdi is None:
+        return event
+    try:
+        with raises_only(HostError, "pod_resources"):
+            specs = await cdi.read()
+    except HostError:
+        return event  # those of the last read are in effect
+    return event if specs is None else replace(event, cdi=specs)
+
+
+async def _read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader) -> LedgerEvent:
     try:
         with raises_only(LedgerError, "pod_resources"):
             found = await ledger.read(resources)

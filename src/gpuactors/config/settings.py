@@ -336,7 +336,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cdi_dir: Annotated[
         Path,
         Described(
-            "Directory of the CDI files that name a claim's devices to the container runtime.",
+            "Directory of the CDI files that name a claim's devices to the container runtime: written for our claims, "
+            "and read for those of other drivers, whose GPUs are not given away.",
             metavar="DIR",
             must_be=_A_PATH,
         ),

@@ -57,6 +57,7 @@ from gpuactors.core.values.model import ResourceName, Role, Settings
 from gpuactors.daemon import startup_checks
 from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
+from gpuactors.host.cdi import CdiFiles
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import BOOT_ID, HostRoot
@@ -68,6 +69,7 @@ from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
 from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import (
+    CdiReader,
     Control,
     FeatureFile,
     HostReader,
@@ -121,6 +123,8 @@ class Outside(Struct, frozen=True):
     open_uevents: OpenUevents | None
     """None if they are switched off: then only the periodic scan finds changes."""
     kubelet: Kubelet
+    cdi: CdiReader | None = None
+    """None: nobody has a GPU by a file of the CDI directory."""
     keep_ledger: Callable[[], Awaitable[None]] | None = None
     """`KubeletLedger.keep`; None: each read has a connection of its own."""
     control: Control | None = None
@@ -183,6 +187,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
         ledger=(ledger := KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir))),
         keep_ledger=ledger.keep,
+        cdi=CdiFiles(HostRoot(str(config.host_root)), str(config.cdi_dir)),
         open_uevents=open_uevents(config.uevents),
         kubelet=kubelet,
         control=control,
@@ -397,7 +402,10 @@ async def run_daemon(
             await post.send(UeventsUnavailable("switched off (--uevents=off)", scan_begun=False))
             scans.set()
         actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
-        actor("pod_resources", lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post))
+        actor(
+            "pod_resources",
+            lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post, outside.cdi),
+        )
         if outside.keep_ledger is not None:
             actor("ledger_connection", outside.keep_ledger)
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))

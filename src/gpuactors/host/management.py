@@ -10,6 +10,7 @@ import re
 from typing import Final, final
 
 from gpuactors import limits
+from gpuactors.host.cdi import ENDINGS, KIND
 from gpuactors.host.faults import raise_if_short
 from gpuactors.process.plain_files import read_plain
 
@@ -19,8 +20,6 @@ NONE: Final = "none"
 KNOWN: Final = ("management.nvidia.com/gpu=all", "k8s.compute-domain.nvidia.com/device=all")
 """CDI devices as named by the toolkit of NVIDIA's GPU Operator, and by NVIDIA's own kubelet plugin."""
 
-_ENDINGS: Final = (".json", ".yaml", ".yml")
-_KIND: Final = re.compile(r"""["']?\bkind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)""")
 _NAME: Final = re.compile(r"""["']?\bname["']?\s*:\s*["']?all["']?""")
 """In YAML and in JSON; what the lines mean beside that is the container runtime's to read."""
 
@@ -60,11 +59,11 @@ class ManagementDevice:
             return set()
         found: set[str] = set()
         for name in names[: limits.CDI_SPECS_MAX]:
-            if name.startswith(".") or not name.endswith(_ENDINGS):
+            if name.startswith(".") or not name.endswith(ENDINGS):
                 continue
             text = _text(os.path.join(self._cdi_dir, name))
             if _NAME.search(text):
-                found.update(_KIND.findall(text))
+                found.update(KIND.findall(text))
         return found
 
 

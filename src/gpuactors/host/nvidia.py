@@ -1,7 +1,9 @@
-"""The UUIDs of the GPUs that NVIDIA's driver drives, by which NVIDIA's device plugin names them to kubelet.
+"""Reads the text of NVIDIA's driver about each GPU: the UUID, by which NVIDIA's device plugin names one to kubelet; the
+minor number of its device node, which containers get; and whether it is divided into parts (MIG).
 
-Each is read once for each bind: the driver wakes the GPU for a reader, and takes its own locks (kernel-open/nvidia/
-nv-procfs.c, nv_procfs_read_gpu_info). Runs where the inspection of the function runs. Must not decide whose a GPU is.
+The text of each is read once for each bind: the driver wakes the GPU for a reader, and takes its own locks
+(kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info). Runs where the inspection of the function runs. Must not
+decide whose a GPU is.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Final, final
 
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.faults import raise_if_short
-from gpuactors.host.root import NVIDIA_GPUS, HostRoot
+from gpuactors.host.root import NVIDIA_CAPABILITIES, NVIDIA_GPUS, HostRoot
 
 DRIVER: Final = "nvidia"
 
@@ -21,35 +23,58 @@ _UUID: Final = re.compile(
 )
 """Of a GPU that was not started since the driver took it, there are question marks in the place of the digits."""
 
+_MINOR: Final = re.compile(rb"^Device Minor:[ \t]*([0-9]{1,5})\s*$", re.MULTILINE)
+
 _INFORMATION_BYTES: Final = 4096
 
 
 @final
-class GpuUuids:
-    """Reads the UUIDs below a host's root; keeps each while the driver's directory of the GPU is the same one."""
+class NvidiaGpus:
+    """Reads below a host's root; keeps what the driver says of a GPU while its directory is the same one."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self._known: dict[PciAddress, tuple[int, str]] = {}
+        self._known: dict[PciAddress, tuple[int, str, str]] = {}
+        """The text's inode, the UUID and the minor number."""
 
-    def of(self, address: PciAddress, driver: str | None) -> str | None:
+    def uuid(self, address: PciAddress, driver: str | None) -> str | None:
         """`GPU-` and the UUID; None if the driver is another one, or does not say it. Raises `HostError` for want of
         descriptors."""
+        return self._read(address, driver)[0] or None
+
+    def node(self, address: PciAddress, driver: str | None) -> str | None:
+        """Its device node, `/dev/nvidia0`; None, and raises, as `uuid`."""
+        minor = self._read(address, driver)[1]
+        return f"/dev/nvidia{minor}" if minor else None
+
+    def has_parts(self, address: PciAddress, driver: str | None) -> bool | None:
+        """Whether the GPU is divided into MIG devices; None, and raises, as `uuid`."""
+        if not (minor := self._read(address, driver)[1]):
+            return None
+        path = self._root.real(f"{NVIDIA_CAPABILITIES}/gpu{minor}/mig")
+        try:
+            return any(name.startswith("gi") for name in os.listdir(path))
+        except OSError as error:
+            raise_if_short(error, path)
+            return None
+
+    def _read(self, address: PciAddress, driver: str | None) -> tuple[str, str]:
+        """The UUID and the minor number, each empty where it is not known."""
         if driver != DRIVER:
             self._known.pop(address, None)
-            return None
+            return "", ""
         path = self._root.real(f"{NVIDIA_GPUS}/{address}/information")
         try:
             inode = os.stat(path).st_ino
             known = self._known.get(address)
             if known is not None and known[0] == inode:
-                return known[1]
+                return known[1:]
             with open(path, "rb") as file:
-                found = _UUID.search(file.read(_INFORMATION_BYTES))
+                content = file.read(_INFORMATION_BYTES)
         except OSError as error:
             raise_if_short(error, path)
-            return None
-        if found is None:
-            return None
-        self._known[address] = inode, found[1].decode()
-        return found[1].decode()
+            return "", ""
+        uuid, minor = (m[1].decode() if (m := p.search(content)) is not None else "" for p in (_UUID, _MINOR))
+        if uuid:
+            self._known[address] = inode, uuid, minor
+        return uuid, minor

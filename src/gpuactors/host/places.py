@@ -10,7 +10,7 @@ from typing import Final, final
 
 from gpuactors.core.values.model import PciAddress, is_pci_address
 from gpuactors.host.faults import raise_if_short
-from gpuactors.host.nvidia import DRIVER, GpuUuids
+from gpuactors.host.nvidia import DRIVER, NvidiaGpus
 from gpuactors.host.root import (
     CDEV_NODES,
     GROUP_NODES,
@@ -32,13 +32,13 @@ class Places:
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self._uuids = GpuUuids(root)
+        self._nvidia = NvidiaGpus(root)
 
     def of_uuid(self, uuid: str) -> PciAddress | None:
         """The GPU with this UUID; None if none on NVIDIA's driver has it. Raises `HostError` for want of
         descriptors."""
         addresses = (PciAddress(name) for name in self._names(NVIDIA_GPUS) if is_pci_address(name))
-        return next((a for a in addresses if self._uuids.of(a, DRIVER) == uuid), None)
+        return next((a for a in addresses if self._nvidia.uuid(a, DRIVER) == uuid), None)
 
     def of_node(self, node: str) -> tuple[PciAddress, ...]:
         """The GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`. Raises as

@@ -20,9 +20,17 @@ from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, p
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
-from gpuactors.host.nvidia import GpuUuids
+from gpuactors.host.nvidia import NvidiaGpus
 from gpuactors.host.pci_ids import PciIds
-from gpuactors.host.root import CDEV_NODES, CONTAINER_NODE, IOMMU_GROUPS, IOMMUFD_NODE, PCI_DEVICES, HostRoot
+from gpuactors.host.root import (
+    CDEV_NODES,
+    CONTAINER_NODE,
+    DRM_NODES,
+    IOMMU_GROUPS,
+    IOMMUFD_NODE,
+    PCI_DEVICES,
+    HostRoot,
+)
 from gpuactors.host.root import cdev_node as cdev_node_of
 from gpuactors.host.root import group_node as group_node_of
 from gpuactors.ports.errors import HostError
@@ -78,7 +86,7 @@ class SysfsReader:
         """Those of the functions that may be selected; None among them: of any."""
         self._names = names
         self._own_names = own_names
-        self._uuids = GpuUuids(root)
+        self._nvidia = NvidiaGpus(root)
 
     def scan(
         self,
@@ -305,10 +313,20 @@ class SysfsReader:
             own_name=self._own_names.get((identity.vendor, identity.device)),
             physical=_address(physical) if physical is not None else None,
             has_virtual_functions=has_virtual_functions,
-            gpu_uuid=self._uuids.of(address, driver),
+            gpu_uuid=self._nvidia.uuid(address, driver),
+            host_nodes=self._host_nodes(address, directory, driver) if not vfio_bound else (),
+            has_parts=self._nvidia.has_parts(address, driver),
             memory_bytes=memory_bytes,
             presence=presence,
         )
+
+    def _host_nodes(self, address: PciAddress, directory: _Directory, driver: str | None) -> tuple[str, ...]:
+        """The value of `PciFunction.host_nodes`."""
+        if driver is None:
+            return ()
+        node = self._nvidia.node(address, driver)
+        drm = (f"{DRM_NODES}/{name}" for name in directory.drm())
+        return (*([node] if node is not None else []), *drm)
 
     def _unanswered(self, name: str) -> PciFunction:
         """A function whose attributes are not read, as that hangs: links and listings do not."""
@@ -447,6 +465,15 @@ class _Directory:
                 self.at_fault(f"{self.path}/{link}", f"cannot be read as a link ({error.strerror})")
             return None
         return encodable(target.rpartition("/")[2])
+
+    def drm(self) -> list[str]:
+        """The names of its DRM devices that a container may get: `card1`, `renderD128`."""
+        try:
+            names = os.listdir(f"{self.path}/drm")
+        except OSError as error:
+            raise_if_short(error, f"{self.path}/drm")
+            return []
+        return sorted(name for name in names if name.startswith(("card", "renderD")))
 
     def group(self) -> int | None:
         """The number of its IOMMU group."""

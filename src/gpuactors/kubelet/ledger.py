@@ -459,9 +459,9 @@ def _claims(container: pb.ContainerResources, pod: Pod) -> Iterable[ClaimedDevic
         claim = f"{dynamic.claim_namespace}/{dynamic.claim_name}"
         for found in dynamic.claim_resources:
             driver, device = found.driver_name, found.device_name
-            uids = (uid_in_cdi_id(cdi.name, driver, device) for cdi in found.cdi_devices)
-            uid = next(filter(None, uids), "")
-            yield ClaimedDevice(driver, found.pool_name, device, claim, pod, uid)
+            ids = tuple(cdi.name for cdi in found.cdi_devices)
+            uid = next(filter(None, (uid_in_cdi_id(cdi_id, driver, device) for cdi_id in ids)), "")
+            yield ClaimedDevice(driver, found.pool_name, device, claim, pod, uid, ids)
 
 
 def _waiting(container: pb.ContainerResources, pod: Pod) -> Iterable[PodClaim]:

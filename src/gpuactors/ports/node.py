@@ -17,6 +17,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.reports.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.effects import Answer, Effect
 from gpuactors.core.values.model import (
     CachedAnswer,
@@ -112,6 +113,15 @@ class LedgerReader(Protocol):
         Raises `LedgerError` if a kubelet that runs does not answer PodResources, or none runs and the file cannot be
         read.
         """
+        ...
+
+
+class CdiReader(Protocol):
+    """Reads the CDI directory."""
+
+    async def read(self) -> CdiSpecs | None:
+        """The nodes that its files give to containers; None if they cannot be read soon. Raises `HostError` for want of
+        descriptors or memory."""
         ...
 
 

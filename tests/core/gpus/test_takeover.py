@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.gpus.offer import offered
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.claim import (
     AllocatedDevice,
     Claim,
@@ -21,10 +22,11 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod, Token
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.slices import BlockKind
+from tests.core.builders import gpu
 from tests.core.claims.test_claims import ON_HOST, A
 from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, name
 
-OLD, NEW = name("old"), name("new")
+OLD, NEW, LATER = name("old"), name("new"), name("later")
 LISTED = (ClaimedDevice(DRIVER, POOL, "gpu-vfio-0", "default/old", Pod("default", "vm", "")),)
 STAYS = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 
@@ -55,12 +57,12 @@ def taken_over(*entries: StoredEntry, driver: str = "nvidia") -> ClaimCore:
     return core
 
 
-def prepared_in_vain(core: ClaimCore, why: str) -> Token:
+def prepared_in_vain(core: ClaimCore, why: str, claim: ClaimName = NEW) -> Token:
     """A prepare of the new claim, which waits for this reason."""
-    token = core.prepare(NEW)
+    token = core.prepare(claim)
     core.pass_time(5)
     assert core.answer(token) is None
-    assert why in core.problem(NEW)
+    assert why in core.problem(claim)
     return token
 
 
@@ -126,7 +128,52 @@ def test_of_a_gpu_whose_place_nobody_says_no_gpu_is_given_to_a_claim() -> None:
 
 def test_a_gpu_that_kubelet_lists_by_another_drivers_name_for_an_unknown_claim_is_not_given_away() -> None:
     core = taken_over()
-    token = prepared_in_vain(core, "kubelet lists gpu-vfio-0 for the claim default/old")
+    token = prepared_in_vain(core, "kubelet lists gpu-vfio-0 of gpu.nvidia.com for it, no CDI device")
     core.strangers = ()
     core.pass_time(40)
     assert isinstance(core.answer(token), Prepared)
+
+
+# --- by the UID -------------------------------------------------------------------------------------------
+
+
+def listed_with_uid(claim: ClaimName, device: str) -> ClaimedDevice:
+    ids = (f"k8s.{DRIVER}/claim={claim.uid}-{device}",)
+    return ClaimedDevice(DRIVER, POOL, device, str(claim), Pod("default", claim.name, ""), claim.uid, ids)
+
+
+def unnamed(claim: ClaimName, entry: StoredEntry) -> StoredEntry:
+    name_ = ClaimName("", "", claim.uid)
+    assert entry.claim is not None
+    return replace(entry, name=name_, claim=replace(entry.claim, name=name_))
+
+
+def test_two_sharers_of_a_gpu_and_an_admin_block_no_other_claim() -> None:
+    """Their completed claims have no name in the checkpoint, and one device: the UID decides."""
+    sharer, admin = name("sharer"), name("admin")
+    watching = replace(
+        unnamed(admin, theirs()),
+        claim=Claim(admin, None, 0, (AllocatedDevice("gpu", POOL, "gpu-vfio-0", admin_access=True),)),
+    )
+    function, other = replace(ON_HOST, driver="nvidia", vfio_bound=False), gpu("0000:02:00.0", 2)
+    core = ClaimCore(
+        function, other, disk=CheckpointWanted(1, (theirs(A), unnamed(sharer, theirs(A)), watching), ())
+    )
+    core.strangers = tuple(listed_with_uid(claim, "gpu-vfio-0") for claim in (OLD, sharer, admin))
+    core.api = {str(NEW): allocated(NEW, other.address)}
+    core.pass_time(30)
+    names = {uid: str(e.name) for uid, e in core.state.gpus.claims.entries.items()}
+    assert names == {c.uid: str(c) for c in (OLD, sharer, admin)}
+    assert isinstance(core.answer(core.prepare(NEW)), Prepared)
+
+
+def test_a_claim_of_nvidias_that_is_in_no_checkpoint_costs_its_own_gpu_alone() -> None:
+    function, other = replace(ON_HOST, driver="vfio-pci", vfio_bound=True), gpu("0000:02:00.0", 2)
+    core = ClaimCore(function, other)
+    core.strangers = (listed_with_uid(OLD, "gpu-vfio-0"),)
+    group = f"/dev/vfio/{function.iommu_group}"
+    core.cdi = CdiSpecs((CdiSpec("/var/run/cdi/x.yaml", core.strangers[0].cdi_ids, (group,)),))
+    core.api = {str(NEW): allocated(NEW, other.address), str(LATER): allocated(LATER, A)}
+    core.pass_time(30)
+    assert isinstance(core.answer(core.prepare(NEW)), Prepared)
+    prepared_in_vain(core, "in use by the claim default/old of pod default/old", LATER)

@@ -22,11 +22,12 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.model import PciFunction
 from gpuactors.daemon.app import settings_of, sysfs_of
+from gpuactors.host.cdi import CdiFiles
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports.node import LedgerReader, UseReader
+from gpuactors.ports.node import CdiReader, LedgerReader, UseReader
 
 _ROUNDS: Final = 8
 """Reads and polls of the command's own inspection: the first of each, and those that the core requests after their
@@ -44,12 +45,17 @@ def view(config: Config, progress: Progress) -> NodeView:
 
 async def _inspect_host(config: Config) -> NodeView:
     ledger = KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir))
+    cdi = CdiFiles(HostRoot(str(config.host_root)), str(config.cdi_dir))
     use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
-    return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use)
+    return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use, cdi)
 
 
 async def assessed(
-    config: Config, functions: tuple[PciFunction, ...], ledger: LedgerReader, use: UseReader
+    config: Config,
+    functions: tuple[PciFunction, ...],
+    ledger: LedgerReader,
+    use: UseReader,
+    cdi: CdiReader | None = None,
 ) -> NodeView:
     """The view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as often
     as the core requests it."""
@@ -61,16 +67,18 @@ async def assessed(
         if event is None:
             break
         state, _effects = step(state, event, trio.current_time())
-        event = await _answer(state, ledger, use)
+        event = await _answer(state, ledger, use, cdi)
     # This command needs no uevents: it has just scanned.
     return replace(view_of(state, trio.current_time()), uevents_problem="")
 
 
-async def _answer(state: NodeState, ledger: LedgerReader, use: UseReader) -> Event | None:
+async def _answer(
+    state: NodeState, ledger: LedgerReader, use: UseReader, cdi: CdiReader | None
+) -> Event | None:
     """The next requests of the core."""
     wanted = project(state)
     if wanted.ledger.read is not None:
-        return await pod_resources.read(wanted.ledger.read, (), ledger)
+        return await pod_resources.read(wanted.ledger.read, (), ledger, cdi)
     if (poll := wanted.any_poll).poll is not None:
         return GroupsObserved(poll.poll, await use.observe(poll.targets, whole=True))
     return None

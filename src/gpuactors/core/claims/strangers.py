@@ -8,10 +8,13 @@ A file of its own: the claims of GPUs, of compute domains, and the takeover use 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.values.claim_states import ENDED, OWNING
 from gpuactors.core.values.model import ClaimedDevice
+from gpuactors.core.values.owner import OwnClaims
 
 
 def strangers(claims: Claims, state: NodeState) -> tuple[ClaimedDevice, ...]:
@@ -19,7 +22,26 @@ def strangers(claims: Claims, state: NodeState) -> tuple[ClaimedDevice, ...]:
     its pod has ended."""
     if claims.settings is None or not state.kubelet.ledger.unplaced:
         return ()
-    known = {str(e.name) for e in claims.entries.values() if e.state in OWNING or e.state in ENDED}
-    driver = claims.settings.driver
-    found = (c for c in state.kubelet.ledger.unplaced if c.driver == driver and c.claim not in known)
-    return tuple(sorted(found, key=lambda c: (c.device, c.claim)))
+    own = own_claims(claims)
+    listed = (c for c in state.kubelet.ledger.unplaced if c.driver == own.driver and not own.knows(c))
+    found = {replace(claimed, pod=None, cdi_ids=()) for claimed in listed}
+    return tuple(sorted(found, key=lambda c: (c.device, c.claim, c.uid)))
+
+
+def own_claims(claims: Claims) -> OwnClaims:
+    """The claims that are known here; of none where no driver is on."""
+    if claims.settings is None:
+        return OwnClaims()
+    driver, pool = claims.settings.driver, claims.settings.pool
+    known = [e for e in claims.entries.values() if e.state in OWNING or e.state in ENDED]
+    return OwnClaims(
+        driver,
+        frozenset(e.name.uid for e in known),
+        frozenset(str(e.name) for e in known),
+        tuple(
+            ClaimedDevice(driver, pool, device, str(e.name) if e.name.is_known else "", None, e.name.uid)
+            for e in known
+            if e.state in OWNING
+            for device in e.unplaced
+        ),
+    )

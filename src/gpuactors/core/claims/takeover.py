@@ -1,8 +1,8 @@
 """Claims that NVIDIA's DRA driver has prepared, and that were taken over with its checkpoint (`theirs.py`): what is
 found out of them later.
 
-Its checkpoint has only the UID of a claim that is prepared. Kubelet lists the claim by its name, with the same device
-of the same pool; and says its name when it unprepares it.
+Its checkpoint has only the UID of a claim that is prepared. Kubelet lists the claim by its name, with CDI ids that have
+the UID; and says its name when it unprepares it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ def named(claims: Claims, state: NodeState, entry: Entry) -> Entry:
 
 
 def listed_as(claims: Claims, state: NodeState, entry: Entry) -> set[str]:
-    """The claims, by namespace and name, for which kubelet lists a device of a claim without a name. One of them is it:
-    of several, as sharers of a GPU are, nothing says which."""
-    if entry.name.is_known:
+    """The claims, by namespace and name, as which kubelet lists a claim without a name: by its UID, or, where kubelet's
+    list has none, by its device. One of these is it: of several, as sharers of a GPU are, nothing says which."""
+    if entry.name.is_known or claims.settings is None:
         return set()
+    driver, unplaced = claims.settings.driver, state.kubelet.ledger.unplaced
+    if by_uid := {c.claim for c in unplaced if (c.driver, c.uid) == (driver, entry.name.uid)}:
+        return by_uid
     own = {(device.pool, device.device) for device in entry.given}
-    return {c.claim for c in strangers(claims, state) if (c.pool, c.device) in own}
+    return {c.claim for c in strangers(claims, state) if not c.uid and (c.pool, c.device) in own}
 
 
 def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped:

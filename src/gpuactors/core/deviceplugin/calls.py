@@ -190,7 +190,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     in a group with a device that has an owner and that kubelet does not offer (it has not received our last list
     yet)."""
     known = devices_by_id(state, event.resource)
-    owned = state.index.owners
+    owned = state.index.having
     busy = {
         i
         for i, d in known.items()

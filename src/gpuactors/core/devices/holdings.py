@@ -23,7 +23,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, owner_of
+from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, is_mig_device, owner_of
 from gpuactors.core.values.remade import amended, changed_keys, replaced
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
@@ -44,6 +44,9 @@ class Holdings(Struct, frozen=True, gc=False):
     ended: frozenset[tuple[str, str]] = _EMPTY
     """See `Gpus.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
 
+    others: Mapping[PciAddress, tuple[Allocation, ...]] = field(default_factory=dict)
+    """See `Others.has`."""
+
     by_name: Mapping[Named, Allocation] = field(default_factory=dict)
     """The entry of each name that means a device."""
     by_claim: Mapping[PciAddress, list[Allocation]] = field(default_factory=dict)
@@ -55,6 +58,9 @@ class Holdings(Struct, frozen=True, gc=False):
     may_mean: Mapping[Named, bool] = field(default_factory=dict)
     """The names in kubelet's ledger that mean no device, and whether they may come to mean one whatever their resource:
     a PCI address, or an ID of NVIDIA's device plugin for containers."""
+    vague: frozenset[Named] = _EMPTY
+    """The names in kubelet's ledger that mean some GPU on its host's driver: a part of it, or it by a UUID that no GPU
+    is known to have."""
     unlisted: frozenset[Named] = _EMPTY
     """The names that mean a device and are not in kubelet's ledger."""
 
@@ -70,15 +76,17 @@ def holdings(
     reserved: Mapping[PciAddress, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
+    others: Mapping[PciAddress, tuple[Allocation, ...]],
 ) -> Holdings:
-    """The owners of each device by the entries of kubelet's ledger, by its claims, and by our own; see `Holdings` for
-    what each is. Only those of a device of which one of these changed are made anew."""
+    """The owners of each device by the entries of kubelet's ledger, by its claims, by our own, and by those of other
+    programs; see `Holdings` for what each is. Only those of a device of which one of these changed are made anew."""
     names, resolved = meant.names, meant.resolved
     same_claims = (
         before.claims is claims
         and before.reserved is reserved
         and before.admin == admin
         and before.ended == ended
+        and before.others is others
     )
     if before.names is names and before.entries is entries and same_claims:
         return before
@@ -89,7 +97,7 @@ def holdings(
     by_name = amended(before.by_name, {name: _entry(name, resolved, entries) for name in other})
     by_claim = before.by_claim
     if not same_claims:
-        by_claim = _by_claim(claims, reserved, admin, ended)
+        by_claim = _by_claim(claims, reserved, admin, ended, others)
         addresses |= changed_keys(before.by_claim, by_claim)
     by_address = {a: (*map(by_name.__getitem__, names.get(a, ())), *by_claim.get(a, ())) for a in addresses}
     return Holdings(
@@ -99,6 +107,7 @@ def holdings(
         reserved=reserved,
         admin=admin,
         ended=ended,
+        others=others,
         by_name=by_name,
         by_claim=by_claim,
         owners=amended(
@@ -108,6 +117,7 @@ def holdings(
         may_mean=amended(
             before.may_mean, {n: _may_mean(n) if n in entries and n not in by_name else None for n in other}
         ),
+        vague=replaced(before.vague, other, [n for n in other if n in entries and _is_vague(n, by_name)]),
         unlisted=replaced(before.unlisted, other, [n for n in other if n in by_name and n not in entries]),
     )
 
@@ -124,8 +134,10 @@ def _by_claim(
     reserved: Mapping[PciAddress, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
+    others: Mapping[PciAddress, tuple[Allocation, ...]],
 ) -> dict[PciAddress, list[Allocation]]:
-    """Kubelet's list without our claims that own nothing, and with our claims that it does not list."""
+    """Kubelet's list without our claims that own nothing, with our claims that it does not list, and with those of
+    other programs whose devices it lists by other names."""
     owning = {
         a: [c for c in listed if (c.name, a) not in admin and c.name not in ended]
         for a, listed in claims.items()
@@ -133,7 +145,10 @@ def _by_claim(
     for address, own in reserved.items():
         if own.name not in {c.name for c in owning.get(address, ())}:
             owning.setdefault(address, []).append(own)
-    return {a: [Allocation(None, c.claim, c) for c in of_it] for a, of_it in owning.items() if of_it}
+    found = {a: [Allocation(None, c.claim, c) for c in of_it] for a, of_it in owning.items() if of_it}
+    for address, of_others in others.items():
+        found.setdefault(address, []).extend(of_others)
+    return found
 
 
 def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceId]]:
@@ -146,6 +161,10 @@ def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceI
 
 def _may_mean(name: Named) -> bool:
     return is_pci_address(name[1]) or gpu_uuid(name[1]) is not None
+
+
+def _is_vague(name: Named, by_name: Mapping[Named, Allocation]) -> bool:
+    return is_mig_device(name[1]) or (gpu_uuid(name[1]) is not None and name not in by_name)
 
 
 def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> frozenset[Named]:

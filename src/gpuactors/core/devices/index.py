@@ -27,6 +27,7 @@ from gpuactors.core.devices.inventory import (
     meanings,
     polled,
 )
+from gpuactors.core.devices.others import NO_OTHERS, Others, doubted, of_ids, others
 from gpuactors.core.values.group import GroupKey, Owned
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
@@ -43,7 +44,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     differences,
 )
-from gpuactors.core.values.owner import Named, Owner
+from gpuactors.core.values.owner import Named, OwnClaims, Owner
 from gpuactors.core.values.remade import amended, same_if_equal
 from gpuactors.core.values.selector import Selector
 
@@ -54,6 +55,7 @@ class Index(Struct, frozen=True, gc=False):
     known: Inventory = NOTHING_KNOWN
     meant: Meanings = NOTHING_MEANT
     of: Devices = NO_DEVICES
+    others: Others = NO_OTHERS
     held: Holdings = NO_HOLDINGS
     served: frozenset[ResourceName] = frozenset()
     """Without their models."""
@@ -75,8 +77,12 @@ class Index(Struct, frozen=True, gc=False):
     polled: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
     """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
     virtual machine can have open: those on a vfio driver, and those that are leaving one."""
+    doubted: Mapping[PciAddress, Owner] = field(default_factory=dict)
+    """The devices without an owner that somebody may have who has one of several, sorted by address."""
+    having: Mapping[PciAddress, Owner] = field(default_factory=dict)
+    """The owners, and those who may be one."""
     owned: Mapping[GroupKey, Owned] = field(default_factory=dict)
-    """Who has each group by the word of kubelet, and by ours."""
+    """Who has each group, or may have it, by the word of kubelet, and by ours."""
     in_use: frozenset[int] = frozenset()
     """The groups that were in use when they were last polled."""
 
@@ -167,6 +173,7 @@ def index(
     reserved: Mapping[PciAddress, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
+    own: OwnClaims,
     served: Mapping[ResourceName, frozenset[str]],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Index:
@@ -180,6 +187,9 @@ def index(
         and held.reserved is reserved
         and held.admin == admin
         and held.ended == ended
+        and before.others.own is own
+        and before.others.claims is ledger.unplaced
+        and before.others.specs is ledger.cdi
         and before.served == served.keys()
         and before.leaving == polls.leaving
         and before.device_lists is device_lists
@@ -190,7 +200,11 @@ def index(
     meant = meanings(before.meant, resolved)
     resources = _resources(before.of.resources, known, meant, served.keys(), device_lists.keys())
     of = devices(before.of, known, meant, resources)
-    held = holdings(held, meant, ledger.entries, ledger.claims, reserved, admin, ended)
+    of_others = others(before.others, known, ledger.unplaced, ledger.cdi, own)
+    held = holdings(held, meant, ledger.entries, ledger.claims, reserved, admin, ended, of_others.has)
+    doubts = (*of_others.doubts, *(of_ids(known, held.vague, held.entries) if held.vague else ()))
+    in_doubt = doubted(before.doubted, doubts, held.owners)
+    having = held.owners if not in_doubt else same_if_equal(before.having, {**held.owners, **in_doubt})
     leaving, observed = polls.leaving, polls.groups
     listed_aliases = before.listed_aliases
     if before.device_lists is not device_lists:
@@ -200,7 +214,10 @@ def index(
         known=known,
         meant=meant,
         of=of,
+        others=of_others,
         held=held,
+        doubted=in_doubt,
+        having=having,
         served=frozenset(served),
         device_lists=device_lists,
         leaving=leaving,
@@ -216,8 +233,8 @@ def index(
         if same_devices and before.leaving == leaving
         else polled(before.polled, known.groups, of.devices, leaving),
         owned=before.owned
-        if before.owners is held.owners and before.known.group_of is known.group_of
-        else owned(before.owned, (before.owners, before.known), held.owners, known),
+        if before.having is having and before.known.group_of is known.group_of
+        else owned(before.owned, (before.having, before.known), having, known),
         in_use=before.in_use
         if before.observed is observed
         else frozenset([group for group, use in observed.items() if use.in_use]),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -38,6 +39,8 @@ class LedgerRead(Struct, frozen=True, gc=False):
     """None if it could not be read. A read without a kubelet and without its file is `LedgerUnreadable`."""
     waiting: tuple[PodClaim, ...] = ()
     """Claims of which List has no device yet."""
+    cdi: CdiSpecs | None = None
+    """The files of the CDI directory, read after the list; None if they could not be."""
 
 
 class LedgerUnreadable(Struct, frozen=True, gc=False):
@@ -51,6 +54,8 @@ class LedgerUnreadable(Struct, frozen=True, gc=False):
     PodResources answers or not."""
     damaged: str = ""
     """See `LedgerFile.damaged`; without meaning if `cached` is None."""
+    cdi: CdiSpecs | None = None
+    """See `LedgerRead.cdi`."""
 
 
 class KubeletAppeared(Struct, frozen=True, gc=False):

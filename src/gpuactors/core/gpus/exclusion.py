@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
 from gpuactors.core.claims.report import belongs
-from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
@@ -23,7 +22,7 @@ from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
-from gpuactors.core.values.quote import first_of, quoted, quoted_id
+from gpuactors.core.values.quote import first_of, quoted_id
 from gpuactors.core.values.status import Conflict, Reason
 
 _WAITS: Final = (
@@ -110,8 +109,6 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
     if missing := not_given(state, allocated_devices(entry.claim)):
         return Conflict(missing, is_final=True)
     names = exclusive_devices(entry.claim)
-    if names and (nowhere := _by_unplaced(state, entry)):
-        return Conflict(nowhere, is_owner=True)
     addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
     for address in addresses:
         functions = with_companions(state, address)
@@ -125,26 +122,6 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
             return Conflict(_of(address, claimed), is_owner=True)
         if held := _by_holding(state, entry, address, functions):
             return Conflict(_of(address, held), is_owner=True, outdates=True)
-    return None
-
-
-def _by_unplaced(state: NodeState, entry: Entry) -> Reason | None:
-    """Somebody has a GPU by a name that says nothing of where it is: it may be each of them."""
-    for other in state.gpus.claims.entries.values():
-        if other.state in OWNING and other.unplaced:
-            return Reason(
-                Cause.CLAIMED_ELSEWHERE,
-                f"the claim {other.name} has {', '.join(other.unplaced)} by NVIDIA's driver, and nothing says which "
-                "GPU that is: delete its pod",
-            )
-    for stranger in strangers(state.gpus.claims, state):
-        if stranger.claim == str(entry.name):  # kubelet has one claim of a name
-            continue
-        return Reason(
-            Cause.CLAIMED_ELSEWHERE,
-            f"kubelet lists {quoted_id(stranger.device)} for the claim {quoted(stranger.claim)}, which gpuactors has "
-            "not prepared, and nothing says which GPU that is: delete its pod",
-        )
     return None
 
 
@@ -249,6 +226,8 @@ def _is_own(state: NodeState, entry: Entry, given: Allocation) -> bool:
     claimed, settings = given.to, state.gpus.claims.settings
     if not isinstance(claimed, ClaimedDevice) or settings is None or claimed.driver != settings.driver:
         return False
+    if given.doubt or not claimed.claim:
+        return entry.name.uid == claimed.uid or str(entry.name) == claimed.claim
     return any(
         str(e.name) == claimed.claim
         for e in state.gpus.claims.entries.values()

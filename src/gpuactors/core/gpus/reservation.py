@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
+from gpuactors.core.claims.strangers import own_claims
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
@@ -20,6 +21,7 @@ from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
+from gpuactors.core.values.remade import same_if_equal
 
 
 def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
@@ -90,10 +92,16 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     ended = frozenset(
         (settings.driver, str(e.name)) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE
     ) - {(settings.driver, str(e.name)) for e in owning}
-    if reserved == gpus.reserved and (admin, ended) == (gpus.admin, gpus.ended):
+    own = own_claims(claims)
+    if (reserved, admin, ended, own) == (gpus.reserved, gpus.admin, gpus.ended, gpus.own):
         return gpus
-    same = reserved == gpus.reserved
-    return replace(gpus, reserved=gpus.reserved if same else reserved, admin=admin, ended=ended)
+    return replace(
+        gpus,
+        reserved=same_if_equal(gpus.reserved, reserved),
+        admin=admin,
+        ended=ended,
+        own=same_if_equal(gpus.own, own),
+    )
 
 
 def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:

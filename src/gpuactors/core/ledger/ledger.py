@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping
 from functools import partial
-from operator import eq, itemgetter
+from operator import attrgetter, eq, itemgetter
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
+from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
@@ -60,7 +61,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     # The known objects, if they are equal: so derived values need only a comparison by identity.
     counted = kubelet_startup.counted(before.young, before.entries, event, at)
     entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
-    unplaced = [claim for claim in event.claims if claimed_address(claim.device) is None]
+    unplaced = frozenset([claim for claim in event.claims if claimed_address(claim.device) is None])
     is_settling = counted.source.is_settling
     ledger = replace(
         before,
@@ -68,7 +69,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         entries=entries,
         claims=same_if_equal(before.claims, claims),
         claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
-        unplaced=frozenset(replace(claim, pod=None) for claim in unplaced),
+        unplaced=same_if_equal(before.unplaced, unplaced),
         without_gpu=frozenset(
             (*event.waiting, *(PodClaim(c.claim, c.pod) for c in unplaced if c.pod is not None))
         ),
@@ -82,6 +83,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     )
     if event.file is not None:
         ledger = _with_answers(ledger, event.file.cached, event.file.damaged)
+    ledger = _with_cdi(ledger, event.cdi)
     after = with_ledger(state, ledger)
     pending = _still_pending(after, is_settling, at)
     after = resolved(state, replace(after, kubelet=replace(after.kubelet, pending_allocations=pending)))
@@ -115,6 +117,7 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
     )
     if event.cached is not None:
         ledger = _with_answers(ledger, event.cached, event.damaged)
+    ledger = _with_cdi(ledger, event.cdi)
     state = with_ledger(state, ledger)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
 
@@ -170,6 +173,18 @@ def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) 
     """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents are used."""
     nodes = {(answer.resource, answer.device): answer.nodes for answer in cached}
     return replace(ledger, cached=nodes, damaged=damaged)
+
+
+def _with_cdi(ledger: Ledger, read: CdiSpecs | None) -> Ledger:
+    """`ledger` with what was read of the CDI directory. A file that is gone says on whose GPU the claim has while
+    kubelet lists it: that it was removed does not show that its claim has ended."""
+    if read is None:
+        return ledger
+    there = {spec.path for spec in read.specs}
+    listed = {cdi_id for claim in ledger.unplaced for cdi_id in claim.cdi_ids}
+    gone = [s for s in ledger.cdi.specs if s.path not in there and not listed.isdisjoint(s.devices)]
+    specs = tuple(sorted((*read.specs, *gone), key=attrgetter("path"))) if gone else read.specs
+    return replace(ledger, cdi=same_if_equal(ledger.cdi, CdiSpecs(specs, read.problem)))
 
 
 def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:

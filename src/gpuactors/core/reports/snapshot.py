@@ -172,7 +172,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     )
     asked = set[PciAddress]().union(*[call.seen for call in state.calls.waiting.values()])
     index, targets = state.index, list[PollTarget]()
-    polled, owners = index.polled, index.owners
+    polled, owners = index.polled, index.having
     for group in polled if state.host.polls.of is None else sorted(state.host.polls.of):
         functions = polled.get(group)
         if functions is None:

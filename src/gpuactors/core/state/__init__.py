@@ -48,6 +48,7 @@ from gpuactors.core.values.model import (
     Token,
     Transition,
 )
+from gpuactors.core.values.owner import OwnClaims
 from gpuactors.core.values.status import Assessment, Holding
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus_part", 
 _NO_RESERVED: Final[Mapping[PciAddress, ClaimedDevice]] = MappingProxyType({})
 _NO_ADMIN: Final[frozenset[AdminAccess]] = frozenset()
 _NO_ENDED: Final[frozenset[tuple[str, str]]] = frozenset()
+_NO_OWN: Final = OwnClaims()
 
 
 class NodeState(Struct, frozen=True, gc=False, eq=False):
@@ -237,6 +239,7 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
                 self.reserved,
                 gpus.admin if gpus is not None else _NO_ADMIN,
                 gpus.ended if gpus is not None else _NO_ENDED,
+                gpus.own if gpus is not None else _NO_OWN,
                 published.served,
                 published.device_lists,
             )

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
 from gpuactors.core.values.claim import ClaimName, FitnessCheck, OriginalDriver
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress
+from gpuactors.core.values.owner import OwnClaims
 from gpuactors.core.values.prebound import KernelId, OperatorsList
 from gpuactors.core.values.status import Reason
 
@@ -76,6 +77,8 @@ class Gpus(Struct, frozen=True, gc=False):
     """Devices that claims gave back, until an inspection has seen them on their driver."""
     admin: frozenset[AdminAccess] = frozenset()
     """Claims with admin access to a device: kubelet lists them like its owner."""
+    own: OwnClaims = OwnClaims()
+    """The claims here, as whose no other claim on the node counts."""
     ended: frozenset[tuple[str, str]] = frozenset()
     """The names (`ClaimedDevice.name`) of the claims that were unprepared: kubelet lists them until it gets the
     answer."""

@@ -108,8 +108,10 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.CLAIMED_ELSEWHERE: Meaning(
         UNHEALTHY,
-        "A pod has it by a DRA claim, or as a device of another resource. Kubelet counts it there.",
-        "Nothing, if that is meant. Otherwise let only one plugin or driver offer this GPU, and end that pod.",
+        "A pod has it by a DRA claim, or as a device of another resource. Kubelet counts it there. `may be`: a pod "
+        "has a GPU, and nothing says which one.",
+        "Nothing, if that is meant. Otherwise let only one plugin or driver offer this GPU, and end that pod. "
+        "`may be`: mount the CDI directory that the message names, or end that pod.",
     ),
     Cause.GROUP_IN_USE: Meaning(
         UNHEALTHY,

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from gpuactors.core.requests import Refresh
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.cdi import NO_SPECS, CdiSpecs
 from gpuactors.core.values.quote import quoted_id, quoted_name
 from gpuactors.core.values.selector import Selector
 
@@ -106,6 +107,11 @@ class PciFunction(Struct, frozen=True, gc=False):
     """Virtual functions of it are there."""
     gpu_uuid: str | None = None
     """Of a GPU that NVIDIA's driver has or had, as that names it: `GPU-…`; None where it is not known."""
+    host_nodes: tuple[str, ...] = ()
+    """The device nodes by which a container uses it through its host's driver: `/dev/nvidia0`, `/dev/dri/renderD128`.
+    Empty on a vfio driver, and where they are not known."""
+    has_parts: bool | None = None
+    """NVIDIA's driver has divided it into MIG devices; None where that is not known."""
     memory_bytes: int = 0
     """The memory behind its 64-bit BARs, rounded up to a power of two; 0 where it is not known."""
     presence: int = 0
@@ -354,16 +360,25 @@ class ClaimedDevice(Struct, frozen=True, gc=False):
     device: str
     """The device's name in its ResourceSlice: `gpu-0000-23-00-0`."""
     claim: str
-    """Namespace and name of the claim."""
+    """Namespace and name of the claim; empty of one that only its CDI file names, which then is the device."""
     pod: Pod | None
-    """None: a claim of our own, which is known before kubelet names its pods."""
+    """None: a claim of our own, which is known before kubelet names its pods; or one that only its file names."""
     uid: str = ""
     """The claim's UID, by the CDI id of the device; empty where that has none."""
+    cdi_ids: tuple[str, ...] = ()
+    """Of the device: what the container runtime looks for in the CDI directory."""
 
     @property
     def name(self) -> tuple[str, str]:
         """The driver and the claim."""
         return self.driver, self.claim
+
+    @property
+    def called(self) -> str:
+        """The claim in a sentence; of one that only its CDI file names, the UID and the file."""
+        if self.claim:
+            return quoted_name(self.claim)
+        return f"with UID {quoted_name(self.uid)}, by {quoted_name(self.device)}"
 
 
 class PodClaim(Struct, frozen=True, gc=False):
@@ -464,8 +479,10 @@ class Ledger(Refreshed, frozen=True, gc=False):
     claimed: frozenset[tuple[str, str]] = frozenset()
     """Every claim that kubelet lists for a pod, by the DRA driver whose devices it has: `(driver, namespace/name)`."""
     unplaced: frozenset[ClaimedDevice] = frozenset()
-    """Of these claims the devices whose names are no PCI addresses, without their pods: channels, and GPUs by the names
-    that NVIDIA's driver gives them."""
+    """Of these claims the devices whose names are no PCI addresses: channels, and GPUs by the names that another driver
+    gives them."""
+    cdi: CdiSpecs = NO_SPECS
+    """The files of the CDI directory. One that is gone stays while kubelet lists a device of it."""
     without_gpu: frozenset[PodClaim] = frozenset()
     """Of these claims, and of those of which kubelet lists no device yet, the pods."""
 

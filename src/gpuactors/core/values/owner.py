@@ -20,6 +20,8 @@ NO_RESOURCE: Final = ResourceName("")
 
 _NVIDIAS: Final = r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
 
+_MIG_DEVICE: Final = r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:::[0-9]+)?"
+
 
 def gpu_uuid(device: DeviceId | str) -> str | None:
     """The UUID in an ID of NVIDIA's device plugin for containers: `GPU-…`, of a shared GPU `GPU-…::2`, of a part of one
@@ -28,9 +30,33 @@ def gpu_uuid(device: DeviceId | str) -> str | None:
     return match[1] if match is not None else None
 
 
+def is_mig_device(device: DeviceId | str) -> bool:
+    """An ID of NVIDIA's device plugin for a part of a GPU, `MIG-` and the UUID of the part, also of a shared one."""
+    return re.fullmatch(_MIG_DEVICE, device) is not None
+
+
+class OwnClaims(Struct, frozen=True, gc=False):
+    """The claims of GPUs that are known here, whatever kubelet or a file says of them."""
+
+    driver: str = ""
+    """Of GPUs; empty: none is on."""
+    uids: frozenset[str] = frozenset()
+    """Of those that have their devices, or have ended."""
+    names: frozenset[str] = frozenset()
+    """Of the same: namespace and name."""
+    unplaced: tuple[ClaimedDevice, ...] = ()
+    """The devices of those that were taken over from NVIDIA's driver and of which nobody says where they are."""
+
+    def knows(self, claimed: ClaimedDevice) -> bool:
+        """Whether kubelet lists one of them: by its UID, or by its name where kubelet's list has none."""
+        if claimed.driver != self.driver:
+            return False
+        return claimed.uid in self.uids if claimed.uid else claimed.claim in self.names
+
+
 class Allocation(Struct, frozen=True, gc=False):
-    """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA
-    claim."""
+    """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA claim,
+    which the claim's CDI file may say as well."""
 
     resource: ResourceName | None
     """None for a DRA claim."""
@@ -38,11 +64,14 @@ class Allocation(Struct, frozen=True, gc=False):
     """The ID, or the name of the claim."""
     to: Pod | ClaimedDevice | None
     """None: allocated by our answer, and not in kubelet's ledger yet."""
+    doubt: str = ""
+    """Why it may as well be another device that is meant, as a sentence; empty if it is this one."""
 
     @property
     def is_by_hosts_driver(self) -> bool:
         """A container has it by NVIDIA's device plugin, so by its host's driver."""
-        return self.resource is not None and gpu_uuid(self.device) is not None
+        is_nvidias = gpu_uuid(self.device) is not None or is_mig_device(self.device)
+        return self.resource is not None and is_nvidias
 
     @property
     def cause(self) -> Cause:
@@ -52,6 +81,10 @@ class Allocation(Struct, frozen=True, gc=False):
     @property
     def message(self) -> str:
         """`allocated to pod default/vm-1`."""
+        return f"may be {self._message}: {self.doubt}" if self.doubt else self._message
+
+    @property
+    def _message(self) -> str:
         match self.to:
             case None:
                 return "just allocated"
@@ -59,7 +92,7 @@ class Allocation(Struct, frozen=True, gc=False):
                 return f"allocated to pod {self.to}"
             case ClaimedDevice():
                 of_pod = f" of pod {self.to.pod}" if self.to.pod is not None else ""
-                return f"in use by the claim {quoted_name(self.to.claim)}{of_pod}"
+                return f"in use by the claim {self.to.called}{of_pod}"
 
     @property
     def owner(self) -> str:
@@ -68,7 +101,7 @@ class Allocation(Struct, frozen=True, gc=False):
         if pod is not None:
             return str(pod) if pod.name else f"the pod {pod}"
         if isinstance(self.to, ClaimedDevice):
-            return f"claim {quoted_name(self.to.claim)}"
+            return f"claim {self.to.called}"
         return "a pod that kubelet does not list yet"
 
 

@@ -6,7 +6,7 @@ import pytest
 from trio.testing import MockClock
 
 from gpuactors.core.gpus.device_classes import DeviceClass
-from gpuactors.ports.kube import ApiMalformed, ApiRefused
+from gpuactors.ports.kube import ApiMalformed, ApiRefused, SlicesListed
 from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest
 from gpuactors.simulation.kube.status import CLASSES, KINDS
 from tests.kube.cluster import cluster
@@ -20,6 +20,18 @@ async def test_all_classes_are_listed_with_their_extended_resource(autojump_cloc
         found = await at.classes.list_classes()
         assert found == (DeviceClass("counted", "example.com/gpu"), DeviceClass("vfio.gpu.nvidia.com", None))
         assert at.asked() == ["GET deviceclasses", "GET deviceclasses"]
+
+
+async def test_null_is_no_class(autojump_clock: MockClock) -> None:
+    async with cluster() as at:
+
+        async def answering(request: ApiRequest) -> ApiAnswer:
+            return ApiAnswer(200, b'{"metadata": {"resourceVersion": "9"}, "items": null}')
+
+        at.server.answer = answering  # type: ignore[method-assign]
+        assert await at.classes.list_classes() == ()
+        async with at.slices.follow() as events:
+            assert await anext(events) == SlicesListed(())
 
 
 async def test_a_server_that_refuses_or_has_no_classes_says_so(autojump_clock: MockClock) -> None:
@@ -39,7 +51,7 @@ async def test_a_server_that_refuses_or_has_no_classes_says_so(autojump_clock: M
     [
         b"<html>",
         b"[]",
-        b'{"items": null}',
+        b'{"metadata": {}}',
         b'{"items": [{"spec": {}}]}',
         b'{"items": [{"metadata": {"name": "x"}, "spec": {"extendedResourceName": 5}}]}',
         b'{"items": [{"metadata": {"name": "x"}, "spec": {"config": '

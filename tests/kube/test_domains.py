@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
-from gpuactors.kube.client import ApiClient
+from gpuactors.kube.client import METADATA_OF_LIST, ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports.kube import ApiMalformed, ApiRefused
@@ -56,6 +57,14 @@ async def test_a_domain_that_is_absent_or_made_anew_by_its_name_is_none(at: Clus
     at.server.delete_domain("team-a", "training")
     at.server.add_domain("team-a", "training")
     assert await at.domains.find_domain(uid) is None
+
+
+async def test_no_domain_in_the_cluster_is_an_absence(at: Cluster) -> None:
+    """The server answers a list of metadata of no custom resource with `null`, and not with an empty list."""
+    path = "/apis/resource.nvidia.com/v1beta1/computedomains"
+    answer = await at.client.ask(Call("list", "GET", path, accept=METADATA_OF_LIST))
+    assert json.loads(answer)["items"] is None
+    assert await at.domains.find_domain(NOBODYS) is None
 
 
 async def test_a_server_without_compute_domains_is_no_absence(at: Cluster) -> None:

@@ -22,10 +22,6 @@ class _DeviceClass(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
-class _List(msgspec.Struct):
-    items: list[_DeviceClass]
-
-
 @final
 class KubeDeviceClasses:
     """The classes, whosever devices they select."""
@@ -37,5 +33,7 @@ class KubeDeviceClasses:
         """Implement `DeviceClassApi.list_classes`."""
         call = Call("list the DeviceClasses", "GET", _PATH)
         body = await self._client.ask(call)
-        found = errors.answered(call.what, self._client.server, body, _List).items
-        return tuple(DeviceClass(one.metadata.name, one.spec.extended_resource_name) for one in found)
+        found = errors.answered(call.what, self._client.server, body, objects.ListOf[_DeviceClass])
+        return tuple(
+            DeviceClass(one.metadata.name, one.spec.extended_resource_name) for one in found.items or ()
+        )

@@ -44,14 +44,6 @@ class _Domain(msgspec.Struct):
     status: _Status | None = None
 
 
-class _Domains(msgspec.Struct):
-    items: list[_Domain]
-
-
-class _Metadata(msgspec.Struct):
-    items: list[objects.PartialObject]
-
-
 class _Daemon(msgspec.Struct, rename="camel"):
     node_name: str
     status: str = ""
@@ -94,8 +86,8 @@ class KubeDomains:
         what = f"read the ComputeDomain with UID {quoted_name(uid)}"
         call = Call(what, "GET", place.path, {"fieldSelector": place.selector})
         body = await self._client.ask(call)
-        found = errors.answered(call.what, self._client.server, body, _Domains).items
-        return next((_domain(one) for one in found if one.metadata.uid == uid), None)
+        found = errors.answered(call.what, self._client.server, body, objects.ListOf[_Domain])
+        return next((_domain(one) for one in found.items or () if one.metadata.uid == uid), None)
 
     async def _place(self, uid: DomainUid) -> _Place | None:
         """Where it is; None if the server has no such domain. Raises `ApiError`."""
@@ -117,7 +109,8 @@ class KubeDomains:
     async def _looked_for(self, uid: DomainUid) -> _Place | None:
         what = f"look for the ComputeDomain with UID {quoted_name(uid)}"
         body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_OF_LIST))
-        for one in errors.answered(what, self._client.server, body, _Metadata).items:
+        found = errors.answered(what, self._client.server, body, objects.ListOf[objects.PartialObject])
+        for one in found.items or ():
             if one.metadata.uid == uid:
                 path = f"{_API}/namespaces/{quote(one.metadata.namespace, safe='')}/computedomains"
                 return _Place(path, f"metadata.name={one.metadata.name}")

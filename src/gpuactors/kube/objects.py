@@ -7,7 +7,7 @@ adds one is to be undone. Must not decide anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, Stor
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.ports.kube import ObjectRef
+
+T = TypeVar("T")
 
 API: Final = "resource.k8s.io/v1"
 
@@ -48,6 +50,15 @@ class Meta(msgspec.Struct, rename="camel", omit_defaults=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: list[OwnerReference] = []
+
+
+class ListOf(msgspec.Struct, Generic[T]):
+    """A list of objects, as the server answers it."""
+
+    items: list[T] | None
+    """None is none: of an empty list of custom resources of which only the metadata is asked for, the server (1.35.3,
+    1.36.2) writes `null`. An answer without the field is no list."""
+    metadata: Meta = msgspec.field(default_factory=Meta)
 
 
 class PartialObject(msgspec.Struct):

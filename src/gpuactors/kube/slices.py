@@ -24,11 +24,6 @@ from gpuactors.ports.kube import ApiRefused, SliceDeleted, SliceEvent, SlicesLis
 _PATH: Final = f"/apis/{objects.API}/resourceslices"
 
 
-class _List(msgspec.Struct):
-    metadata: objects.Meta
-    items: list[objects.SliceObject]
-
-
 class _Preconditions(msgspec.Struct, rename="camel"):
     uid: str
     resource_version: str
@@ -74,8 +69,8 @@ class KubeSlices:
     async def _list(self) -> tuple[SlicesListed, str]:
         what = f"list the ResourceSlices {self._of}"
         body = await self._client.ask(Call(what, "GET", _PATH, {"fieldSelector": self._selector}))
-        found = errors.answered(what, self._client.server, body, _List)
-        slices = tuple(self._known(what, one) for one in found.items)
+        found = errors.answered(what, self._client.server, body, objects.ListOf[objects.SliceObject])
+        slices = tuple(self._known(what, one) for one in found.items or ())
         return SlicesListed(slices), found.metadata.resource_version
 
     def _event(self, change: Change) -> SliceEvent | None:

@@ -213,6 +213,11 @@ _BUS: Final = "spec.devices.0.attributes"
 
 _SLICE_STEPS: Final[tuple[Step, ...]] = (
     Ask(name="slices-list-empty", path=_OURS),
+    Ask(
+        name="slices-list-empty-metadata-only",
+        path=_OURS,
+        accept=METADATA_ONLY.replace("Metadata", "MetadataList"),
+    ),
     Ask(name="slice-get-missing", path=f"{_SLICES}/nope"),
     Ask(name="slice-create", method="POST", path=_SLICES, body=_slice(_DEVICES)),
     Ask(name="slice-get", path=f"{_SLICES}/{{slice-create:metadata.name}}"),
@@ -527,6 +532,13 @@ _SPEC: Final = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": "sc
 _DOMAIN_STEPS: Final[tuple[Step, ...]] = (
     Ask(name="domain-get-missing", path=f"{_DOMAIN}/nope"),
     Ask(name="clique-get-missing", path=f"{_CLIQUE}/nope"),
+    # Of none the server answers the metadata with `"items": null`, and the whole with an empty list.
+    Ask(name="domains-list-none", path=f"{_DOMAINS}/computedomains"),
+    Ask(
+        name="domains-list-none-metadata-only",
+        path=f"{_DOMAINS}/computedomains",
+        accept=METADATA_ONLY.replace("Metadata", "MetadataList"),
+    ),
     Ask(
         name="domain-create",
         method="POST",

@@ -17,7 +17,7 @@ from typing import Final, final
 from gpuactors.simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
-from tests.node.lane import OWN_DIRECTORIES
+from tests.node.lane import DRIVERS_ROOTS, OWN_DIRECTORIES
 from tests.node.real_tenants import RealTenants, make_node
 from tests.node.sysfs_mount import SysfsMount
 from tests.node.uevents import broadcast
@@ -133,6 +133,8 @@ def opened_host() -> Iterator[FakeHost]:
         (BACKING / "dev").symlink_to("/dev")
         for directory in OWN_DIRECTORIES:
             stack.enter_context(_own_directory(Path(directory)))
+        # What a driver's container mounts in it later is to reach the pod; systemd makes all of a host shared.
+        subprocess.run(("mount", "--make-shared", DRIVERS_ROOTS), check=True)
         host = FakeHost()
         release = os.uname().release
         (Path("/lib/modules") / release).mkdir()

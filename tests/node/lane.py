@@ -30,11 +30,15 @@ DIRECTORY_VARIABLE: Final = "TEST_NODE_DIRECTORY"
 MOST_LANES: Final = 4
 """As many kinds of device nodes as there are for groups (real_tenants.py)."""
 
+DRIVERS_ROOTS: Final = "/run/nvidia"
+"""Where a driver that runs in a container mounts its root."""
+
 OWN_DIRECTORIES: Final = (
     "/var/lib/gpuactors",
     "/run/nvidia-persistenced",
     "/etc/kubernetes/node-feature-discovery/features.d",
     "/lib/modules",
+    DRIVERS_ROOTS,
 )
 """Of the machine; each node has a file system of its own there, which is empty at first."""
 

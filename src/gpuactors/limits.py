@@ -807,7 +807,7 @@ DaemonSet controller ends it within a second, if it has seen that the label was 
 
 STATUS_SETTLES_S: Final = 5.0
 """5 s. What the status of a ComputeDomain says, where no clique says it, is of a daemon that was prepared so long
-before: NVIDIA's controller writes the status every 2 s."""
+before, and is not made of a clique that has lacked it for so long: NVIDIA's controller writes the status every 2 s."""
 
 LABEL_CONFLICTS_MAX: Final = 3
 """Patches in a row that meet another label than was read; after that there is a pause before each next one."""

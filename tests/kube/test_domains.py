@@ -75,6 +75,15 @@ async def test_a_server_without_compute_domains_is_no_absence(at: Cluster) -> No
         await at.domains.read_clique(NOBODYS, CLIQUE, NAMESPACE)
 
 
+async def test_a_driver_before_cliques_is_refused_with_the_versions_that_are_served(at: Cluster) -> None:
+    """NVIDIA's driver before 25.12: the definitions have domains only."""
+    uid = uid_of(at.server.add_domain("team-a", "training"))
+    at.server.kinds = tuple(kind for kind in KINDS if kind is not CLIQUES)
+    assert await at.domains.find_domain(uid) is not None
+    with pytest.raises(ApiRefused, match=r"older than 25\.12.*serves the controller of 25\.12 and newer"):
+        await at.domains.read_clique(uid, CLIQUE, NAMESPACE)
+
+
 @pytest.mark.parametrize(
     "status", [None, {}, {"status": "NotReady"}, {"nodes": None}, {"nodes": [{"name": "x"}]}]
 )

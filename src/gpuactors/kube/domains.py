@@ -29,6 +29,11 @@ _DOMAINS: Final = f"{_API}/computedomains"
 _CLIQUES: Final = "computedomaincliques"
 _READY: Final = "Ready"
 
+_OLDER: Final = (
+    "has no ComputeDomainCliques. NVIDIA's DRA driver in this cluster is older than 25.12, or NVIDIA's "
+    "CustomResourceDefinitions are missing: gpuactors serves the controller of 25.12 and newer, so upgrade it."
+)
+
 
 class _Node(msgspec.Struct):
     name: str
@@ -128,6 +133,8 @@ class KubeDomains:
             said = exc.refusal
             if (said.code, said.kind, said.name) == (404, _CLIQUES, name):
                 return None
+            if said.code == 404:
+                raise ApiRefused(f"could not {what}: {self._client.server} {_OLDER}", said) from exc
             raise
         daemons = errors.answered(what, self._client.server, body, _Clique).daemons or ()
         return Clique(frozenset(daemon.node_name for daemon in daemons if daemon.status == _READY))

@@ -40,15 +40,34 @@ def waiting() -> DomainCore:
 # --- the clique and the status --------------------------------------------------------------------------------------
 
 
-def test_a_clique_without_the_node_outranks_a_status_that_says_ready() -> None:
-    """A daemon that ends leaves its clique at once, and the status is made of the cliques every 2 s."""
+@pytest.mark.parametrize("others", [(), ("node-2",)], ids=["empty", "of another node"])
+def test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready(
+    others: tuple[str, ...],
+) -> None:
+    """NVIDIA's driver changes from the one to the other: the clique is that of other nodes, or left over. A daemon that
+    ends leaves its clique at once, and the status is made of the cliques every 2 s."""
     core = waiting()
     core.prepare(DAEMON)
-    core.cliques[RED] = Clique()
+    core.pass_time(60.0)
+    core.cliques[RED] = Clique(frozenset(others))
     core.says_ready()
-    core.pass_time(30.0)
+    core.pass_time(limits.STATUS_SETTLES_S - 0.1)
     assert core.claim_state(ONE) is ClaimState.BINDING
     assert "does not say yet" in core.problem(ONE)
+    core.pass_time(2 * limits.DOMAIN_READ_S)
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+
+
+def test_a_status_that_follows_the_clique_which_has_lost_the_node_makes_nothing_ready() -> None:
+    core = waiting()
+    core.prepare(DAEMON)
+    core.pass_time(60.0)
+    core.cliques[RED] = Clique()
+    core.says_ready()
+    core.pass_time(2.0)  # the controller's next turn
+    core.says_ready("node-2")
+    core.pass_time(60.0)
+    assert core.claim_state(ONE) is ClaimState.BINDING
     core.cliques[RED] = Clique(frozenset({NODE}))
     core.feed(DomainsTouched())
     assert core.claim_state(ONE) is ClaimState.PREPARED

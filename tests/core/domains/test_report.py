@@ -161,7 +161,7 @@ def test_ready_before_the_label_was_added_is_not_ready() -> None:
     core.held_back = {"domain"}
     core.release("label-patch")
     view = core.state.domains.known[RED]
-    assert view.is_ready(NODE)
+    assert view.is_ready_by_status(NODE)
     assert (of_domain(core).status, of_domain(core).readiness) == (DomainStatus.NOT_READY, Readiness.UNREAD)
 
 

@@ -38,7 +38,7 @@ from gpuactors.config import Config, Resolved
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.path import path_problem, socket_path
 from gpuactors.core.gpus.device_classes import DeviceClass
-from gpuactors.core.values.domain import DomainUid, ImexFacts
+from gpuactors.core.values.domain import NAMESPACES, DomainUid, ImexFacts
 from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.about import node_of
@@ -305,6 +305,8 @@ async def _ask_api_server(config: Config, node: str) -> ApiServer:
         await anext(slices)
     if config.compute_domains != "off":
         await KubeDomains(client).find_domain(_NO_DOMAIN)
+    if config.compute_domains == "on":  # a driver of NVIDIA's that is too old has no cliques
+        await KubeDomains(client).read_clique(_NO_DOMAIN, "none", config.domains_namespace or NAMESPACES[0])
     return ApiServer(client.server)
 
 

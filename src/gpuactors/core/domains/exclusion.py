@@ -232,26 +232,27 @@ def _named(domains: Domains, uid: DomainUid) -> str:
 
 
 def readiness(domains: Domains, uid: DomainUid) -> Readiness:
-    """By the ComputeDomain or its clique, as last read."""
+    """By the clique or the ComputeDomain, as last read. NVIDIA's plugin takes either: while its driver changes from one
+    to the other (an upgrade, a rollback, a gate), a clique may be there that this node's daemon does not write."""
     view, settings = domains.known.get(uid), domains.settings
     assert settings is not None
     if view is None or view.number <= domains.label.added:
         return Readiness.UNREAD
-    if not view.is_ready(settings.node):
-        return Readiness.NOT_READY
-    return (
-        Readiness.READY if view.clique is not None or _is_of_now(domains, uid, view) else Readiness.NOT_READY
+    is_ready = view.is_ready_by_clique(settings.node) or (
+        view.is_ready_by_status(settings.node) and _is_of_now(domains, uid, view)
     )
+    return Readiness.READY if is_ready else Readiness.NOT_READY
 
 
 def _is_of_now(domains: Domains, uid: DomainUid, view: DomainView) -> bool:
-    """A status says this of the daemon that is here now: it may be of the one before, as long as NVIDIA's controller
-    has not written it anew. Off the fabric no clique is ever made, and no daemon waits for another one."""
+    """A status says this of the daemon that is here now: it may be of the one before, or made of a clique that has lost
+    this node since, as long as NVIDIA's controller has not written it anew. Off the fabric no clique is ever made, and
+    no daemon waits for another one."""
     facts = domains.imex.facts
     if facts is not None and not facts.clique_id:
         return True
-    prepared_at = (entry.changed_at for entry in _daemons(domains, uid))
-    return view.read_at >= max(prepared_at, default=math.inf) + limits.STATUS_SETTLES_S
+    prepared_at = max((entry.changed_at for entry in _daemons(domains, uid)), default=math.inf)
+    return view.read_at >= max(prepared_at, view.unready_since) + limits.STATUS_SETTLES_S
 
 
 def has_daemon(domains: Domains, domain: DomainUid) -> bool:

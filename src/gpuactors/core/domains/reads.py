@@ -59,7 +59,11 @@ def domain_read(domains: Domains, read: DomainRead, at: float) -> tuple[Domains,
     if view is None or view.refresh.outstanding != read.number:
         return domains, []
     if not isinstance(found, Failure):
-        return _answered(domains, uid, DomainView(read.number, found, read.clique, "", view.refresh, at)), []
+        now = DomainView(read.number, found, read.clique, "", view.refresh, at)
+        assert domains.settings is not None
+        if now.clique is not None and not now.is_ready_by_clique(domains.settings.node):
+            now = replace(now, unready_since=at if view.unready_since == -math.inf else view.unready_since)
+        return _answered(domains, uid, now), []
     level = Level.DEBUG if found == view.problem else Level.WARNING
     line = Log(level, "domain.unreadable", {"domain": uid, "reason": found})
     return _answered(domains, uid, replace(view, problem=found)), [line]

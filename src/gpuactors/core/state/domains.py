@@ -93,11 +93,17 @@ class DomainView(Struct, frozen=True, gc=False):
     read_at: float = -math.inf
     """When that read came back; infinitely long ago if it is not known."""
 
-    def is_ready(self, node: str) -> bool:
-        """The daemon of this node is Ready: by the clique, which the daemons write themselves; where there is none, by
-        the status of the ComputeDomain, which is made of the cliques some time later."""
-        if self.clique is not None:
-            return node in self.clique.ready_nodes
+    unready_since: float = -math.inf
+    """When the first read in a row came back with a clique that does not have this node as Ready; infinitely long ago
+    if the last one was otherwise."""
+
+    def is_ready_by_clique(self, node: str) -> bool:
+        """The daemon of this node is Ready by the clique, which the daemons write themselves."""
+        return self.clique is not None and node in self.clique.ready_nodes
+
+    def is_ready_by_status(self, node: str) -> bool:
+        """It is by the status of the ComputeDomain. NVIDIA's controller makes that of the cliques some time later, or,
+        where its driver does without cliques, the daemons write it."""
         return self.domain is not None and node in self.domain.ready_nodes
 
 

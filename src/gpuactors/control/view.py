@@ -40,7 +40,7 @@ class ClaimView(Struct, frozen=True):
     """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{self.name}" if self.name else f"(UID {self.uid})"
 
 
 class BlockedView(Struct, frozen=True):

@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from gpuactors.cli.inspect import claims_report
 from gpuactors.cli.inspect.report import (
     as_json,
     as_table,
@@ -24,11 +25,23 @@ from gpuactors.cli.inspect.view import (
     find_named,
 )
 from gpuactors.control.node_view import view_of
+from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.events.claims import CheckpointRefused, FitnessChecked, SlicesPublished
 from gpuactors.core.events.host import UeventsOpened
+from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings
-from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessFinding
+from gpuactors.core.values.claim import (
+    ActFault,
+    Claim,
+    ClaimName,
+    ClaimsOf,
+    ClaimUid,
+    FitnessFinding,
+    OriginalDriver,
+)
+from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.control.test_view import received
@@ -130,8 +143,8 @@ def test_a_gpu_on_its_hosts_driver_is_offered_to_claims(core: ClaimCore) -> None
         (
             BOUND,
             (
-                "At a claim's end  it stays on its vfio driver: it was found on vfio-pci, and no claim had put it",
-                "                  there",
+                "At a claim's end  it stays on its vfio driver: it was found on vfio-pci, and no claim of gpuactors",
+                "                  had put it there",
                 "Original driver   vfio-pci",
             ),
         ),
@@ -259,3 +272,31 @@ def test_the_wire_changes_nothing_of_claims(core: ClaimCore) -> None:
     view = view_of(core.state, core.at)
     assert view.claims is not None
     assert received(view).view == view
+
+
+def test_a_gpu_of_a_container_that_was_taken_over_stays_on_its_hosts_driver() -> None:
+    """And its claim has no name before kubelet has listed it."""
+    uid = ClaimUid("uid-old")
+    entry = StoredEntry(
+        ClaimName("", "", uid),
+        ClaimState.TAKEN_OVER,
+        Claim(ClaimName("", "", uid), None, 0, ()),
+        (
+            ClaimedGpu(
+                PciAddress(FREE), (OriginalDriver(PciAddress(FREE), None, vfio=True),), "it stays as it is"
+            ),
+        ),
+    )
+    core = ClaimCore(gpu(FREE, group=3, driver="nvidia"), disk=CheckpointWanted(1, (entry,), ()))
+    told = explained(core, FREE)
+    assert "At a claim's end  it stays on nvidia: it stays as it is" in told
+    assert "Claim             (UID uid-old), UID uid-old: TakenOver" in told
+    claims = by_daemon(core).view.claims
+    claim = claims_report.claim_named(claims, str(uid))
+    assert claim is not None
+    facts = claims_report.claim_explanation(claim, by_daemon(core).view, lambda _: "now")
+    assert ("Device", "  it stays on nvidia: it stays as it is") in facts
+
+
+def test_a_gpu_is_found_by_the_name_of_its_device_in_a_slice(core: ClaimCore) -> None:
+    assert find(by_daemon(core).view, device_name(PciAddress(HOST))).address == HOST

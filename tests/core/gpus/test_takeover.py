@@ -177,3 +177,21 @@ def test_a_claim_of_nvidias_that_is_in_no_checkpoint_costs_its_own_gpu_alone() -
     core.pass_time(30)
     assert isinstance(core.answer(core.prepare(NEW)), Prepared)
     prepared_in_vain(core, "in use by the claim default/old of pod default/old", LATER)
+
+
+@pytest.mark.parametrize("device", ["gpu-vfio-2", "gpu-1", "gpu-0-mig-1g24gb-19-0"])
+def test_a_claim_that_is_allocated_by_nvidias_names_is_refused_with_what_to_do(device: str) -> None:
+    """Its prepare had not ended, or the node has started again since."""
+    core = ClaimCore(ON_HOST)
+    core.api = {str(NEW): Claim(NEW, None, 1, (AllocatedDevice("gpu", POOL, device),))}
+    refused = core.refusal(core.prepare(NEW))
+    assert refused.startswith(
+        f"{device} is a name by NVIDIA's DRA driver, which served this node when the claim"
+    )
+    assert "delete the pod, and the claim as well if no template made it" in refused
+
+
+def test_another_name_is_no_device_of_this_driver() -> None:
+    core = ClaimCore(ON_HOST)
+    core.api = {str(NEW): Claim(NEW, None, 1, (AllocatedDevice("gpu", POOL, "nic-0"),))}
+    assert core.refusal(core.prepare(NEW)) == "nic-0 is no device of this driver"

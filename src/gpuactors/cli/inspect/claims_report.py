@@ -82,7 +82,7 @@ def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | No
     return [
         ("Claim", _claim_of(claim, life)),
         ("Claim", (claim.problem if claim is not None else life.blocked) or None),
-        ("At a claim's end", at_the_end(device, life)),
+        ("At a claim's end", at_the_end(device, life, claim)),
         *(
             ("Original driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
             for first in life.first_drivers
@@ -105,8 +105,10 @@ def _claim_of(claim: ClaimView | None, life: DeviceOfClaimsView) -> str:
     return offers.get(life.offer, "none; it is not to be given to a claim now, as it is " + life.offer)
 
 
-def at_the_end(device: DeviceView, life: DeviceOfClaimsView) -> str:
+def at_the_end(device: DeviceView, life: DeviceOfClaimsView, claim: ClaimView | None) -> str:
     """The fate of the device when its claim ends, and the reason."""
+    if claim is not None and claim.state == ClaimState.TAKEN_OVER:
+        return f"it stays on {device.driver or 'no driver'}: {life.why}"
     if life.stays:
         return f"it stays on its vfio driver: {life.why}"
     driver = next((first.driver for first in life.first_drivers if first.address == device.address), None)
@@ -260,7 +262,7 @@ def claim_explanation(
         device = of_devices.get(address)
         facts.append(("Device", _device_line(address, device)))
         if device is not None and device.for_claims is not None:
-            facts.append(("Device", f"  {at_the_end(device, device.for_claims)}"))
+            facts.append(("Device", f"  {at_the_end(device, device.for_claims, claim)}"))
     facts += [("Admin access", address) for address in claim.admin_devices]
     return facts
 

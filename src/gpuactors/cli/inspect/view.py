@@ -248,7 +248,7 @@ def _resource(found: Inspected, text: str) -> ExplainedResource | None:
 def find(view: NodeView, address: str) -> DeviceView:
     """The device at `address`. Raises `UnknownAddressError`."""
     wanted = address.strip().lower()
-    full = full_address(wanted) or wanted
+    full = full_address(wanted) or _of_a_slice(wanted) or wanted
     fitting = [d for d in view.devices if d.address == full] or [
         d for d in view.devices if d.address.partition(":")[2] == wanted
     ]
@@ -265,6 +265,15 @@ def find(view: NodeView, address: str) -> DeviceView:
     if not view.devices:
         raise UnknownAddressError(f"there is no GPU at {address}. {NO_DEVICES}")
     raise UnknownAddressError(f"there is no GPU at {address}; there are {_addresses(view.devices)}")
+
+
+def _of_a_slice(name: str) -> str | None:
+    """The address of a device by its name in a ResourceSlice."""
+    if ":" in name:
+        return None
+    from gpuactors.core.ledger.identity import claimed_address  # only this needs the core
+
+    return claimed_address(name)
 
 
 def _addresses(devices: tuple[DeviceView, ...] | list[DeviceView]) -> str:

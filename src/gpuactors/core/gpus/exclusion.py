@@ -7,6 +7,7 @@ which `devices/holdings.py` makes an owner for the device plugin.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -24,6 +25,9 @@ from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, 
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
 from gpuactors.core.values.quote import first_of, quoted_id
 from gpuactors.core.values.status import Conflict, Reason
+
+_NVIDIAS_NAME: Final = r"gpu-(?:vfio-)?[0-9]+(?:-mig-[0-9a-z.+-]+)?"
+"""`gpu-1`, `gpu-vfio-2`, `gpu-0-mig-1g24gb-19-0`."""
 
 _WAITS: Final = (
     "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
@@ -62,7 +66,7 @@ def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
     for name in names:
         address = claimed_address(name)
         if address is None:
-            return Reason(Cause.UNKNOWN_ID, f"{quoted_id(name)} is no device of this driver")
+            return Reason(Cause.UNKNOWN_ID, _no_device(name))
         if (function := state.host.functions.get(address)) is None:
             return Reason(Cause.GONE, f"{address} is gone from this node")
         if address not in index.devices:
@@ -74,6 +78,21 @@ def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
         if (part := not_whole(function)) is not None:
             return Reason(part.cause, f"{address}: {part.message}")
     return None
+
+
+def _no_device(name: str) -> str:
+    """Why a name that a claim was allocated means no GPU here, and what to do.
+
+    Nothing certain says which GPU a name of NVIDIA's driver was: it is a number in an order that changes with each card
+    that comes or goes, and its ResourceSlice is overwritten. A container's GPU, or a part of one, is not offered here.
+    """
+    if re.fullmatch(_NVIDIAS_NAME, name) is None:
+        return f"{quoted_id(name)} is no device of this driver"
+    return (
+        f"{quoted_id(name)} is a name by NVIDIA's DRA driver, which served this node when the claim was allocated, and "
+        "gpuactors does not know which GPU that was: delete the pod, and the claim as well if no template made it, so "
+        "that a new claim is allocated by the names of gpuactors"
+    )
 
 
 def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Reason | None:

@@ -109,7 +109,7 @@ def decide(
         return PreBound(
             True,
             Rule.ORIGINAL_DRIVER,
-            f"it was found on {quoted_id(first.driver or '')}, and no claim had put it there{named}",
+            f"it was found on {quoted_id(first.driver or '')}, and no claim of gpuactors had put it there{named}",
         )
     had = f"on {quoted_id(first.driver)}" if first.driver is not None else "without a driver"
     return PreBound(False, Rule.ORIGINAL_DRIVER, f"it was found {had}")

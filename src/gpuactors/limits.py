@@ -314,9 +314,11 @@ WATCH_GONE_S: Final = 1.0
 WATCH_RETRY_S: Final = 0.25
 """How often a command that watches dials a daemon that is gone: it costs next to nothing."""
 
-CONTROL_CHECK_S: Final = 5.0
-"""How often the daemon checks that the control socket is still its own (one lstat). It is not if the directory was
-cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves."""
+CONTROL_CHECK_S: Final = 2.0
+"""How often the daemon checks that the control socket is still its own, at both places (two lstat). It is not if the
+directory was cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves. Well below
+SUCCESSOR_GONE_S: the socket is there again before a predecessor takes this daemon for gone. Also how often a daemon
+that finds one that it cannot ask looks again."""
 
 CONTROL_RETRY_S: Final = 30.0
 """How often to try again where the control socket cannot be made (disk full, read-only)."""

@@ -39,6 +39,10 @@ class Held:
     def still_ours(self) -> bool:
         return self.ours
 
+    async def complete(self) -> str:
+        await trio.lowlevel.checkpoint()
+        return ""
+
     async def asked(self) -> None:
         await self.request.wait()
 
@@ -136,6 +140,7 @@ async def daemon(control: FakeControl, *, role: Role = Role.TAKING_OVER) -> Asyn
         inbox=post,
         served=it.read,
         on_problem=it.problems.append,
+        on_blocked=it.problems.append,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(core)

@@ -148,8 +148,8 @@ def test_a_file_in_the_place_of_the_control_socket(node: Node) -> None:
 def test_a_state_directory_that_cannot_be_had(node: Node) -> None:
     (node.directory / "s").touch()
     with node.daemon("--uevents=off") as daemon:
-        daemon.wait_event("control.unavailable", has=["is not a directory", "--state-dir", "no hand-over"])
-        daemon.wait_event("daemon.serving", predecessor="none was asked, as there is no control socket")
+        daemon.wait_event("control.unavailable", has=["is not a directory", "--state-dir", "inspect"])
+        daemon.wait_event("daemon.serving", predecessor="none")
         node.wait_device_lists(DEVICE_LISTS)
         assert sum(line["event"] == "daemon.serving" for line in daemon.log) == 1
         assert sum(line["event"] == "control.unavailable" for line in daemon.log) == 1

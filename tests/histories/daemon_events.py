@@ -30,6 +30,11 @@ async def _start(world: World, _slot: int) -> None:
     await world.start_daemon()
 
 
+async def _start_elsewhere(world: World, _slot: int) -> None:
+    world.change_state_directory(remove=False)
+    await world.start_daemon()
+
+
 async def _crash(world: World, slot: int) -> None:
     """At any await: within the first thousand turns of the scheduler after the event before."""
     ticks = detail_of(slot) * detail_of(slot) // 10
@@ -87,6 +92,18 @@ DAEMON_KINDS: Final = (
         _crash,
         leaves={Flag.TWO_SERVE: False},
         may_bring={Flag.ONE_SERVES: False},
+    ),
+    Kind(
+        "a daemon starts with another state directory",
+        _can_have_successor,
+        _start_elsewhere,
+        needs={Flag.ONE_SERVES: True, Flag.TWO_SERVE: False},
+        leaves={Flag.ONE_SERVES: True, Flag.TWO_SERVE: True},
+    ),
+    Kind(
+        "the state directory is deleted",
+        always,
+        lambda w, _s: w.change_state_directory(remove=True),
     ),
     crash("the hand-over crashes", Fault.HAND_OVER_CRASHES),
     Kind(

@@ -18,6 +18,13 @@ from tests.histories.script import Script, parse_script
 FOUND: Final[dict[str, Script]] = {
     name: parse_script(script)
     for name, script in {
+        "a daemon with another state directory": (
+            "a pod comes+0.3; a daemon starts with another state directory+3; a pod comes+3; "
+            "the predecessor is told to stop"
+        ),
+        "a state directory deleted under a daemon, then its successor": (
+            "the state directory is deleted+3; a successor starts+3; a pod comes+3; the successor is told to stop"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",

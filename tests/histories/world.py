@@ -55,7 +55,7 @@ from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
 from tests.histories.trace import Trace
 from tests.histories.watch import Watch
-from tests.memory.control import memory_control
+from tests.memory.control import StateDirectory, memory_control
 from tests.memory.faults import Fault, Faults
 from tests.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from tests.memory.journal import MemoryJournal
@@ -124,6 +124,7 @@ class RunningDaemon:
     options: DaemonOptions
     uevents: MemoryUevents
     journal: MemoryJournal
+    state_dir: StateDirectory
     scope: trio.CancelScope = dataclasses.field(default_factory=trio.CancelScope)
     ended: trio.Event = dataclasses.field(default_factory=trio.Event)
     handle: app.Daemon | None = None
@@ -253,8 +254,8 @@ class World:
         its device."""
         self.pre_start_gate = True
         self.faults = Faults()
-        self.state_dir = MemoryTransport(trace.carried)
-        """Where the control socket is."""
+        self.state_dir = StateDirectory(MemoryTransport(trace.carried))
+        """Where the next daemon has its control socket beside the node's."""
         self.served = MemoryServed(self.faults)
         """The files of the state directory that a daemon reads again."""
         self.daemons: list[RunningDaemon] = []
@@ -706,11 +707,18 @@ class World:
         self._pods_of_daemons += bool(self.daemons)  # a container that ended is started again in its pod
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)
-        daemon = RunningDaemon(name, self.next_options, MemoryUevents(self.faults), journal)
+        daemon = RunningDaemon(name, self.next_options, MemoryUevents(self.faults), journal, self.state_dir)
         if not self.daemons:
             self.missed = False  # it scans everything
         self.daemons.append(daemon)
         daemon.handle = await self.nursery.start(self._run, daemon)
+
+    def change_state_directory(self, *, remove: bool) -> None:
+        """The next daemon has another one. `remove`: the one before is deleted under the daemons that have it."""
+        if remove:
+            self.state_dir.remove([daemon.name for daemon in self.daemons])
+        self.state_dir = StateDirectory(MemoryTransport(self.trace.carried))
+        self.served = MemoryServed(self.faults)
 
     async def kill_daemon(self, daemon: RunningDaemon, after_ticks: int = 0) -> None:
         """The process ends as by SIGKILL, wherever its tasks are: so many turns of the scheduler from now."""
@@ -718,7 +726,7 @@ class World:
         for _ in range(after_ticks):
             await trio.lowlevel.checkpoint()
         self.transport.kill(daemon.name)
-        self.state_dir.kill(daemon.name)
+        daemon.state_dir.sockets.kill(daemon.name)
         daemon.journal.kill(lost_bytes=13 * (after_ticks % 50))
         self.journal_is_torn = True
         if self.dra is not None:
@@ -741,7 +749,7 @@ class World:
             ledger=memory_ledger(self.transport, self.faults, daemon.name),
             open_uevents=daemon.uevents.open,
             kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),
-            control=memory_control(self.state_dir, hanging, daemon.name, self.faults),
+            control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),
             served=self.served,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),

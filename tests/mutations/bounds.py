@@ -39,6 +39,35 @@ BOUNDS: Final = (
         "    answer = await ours(claim)\n    late_at = trio.current_time() + limits.CLAIM_ANSWER_S\n",
         "tests/actors/test_relay.py::test_the_time_that_our_core_took_before_the_hand_over_counts",
     ),
+    # --- which daemon serves --------------------------------------------------------------------------------------
+    Mutation(
+        "a daemon asks in its own state directory only",
+        "control/unix.py",
+        "((device_plugin_dir, node_socket_path), (state_dir, socket_path))",
+        "((state_dir, socket_path),)",
+        "tests/memory/test_control.py::test_daemons_with_different_state_directories_find_each_other",
+    ),
+    Mutation(
+        "a daemon whose state directory is gone never finds that its successor is",
+        "control/unix.py",
+        "        nodes = next(iter(self._places.values()))\n",
+        "        nodes = [*self._places][-1]\n",
+        "tests/memory/test_control.py::test_a_successor_is_gone_also_for_one_whose_state_directory_was_deleted",
+    ),
+    Mutation(
+        "a daemon serves beside one that it cannot ask",
+        "control/unix.py",
+        "self._endpoints is not None and not self._hanging.value and (",
+        "self._endpoints is not None and self._hanging.value and (",
+        "tests/memory/test_control.py::test_a_daemon_that_serves_and_cannot_be_asked_is_in_the_way",
+    ),
+    Mutation(
+        "a socket that another daemon has made meanwhile is nobody's loss",
+        "control/server.py",
+        "            self._is_taken, problem = True, str(exc)\n",
+        "            problem = str(exc)\n",
+        "tests/memory/test_control.py::test_a_place_that_another_daemon_has_meanwhile_is_lost",
+    ),
     # --- kubelet's ledger -----------------------------------------------------------------------------------------
     Mutation(
         "a read of the ledger that failed leaves its connection open",

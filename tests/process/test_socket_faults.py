@@ -22,6 +22,7 @@ import pytest
 from tests.process.daemon import eventually
 from tests.process.node import A100, H100, HEALTHY, K40S, address, open_node, refusal
 from tests.support.device_plugin_grpcio import message, stub
+from tests.support.tiny_plugin import TinyPlugin
 
 GPU, OTHER, THIRD = address(0x23), address(0x31), address(0x51)
 
@@ -59,7 +60,7 @@ def test_something_is_in_the_way_of_a_socket() -> None:
             node.assert_sound(daemon)
 
 
-def test_two_daemons_and_one_that_was_killed() -> None:
+def test_a_daemon_follows_one_that_was_killed() -> None:
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
         device_lists = {H100: {GPU: HEALTHY}}
@@ -71,19 +72,60 @@ def test_two_daemons_and_one_that_was_killed() -> None:
         assert node.uevents.is_socket()
         with node.daemon() as first:
             node.wait_device_lists(device_lists)
-            # Another state directory: the two cannot find each other, so there is no hand-over.
-            apart = f"--state-dir={node.directory / 's2'}"
-            with node.daemon(f"--uevents=unix:{node.directory / 'u2'}", apart) as second:
-                second.wait_event("plugin.unregistered", has=[f"process {first.pid} listens on"])
+            node.assert_sound(first)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_two_daemons_with_different_state_directories_find_each_other(deleted: bool) -> None:
+    """An update with another --state-dir; or its directory is deleted under the first one, and made anew."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        device_lists = {H100: {GPU: HEALTHY}}
+        with node.daemon() as first:
+            node.wait_device_lists(device_lists)
+            if deleted:
+                shutil.rmtree(node.directory / "s")
+            other = node.directory / ("s" if deleted else "s2")
+            with node.daemon(f"--uevents=unix:{node.directory / 'u2'}", f"--state-dir={other}") as second:
+                second.wait_event("daemon.serving", predecessor=f"process {first.pid} has handed over")
+                first.wait_event("daemon.handed_over")
+                node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 2, 20)
                 node.wait_device_lists(device_lists)
-                assert len(node.accepted(H100)) == 2, "the one that lives is not disturbed"
-                first.signal(signal.SIGTERM)
-                assert first.wait_exit() == 0
-                # Its socket is removed, and the second one takes over.
-                node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 3, 20)
-                node.wait_device_lists(device_lists)
-                assert node.endpoint(H100).is_socket()
-                node.assert_sound(second)
+                second.signal(signal.SIGTERM)
+                assert second.wait_exit() == 0
+            # As nobody has the node's socket, the first one serves again.
+            node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 3, 30)
+            node.wait_device_lists(device_lists)
+            node.assert_sound(first)
+
+
+def test_a_daemon_that_cannot_be_asked_is_waited_for() -> None:
+    """One of a version without the node's socket, and with another state directory."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        name = node.endpoint(H100).name
+        older = TinyPlugin(node.kubelet.socket_dir, name)
+        with node.daemon() as daemon:
+            daemon.wait_event("hand_over.blocked", has=[name, "another state directory", "--state-dir"])
+            assert not [line for line in daemon.log if line["event"] == "daemon.serving"]
+            older.server.stop(grace=None).wait()
+            daemon.wait_event("daemon.serving")
+            node.wait_device_lists({H100: {GPU: HEALTHY}})
+            node.assert_sound(daemon)
+
+
+def test_the_nodes_socket_cannot_be_made_at_first() -> None:
+    """A file is in its place: kubelet is served all the same, and the socket is made when the place is free."""
+    with open_node() as node:
+        node.plug(0x23, "2330", driver="vfio-pci")
+        place = node.kubelet.socket_dir / "gpuactors"
+        place.write_text("")
+        with node.daemon() as daemon:
+            daemon.wait_event("control.unavailable", has=[str(place)])
+            node.wait_device_lists({H100: {GPU: HEALTHY}})
+            place.unlink()
+            eventually((place / "gpuactors.sock").is_socket, "the node's socket")
+            node.assert_sound(daemon)
 
 
 def test_the_socket_directory_is_a_file() -> None:

@@ -1,9 +1,10 @@
 """The hand-over: which of two daemons on a node serves kubelet.
 
-Theory of operation. The daemon that has the control socket serves. A new daemon, once it is ready, sends a request to
-the daemon that has it; that one ends its plugins, releases the socket and answers; the new one takes the socket and
-serves. The old process stays, as a DaemonSet would restart it, and serves again if its successor disappears. The core
-decides the role (`NodeState.role`); this actor carries it out and posts the result, and can be restarted at any time.
+Theory of operation. The daemon that has the control socket serves: the one that all daemons of a node find, whatever
+their state directories are. A new daemon, once it is ready, sends a request to the daemon that has it; that one ends
+its plugins, releases the socket and answers; the new one takes the socket and serves. The old process stays, as a
+DaemonSet would restart it, and serves again if its successor disappears. The core decides the role (`NodeState.role`);
+this actor carries it out and posts the result, and can be restarted at any time.
 
 A daemon that hung during the request has lost its socket to its successor when it continues: that counts as a request.
 """
@@ -15,6 +16,7 @@ from typing import TypeVar, assert_never
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
@@ -22,7 +24,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
-from gpuactors.ports.errors import ControlError, ControlTakenError
+from gpuactors.ports.errors import ControlBlockedError, ControlError, ControlTakenError
 from gpuactors.ports.node import Control, HeldControl
 
 T = TypeVar("T")
@@ -42,12 +44,14 @@ class HandOverPorts(Struct, frozen=True):
     """The resources that this node's daemons have served until now. The last one may have used other resource names,
     and pods have devices under those names."""
     on_problem: Callable[[str], None]
-    """Called with the reason why there is no control socket, each time the reason changes."""
+    """Called with the reason why the control socket is missing at one of its places, each time the reason changes."""
+    on_blocked: Callable[[str], None]
+    """Called with the reason why this daemon may not serve, each time the reason changes."""
 
 
 async def run(ports: HandOverPorts) -> None:
     """Runs for ever."""
-    problem = ""
+    ports = replace(ports, on_problem=_changes(ports.on_problem), on_blocked=_changes(ports.on_blocked))
     while True:
         try:
             match ports.state.value.daemon.role:
@@ -59,12 +63,26 @@ async def run(ports: HandOverPorts) -> None:
                     await _watch_successor(ports)
                 case other:
                     assert_never(other)
+        except ControlBlockedError as exc:
+            ports.on_blocked(str(exc))
+            await trio.sleep(limits.CONTROL_CHECK_S)
         except ControlError as exc:
             # Kubelet is served without it; only requests over the socket fail.
-            if str(exc) != problem:
-                problem = str(exc)
-                ports.on_problem(problem)
+            ports.on_problem(str(exc))
             await trio.sleep(limits.CONTROL_RETRY_S)
+
+
+def _changes(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells of a reason that differs from the last one; an empty one is none."""
+    last = ""
+
+    def told(reason: str) -> None:
+        nonlocal last
+        if reason and reason != last:
+            tell(reason)
+        last = reason
+
+    return told
 
 
 async def _take_over(ports: HandOverPorts) -> None:
@@ -98,6 +116,7 @@ async def _serve(ports: HandOverPorts) -> None:
 async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
     """Until a successor has got the socket, or it is not ours any more."""
     while True:
+        ports.on_problem(await held.complete())
         with trio.move_on_after(limits.CONTROL_CHECK_S) as waiting:
             await held.asked()
         if not waiting.cancelled_caught:

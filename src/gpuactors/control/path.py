@@ -1,5 +1,5 @@
-"""The place of the control socket, and why there can be none there. A file of its own: commands know it without the
-daemon's side (`unix.py`)."""
+"""The places of the control socket, and why there can be none in the state directory. A file of its own: commands know
+them without the daemon's side (`unix.py`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ def socket_path(state_dir: str) -> str:
     return os.path.join(state_dir, SOCKET_NAME)
 
 
+def node_socket_path(device_plugin_dir: str) -> str:
+    """Where every daemon of this node has its control socket, whatever its state directory is.
+
+    In a directory of its own: at its start kubelet removes the sockets that lie directly in its directory of device
+    plugins, and no directory (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, cleanup).
+    """
+    return os.path.join(device_plugin_dir, "gpuactors", SOCKET_NAME)
+
+
 def path_problem(state_dir: str) -> str | None:
     """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
-    lost = (
-        "; without it there is no hand-over on an upgrade, and inspect and explain read the node themselves"
-    )
+    lost = "; without it inspect and explain read the node themselves"
     path_bytes = len(os.fsencode(socket_path(state_dir)))
     if path_bytes > limits.SOCKET_PATH_MAX_BYTES:
         return (

@@ -3,7 +3,7 @@ waits for the end of the hand-over."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, final
 
 import msgspec
@@ -16,6 +16,8 @@ from gpuactors.control.about import About
 from gpuactors.control.pb.control import v1 as pb
 from gpuactors.core.state import NodeState
 from gpuactors.grpc_trio import BoundListener, Server, TrioService
+from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
+from gpuactors.ports.errors import ControlError, ControlTakenError
 
 if TYPE_CHECKING:
     from gpuactors.control.view import NodeView
@@ -78,16 +80,63 @@ class ControlService(TrioService, pb.ControlBase):
 
 @final
 class UnixHeldControl:
-    """The control socket while it is ours. Implements `ports.node.HeldControl`."""
+    """The control socket while it is ours, at each of its places. Implements `ports.node.HeldControl`.
 
-    def __init__(self, listener: BoundListener, server: Server, service: ControlService) -> None:
-        self._listener = listener
-        self._server = server
+    `bind` makes the socket at a path. Raises `ControlTakenError`, `ControlError`.
+    """
+
+    def __init__(
+        self, service: ControlService, paths: Iterable[str], bind: Callable[[str], BoundListener]
+    ) -> None:
         self._service = service
+        self._bind = bind
+        self._listeners: dict[str, BoundListener | None] = dict.fromkeys(paths)
+        self._server = Server([service], drain_s=GRPC_CLOSE_S)
+        self._nursery: trio.Nursery | None = None
+        self._is_taken = False
+
+    def bind(self) -> str:
+        """Makes the sockets that are missing; returns why one cannot be made, empty if all are there. Raises
+        `ControlTakenError`."""
+        problems: list[str] = []
+        for path in [path for path, listener in self._listeners.items() if listener is None]:
+            try:
+                self._listeners[path] = self._bind(path)
+            except ControlTakenError:
+                raise
+            except ControlError as exc:
+                problems.append(str(exc))
+        return "; ".join(problems)
+
+    def has_any(self) -> bool:
+        """The socket is there at one place at least."""
+        return any(listener is not None for listener in self._listeners.values())
+
+    async def serve(self, nursery: trio.Nursery) -> None:
+        """Serves at each place, in this nursery."""
+        self._nursery = nursery
+        for listener in self._listeners.values():
+            if listener is not None:
+                await nursery.start(self._server.serve, listener)
+
+    async def complete(self) -> str:
+        """Implement `ports.node.HeldControl.complete`."""
+        missing = [path for path, listener in self._listeners.items() if listener is None]
+        if not missing or self._nursery is None:
+            return ""
+        try:
+            problem = self.bind()
+        except ControlTakenError as exc:
+            self._is_taken, problem = True, str(exc)
+        for path in missing:
+            if (listener := self._listeners[path]) is not None:
+                await self._nursery.start(self._server.serve, listener)
+        return problem
 
     def still_ours(self) -> bool:
         """Implement `ports.node.HeldControl.still_ours`."""
-        return self._listener.still_there()
+        made = [listener for listener in self._listeners.values() if listener is not None]
+        return not self._is_taken and all(listener.still_there() for listener in made)
 
     async def asked(self) -> None:
         """Implement `ports.node.HeldControl.asked`."""
@@ -95,6 +144,8 @@ class UnixHeldControl:
 
     async def give_up(self) -> None:
         """Implement `ports.node.HeldControl.give_up`. After the answer the successor takes the socket's place."""
-        await self._listener.aclose()
+        for listener in self._listeners.values():
+            if listener is not None:
+                await listener.aclose()
         self._service.released.set()
         await self._server.drain(limits.DRAIN_S)

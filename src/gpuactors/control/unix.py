@@ -1,4 +1,8 @@
-"""The control socket `gpuactors.sock` in the state directory. Implements `ports.node.Control`.
+"""The control socket `gpuactors.sock`, at two places. Implements `ports.node.Control`.
+
+Below kubelet's directory of device plugins every daemon of the node finds it, and it decides who serves. In the state
+directory commands find it, and older daemons, which know no other place. A daemon asks at both, and has both
+(ADR 0020).
 
 A daemon that was asked and did not hand over is taken over anyway. It may hang and still listen, on this socket and on
 those of its plugins: `bind_unix` does not replace the socket of a live process unless its pid is known to be the
@@ -10,8 +14,9 @@ sufficient: the names of the sockets are ours, and no third gpuactors belongs th
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Final, assert_never, final
 
 import trio
@@ -21,24 +26,24 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.control.about import About
 from gpuactors.control.hand_over import HandedOver, NotRunning, Unanswered, ask_to_hand_over
-from gpuactors.control.path import socket_path
+from gpuactors.control.path import node_socket_path, socket_path
 from gpuactors.control.server import ControlService, UnixHeldControl
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.quote import first_of
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import (
     Bind,
+    BoundListener,
     Dial,
     Owner,
     OwnerOf,
-    Server,
     SocketError,
     SocketInUseError,
     bind_unix,
     connect_unix,
     owner_of,
 )
-from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
-from gpuactors.ports.errors import ControlError, ControlTakenError
+from gpuactors.ports.errors import ControlBlockedError, ControlError, ControlTakenError
 from gpuactors.process.resource_exhaustion import shortage
 
 SOCKET_MODE: Final = 0o600
@@ -52,73 +57,131 @@ class ControlIo(Struct, frozen=True):
     bind: Bind
     owner_of: OwnerOf
     pid: int
+    make_directory: Callable[[str], None]
+    """One directory, in one that is there. Raises `OSError`."""
+    is_directory: Callable[[str], bool]
+    """It is there, and is not one that was removed and that a mount still shows."""
 
 
 @final
 class UnixControl:
-    """The control socket in `state_dir`. Implements `ports.node.Control`.
+    """The control socket of this node, and the one in `state_dir` if there can be one. Implements `ports.node.Control`.
 
-    `hanging` is set to the process that was asked to hand over and did not, and is empty otherwise.
+    `device_plugin_dir` is kubelet's, with the node's socket; None: there is only the one in `state_dir`. `endpoints`
+    names gpuactors' sockets for kubelet that are served now. `hanging` is set to the processes that were asked to hand
+    over and did not, and is empty otherwise.
     """
 
     def __init__(
         self,
-        state_dir: str,
+        state_dir: str | None,
         hanging: Latest[frozenset[Owner]],
         *,
+        device_plugin_dir: str | None = None,
+        endpoints: Callable[[], Awaitable[Sequence[str]]] | None = None,
         about: About | None = None,
         deadline_s: float = limits.HAND_OVER_DEADLINE_S,
         io: ControlIo | None = None,
     ) -> None:
-        self._path = socket_path(state_dir)
+        self._places: Final = {
+            path_in(directory): directory
+            for directory, path_in in ((device_plugin_dir, node_socket_path), (state_dir, socket_path))
+            if directory is not None
+        }
+        """The path of each socket, with the directory that it is in or below; the node's is first."""
+        self._device_plugin_dir = device_plugin_dir
+        self._endpoints = endpoints
         self._hanging = hanging
         self._about = about or About()
         self._deadline_s = deadline_s
-        self._io = io or ControlIo(connect_unix, bind_unix, owner_of, os.getpid())
+        self._io = io or ControlIo(
+            connect_unix, bind_unix, owner_of, os.getpid(), _make_directory, _is_directory
+        )
 
     async def ask(self) -> str:
-        """Implement `ports.node.Control.ask`."""
-        return encodable(await self._ask())
-
-    async def _ask(self) -> str:
+        """Implement `ports.node.Control.ask`. Both places at once: they may be two daemons', and one may hang."""
         self._hanging.set(frozenset())
+        outcomes: dict[str, str] = {}
+
+        async def ask(place: str) -> None:
+            outcomes[place] = await self._ask(place)
+
+        async with trio.open_nursery() as nursery:
+            for place in self._places:
+                nursery.start_soon(ask, place)
+        if self._endpoints is not None and not self._hanging.value and (served := await self._endpoints()):
+            raise ControlBlockedError(
+                f"another gpuactors serves {', '.join(first_of(served))} in {self._device_plugin_dir}, and has no "
+                "control socket there: it is of an older version, with another state directory. This one does not "
+                "serve beside it: end that one, or give this one its --state-dir"
+            )
+        told = dict.fromkeys(outcomes[place] for place in self._places)
+        told.pop(_NONE, None)
+        return encodable("; ".join(told) or _NONE)
+
+    async def _ask(self, place: str) -> str:
         io = self._io
-        match await ask_to_hand_over(
-            self._path, within_s=self._deadline_s, dial=io.dial, owner_of=io.owner_of
-        ):
+        match await ask_to_hand_over(place, within_s=self._deadline_s, dial=io.dial, owner_of=io.owner_of):
             case NotRunning():
-                return "none"
+                return _NONE
             case HandedOver(pid):
                 return f"process {pid} has handed over"
             case Unanswered(reason):
                 # Not allowed to dial it: then its socket cannot be taken either. Or no descriptor is left.
                 with suppress(SocketError, OSError):
-                    if (owner := io.owner_of(self._path)) is not None:
-                        self._hanging.set(frozenset({owner}))
+                    if (owner := io.owner_of(place)) is not None:
+                        self._hanging.set(self._hanging.value | {owner})
                 return f"did not hand over, taken over anyway: {reason}"
             case other:
                 assert_never(other)
 
     @asynccontextmanager
     async def hold(self, state: LatestReader[NodeState]) -> AsyncIterator[UnixHeldControl]:
-        """Implement `ports.node.Control.hold`."""
+        """Implement `ports.node.Control.hold`. The node's socket is made first: who has that one serves."""
+        service = ControlService(state, self._about, self._io.pid)
+        async with AsyncExitStack() as stack:
+            held = UnixHeldControl(service, self._places, partial(self._bind, stack))
+            problem = held.bind()
+            if not held.has_any():
+                raise ControlError(problem)
+            async with trio.open_nursery() as nursery:
+                await held.serve(nursery)
+                yield held
+                nursery.cancel_scope.cancel()
+
+    def _bind(self, stack: AsyncExitStack, path: str) -> BoundListener:
+        """The socket is closed with `stack`. Raises `ControlTakenError`, `ControlError`."""
+        with suppress(OSError):  # what is wrong with it is said when the socket cannot be made
+            self._io.make_directory(os.path.dirname(path))
         try:
-            listener = self._io.bind(self._path, mode=SOCKET_MODE, evict=self._hanging.value)
+            listener = self._io.bind(path, mode=SOCKET_MODE, evict=self._hanging.value)
         except SocketInUseError as exc:
             raise ControlTakenError(str(exc)) from exc
         except (SocketError, OSError) as exc:
             raise ControlError(f"no control socket: {shortage(exc) or exc}") from exc
-        service = ControlService(state, self._about, self._io.pid)
-        server = Server([service], drain_s=GRPC_CLOSE_S)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, listener)
-            yield UnixHeldControl(listener, server, service)
-            nursery.cancel_scope.cancel()
+        stack.push_async_callback(listener.aclose)
+        return listener
 
     async def is_held(self) -> bool:
-        """Implement `ports.node.Control.is_held`."""
+        """Implement `ports.node.Control.is_held`. Also while that is not known: whoever has the node's socket loses its
+        file with the directory that it is below."""
         await trio.lowlevel.checkpoint()
+        nodes = next(iter(self._places.values()))
         try:
-            return self._io.owner_of(self._path) is not None
-        except (SocketError, OSError):  # not known at the moment
+            held = any(self._io.owner_of(path) is not None for path in self._places)
+            return held or not self._io.is_directory(nodes)
+        except (SocketError, OSError):
             return True
+
+
+_NONE: Final = "none"
+
+
+def _make_directory(path: str) -> None:
+    os.mkdir(path, 0o700)
+
+
+def _is_directory(path: str) -> bool:
+    with suppress(OSError):
+        return os.stat(path).st_nlink > 0
+    return False

@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,7 @@ from gpuactors.host.root import BOOT_ID, HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import open_uevents
 from gpuactors.host.use import SysfsUse
+from gpuactors.kubelet.dialled import served_endpoints
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
@@ -173,7 +175,8 @@ def sysfs_of(config: Config) -> SysfsReader:
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     """The real outside. Raises `ports.errors.HostError`."""
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
-    control = _control_of(config, hanging, about(config, sources))
+    state_dir = _usable_state_dir(config)
+    control = _control_of(state_dir, config, hanging, about(config, sources))
     kubelet, journal = (
         UnixKubelet(str(config.device_plugin_dir), hanging.subscribe()),
         _journal_of(config) if config.journal == "on" else None,
@@ -192,7 +195,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         kubelet=kubelet,
         control=control,
         journal=journal,
-        served=ServedFile(str(config.state_dir)) if control is not None else None,
+        served=ServedFile(state_dir) if state_dir is not None else None,
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -233,15 +236,28 @@ def _http_of(config: Config, reached_by: tuple[Reachable, ...], journal: FileJou
     return endpoints.outside_of(config, reached_by, journal.kept if journal is not None else None)
 
 
-def _control_of(config: Config, hanging: Latest[frozenset[Owner]], about: About) -> UnixControl | None:
-    """The control socket in the state directory, which is made if missing; None, logged once, if it cannot be made."""
+def _control_of(
+    state_dir: str | None, config: Config, hanging: Latest[frozenset[Owner]], about: About
+) -> UnixControl:
+    plugins = str(config.device_plugin_dir)
+    return UnixControl(
+        state_dir,
+        hanging,
+        device_plugin_dir=plugins,
+        endpoints=partial(served_endpoints, plugins),
+        about=about,
+    )
+
+
+def _usable_state_dir(config: Config) -> str | None:
+    """The state directory, which is made if missing; None, logged once, if nothing can be made in it."""
     state_dir = str(config.state_dir)
     with suppress(OSError):
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
     if (problem := path_problem(state_dir)) is not None:
         log.warning("control.unavailable", reason=problem)
         return None
-    return UnixControl(state_dir, hanging, about=about)
+    return state_dir
 
 
 def _journal_of(config: Config) -> FileJournal:
@@ -441,6 +457,7 @@ async def run_daemon(
                 inbox=post,
                 served=lambda: _served_before(outside),
                 on_problem=lambda reason: log.warning("control.unavailable", reason=reason),
+                on_blocked=lambda reason: log.warning("hand_over.blocked", reason=reason),
             )
             actor("hand_over", lambda: hand_over.run(handing))
         else:

@@ -37,6 +37,10 @@ class ControlTakenError(ControlError):
     """Another live daemon has the control socket."""
 
 
+class ControlBlockedError(ControlError):
+    """A daemon serves that cannot be asked to hand over: this one must not."""
+
+
 class StateFileError(PortError):
     """A file of the state directory, or that of NFD, cannot be read or written; the text names which, why and the
     consequence."""

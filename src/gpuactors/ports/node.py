@@ -267,7 +267,11 @@ class HeldControl(Protocol):
     """The control socket, while it is ours: `inspect` and `explain` are answered, a successor may ask for it."""
 
     def still_ours(self) -> bool:
-        """The socket's file is still the one that was made."""
+        """The socket's file is still the one that was made, at each place where it could be made."""
+        ...
+
+    async def complete(self) -> str:
+        """Makes it at the places where it is missing; returns why it is missing at one, empty if it is not."""
         ...
 
     async def asked(self) -> None:
@@ -280,11 +284,14 @@ class HeldControl(Protocol):
 
 
 class Control(Protocol):
-    """The control socket in the state directory. The daemon that has it serves kubelet."""
+    """The control socket: one that every daemon of the node finds, and one in the state directory. The daemon that has
+    them serves kubelet."""
 
     async def ask(self) -> str:
         """Asks the running daemon to hand over and waits until it has; returns the outcome, for the log. Takes at most
-        HAND_OVER_DEADLINE_S; after it this daemon may serve, whatever the answer."""
+        HAND_OVER_DEADLINE_S; after it this daemon may serve, whatever the answer.
+
+        Raises `ControlBlockedError` if a daemon serves that cannot be asked."""
         ...
 
     def hold(self, state: LatestReader[NodeState]) -> AbstractAsyncContextManager[HeldControl]:

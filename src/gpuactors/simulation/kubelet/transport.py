@@ -388,6 +388,12 @@ class MemoryTransport:
         self._changed(name)
         return listener
 
+    def unlink(self, name: str, owner: str) -> None:
+        """The file of this process's socket is removed by somebody else. Who has dialled it stays connected."""
+        if self.listener_at(name) == owner:
+            del self._listening[name]
+            self._changed(name)
+
     def remove(self, listener: MemoryListener) -> None:
         """The socket's file, if it is still this listener's."""
         if self.listens(listener.name, listener):

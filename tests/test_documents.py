@@ -283,8 +283,11 @@ SAID_BY_OTHERS: Final = frozenset(
         "group N is not viable",
         "Please ensure all devices within the iommu_group are bound to their vfio bus driver",
         "/dev/vfio/N: No such file or directory",
+        "failed to setup container for group N: … Invalid argument",
         "cannot set up guest memory",
         "VFIO_MAP_DMA failed: Cannot allocate memory",
+        # the kernel: drivers/iommu/iommu.c
+        "Firmware has requested this device have a 1:1 IOMMU mapping",
     }
 )
 """Sentences of other programs, as they were seen or stand in their source."""

@@ -69,11 +69,15 @@ class Node:
             raise StoppedError(what)
 
     def bring(
-        self, target: Target, firsts: Collection[OriginalDriver] = FIRSTS, device: PciAddress = GPU
+        self,
+        target: Target,
+        firsts: Collection[OriginalDriver] = FIRSTS,
+        device: PciAddress = GPU,
+        beside: Collection[PciAddress] = (),
     ) -> tuple[BoundFunction, ...]:
         async def go() -> tuple[BoundFunction, ...]:
             with trio.fail_after(600):
-                return await self.binder.bring(device, target, firsts)
+                return await self.binder.bring(device, target, firsts, beside)
 
         return trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -390,6 +394,83 @@ def test_active_virtual_functions_are_refused(node: Node, shown_by: str) -> None
     error = node.fails()
     assert error.fault is ActFault.VIRTUAL_FUNCTIONS
     assert node.written == []
+
+
+DISK = PciAddress("0000:27:00.0")
+THEIRS = PciAddress("0000:23:00.2")
+IN_THE_WAY = {
+    "a disk": PciSpec(DISK, "144d", "a808", "010802", 51, driver="nvme"),
+    "another GPU": PciSpec(DISK, "10de", "2330", "030200", 51, driver="nvidia"),
+    "a function of the slot that is of another vendor": PciSpec(
+        THEIRS, "1022", "15df", "108000", 51, driver="ccp"
+    ),
+    "a bridge with a driver that does DMA": PciSpec(DISK, "8086", "1", "060400", 51, driver="shpchp"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_beside_a_function_of_the_host_nothing_is_written(node: Node, kind: str) -> None:
+    """Also where an older version has noted its driver."""
+    spec = IN_THE_WAY[kind]
+    node.kernel.plug(spec)
+    before = node.drivers
+    error = node.fails(firsts=(*FIRSTS, OriginalDriver(PciAddress(spec.address), spec.driver)))
+    assert error.fault is ActFault.NOT_VIABLE
+    assert f"{spec.address} is bound to {spec.driver} and is no part of the GPU" in str(error)
+    assert (node.written, node.drivers, error.moved) == ([], before, ())
+
+
+def test_a_member_that_is_no_pci_function_is_in_the_way(node: Node) -> None:
+    node.tree.join_group(51, "AMDI0040:00", "sdhci-acpi")
+    error = node.fails()
+    assert error.fault is ActFault.NOT_VIABLE
+    assert "AMDI0040:00, which is no PCI function, is bound to sdhci-acpi" in str(error)
+    assert node.written == []
+    node.tree.join_group(51, "AMDI0040:00", None)
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
+@pytest.mark.parametrize("driver", [None, "vfio-pci", "pci-stub"])
+def test_a_function_of_another_slot_that_is_in_nobodys_way_stays_as_it_is(
+    node: Node, driver: str | None
+) -> None:
+    node.kernel.load("pci-stub")
+    node.kernel.plug(PciSpec(DISK, "144d", "a808", "010802", 51, driver=driver))
+    firsts = (*FIRSTS, OriginalDriver(DISK, driver, vfio=driver == "vfio-pci"))
+    for target in Target:
+        assert [f.address for f in node.bring(target, firsts)] == [GPU, AUDIO]
+    assert node.drivers == {**AT_HOME, DISK: driver}
+    assert not any(DISK in line for line in node.written)
+
+
+def test_a_function_of_another_slot_that_an_older_version_has_bound_is_returned(node: Node) -> None:
+    node.kernel.load("nvme", frozenset({"144d:a808"}))
+    node.kernel.plug(PciSpec(DISK, "144d", "a808", "010802", 51, driver="vfio-pci"))
+    node.bring(Target.VFIO)
+    firsts = (*FIRSTS, OriginalDriver(DISK, "nvme", was_bound=True))
+    assert DISK in [f.address for f in node.bring(Target.ORIGINAL_DRIVER, firsts)]
+    assert node.drivers == {**AT_HOME, DISK: "nvme"}
+
+
+def test_whatever_is_planned_nothing_is_written_to_another_slot(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last guard: here the rule that says what is a companion is wrong."""
+    node.kernel.plug(PciSpec(DISK, "144d", "a808", "010802", 51, driver="nvme"))
+    monkeypatch.setattr("gpuactors.acts.driver.with_companions", lambda gpu, group: tuple(group))
+    for target in Target:
+        error = node.fails(target, (*FIRSTS, OriginalDriver(DISK, None)))
+        assert f"{DISK} is not in the slot of {GPU}" in str(error) or BRIDGE in str(error)
+    assert node.written == []
+
+
+def test_two_gpus_of_one_group_go_to_vfio_for_one_claim(node: Node) -> None:
+    node.kernel.plug(PciSpec(DISK, "10de", "2330", "030200", 51, driver="nvidia"))
+    firsts = (*FIRSTS, OriginalDriver(DISK, "nvidia"))
+    for target, expected in ((Target.VFIO, "vfio-pci"), (Target.ORIGINAL_DRIVER, "nvidia")):
+        assert [f.address for f in node.bring(target, firsts, beside=(DISK,))] == [GPU, AUDIO, DISK]
+        assert (node.drivers[GPU], node.drivers[DISK]) == (expected, expected)
 
 
 def test_a_function_of_which_no_original_driver_was_noted_is_not_touched(node: Node) -> None:

@@ -97,6 +97,12 @@ def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFu
     return replace(gpu(address, group, driver=driver), class_code="040300", device="1aef", model=None)
 
 
+def disk(address: str, group: int, *, driver: str | None = "nvme") -> PciFunction:
+    """A disk of the host."""
+    function = gpu(address, group, driver=driver)
+    return replace(function, vendor="144d", device="a808", class_code="010802", model=None)
+
+
 def devices_of(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:
     """The devices of a node with these functions, sorted by address."""
     return tuple(Core(*functions, settings=settings).state.index.devices.values())

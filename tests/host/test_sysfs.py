@@ -539,3 +539,50 @@ def test_what_a_pod_has_is_found_though_no_selector_chooses_it(tree: HostTree) -
     assert addresses(narrowed.inspect(PciAddress(GPU.address), given)) == group
     assert addresses(narrowed.inspect(PciAddress(AUDIO.address), given)) == group, "it shares the group"
     assert narrowed.inspect(PciAddress(NIC.address), given) == ()
+
+
+# --- the group beside its functions -------------------------------------------------------------------------------
+
+RMRR = "0x00000000bdf6f000 0x00000000bdf7efff direct\n"
+MSI = "0x00000000fee00000 0x00000000feefffff msi\n"
+
+
+@pytest.mark.parametrize(
+    ("regions", "direct"),
+    [
+        (RMRR + MSI, "0xbdf6f000 to 0xbdf7efff"),
+        (MSI + RMRR, "0xbdf6f000 to 0xbdf7efff"),
+        (RMRR.replace("direct", "direct-relaxable") + MSI, ""),
+        (RMRR.replace("direct", "reserved"), ""),
+        (MSI, ""),
+        ("", ""),
+        ("0xbdf6f000 direct\nnonsense\n\xff 0x1 direct\n", ""),
+    ],
+)
+def test_a_region_that_firmware_reserves_one_to_one_is_of_the_whole_group(
+    tree: HostTree, regions: str, direct: str
+) -> None:
+    tree.plug(GPU)
+    tree.plug(AUDIO)
+    assert inspect(tree).direct_region == "", "there is no such file"
+    tree.reserve(51, regions)
+    found = reader(tree).inspect(PciAddress(AUDIO.address))
+    assert [f.direct_region for f in found] == [f.direct_region for f in reader(tree).scan()] == [direct] * 2
+
+
+def test_regions_that_cannot_be_read_are_a_fault(tree: HostTree) -> None:
+    tree.plug(GPU)
+    (tree.root / "sys/kernel/iommu_groups/51/reserved_regions").mkdir()
+    function = inspect(tree)
+    assert function.fault is not None
+    assert "iommu_groups/51" in function.fault
+
+
+def test_members_of_the_group_that_are_no_pci_functions_are_read_with_their_drivers(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(AUDIO)
+    tree.join_group(51, "AMDI0040:00", "sdhci-acpi")
+    tree.join_group(51, "AMDI0010:01", None)
+    assert [f.other_members for f in reader(tree).scan()] == [(("AMDI0040:00", "sdhci-acpi"),)] * 2
+    tree.join_group(51, "AMDI0040:00", None)
+    assert inspect(tree).other_members == ()

@@ -74,7 +74,9 @@ async def _run_binder(
 async def _on_device(address: PciAddress, act: DeviceAct, binder: DriverBinder, of: ClaimsOf) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
-            return ActDone(act.number, await binder.bring(address, act.target, act.functions), of=of)
+            return ActDone(
+                act.number, await binder.bring(address, act.target, act.functions, act.beside), of=of
+            )
     except ActError as exc:
         return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=of)
 

@@ -2,7 +2,8 @@
 
 The act says the goal. It begins with a look and goes on from where the functions are, so it can be done again after
 any failure or death; nothing is rolled back. It refuses before its first write what would hang or harm: a function that
-a process has open, active virtual functions, a driver that is not loaded, a function without a known original driver.
+a process has open, active virtual functions, a driver that is not loaded, a function without a known original driver, a
+group of which the host uses another function. Whatever was planned, it writes to functions of the GPU's slot only.
 
 `driver_override` is only used between the unbind and the bind, and removed at the end of each act by the writing
 process, whatever becomes of this one. What a write did is not believed but looked at.
@@ -26,6 +27,7 @@ from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
+from gpuactors.core.devices.viability import not_viable, slot_of, with_companions
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
 from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.core.values.quote import quoted_id
@@ -85,6 +87,41 @@ class _Plan(Struct, frozen=True):
     def is_done(self) -> bool:
         return not (self.moves or self.leftovers)
 
+    @property
+    def written_to(self) -> frozenset[PciAddress]:
+        return frozenset([*self.leftovers, *(move.function.address for move in self.moves)])
+
+
+class _Task(Struct, frozen=True):
+    """An act: which devices are to be brought where."""
+
+    devices: tuple[PciAddress, ...]
+    """The GPU, and those of the same claim and IOMMU group."""
+    target: Target
+    noted: Mapping[PciAddress, OriginalDriver]
+    """The original drivers that are on disk."""
+
+    @property
+    def device(self) -> PciAddress:
+        return self.devices[0]
+
+    def functions(self, group: Group) -> list[GroupFunction]:
+        """The functions that it may touch: the GPUs, their companions, and others that an older version has bound."""
+        own = {
+            function.address
+            for gpu in group.functions
+            if gpu.address in self.devices
+            for function in with_companions(gpu, group.functions)
+        }
+        return [f for f in group.functions if f.address in own or self._was_bound(f.address)]
+
+    def may_write_to(self, address: PciAddress) -> bool:
+        """The last guard, whatever was planned: it is in the slot of one of the GPUs."""
+        return self._was_bound(address) or slot_of(address) in map(slot_of, self.devices)
+
+    def _was_bound(self, address: PciAddress) -> bool:
+        return address in self.noted and self.noted[address].was_bound
+
 
 @final
 class SysfsBinder:
@@ -114,13 +151,17 @@ class SysfsBinder:
         """By IOMMU group: acts of this daemon, one after the other."""
 
     async def bring(
-        self, device: PciAddress, target: Target, firsts: Collection[OriginalDriver]
+        self,
+        device: PciAddress,
+        target: Target,
+        firsts: Collection[OriginalDriver],
+        beside: Collection[PciAddress] = (),
     ) -> tuple[BoundFunction, ...]:
         """Implement `ports.claims.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
         with trio.move_on_after(self._deadline_s):
             try:
-                return await self._bring(device, target, noted)
+                return await self._bring(_Task((device, *beside), target, noted))
             except HostShortError as error:
                 raise ActError(ActFault.REFUSED, f"nothing was done to {device}: {error}") from None
             except OSError as error:
@@ -153,7 +194,7 @@ class SysfsBinder:
             users = await self._run_blocking(partial(ProcReader(self._root).users, nodes))
 
         async def is_unused(device: PciAddress) -> None:
-            await self._refuse_used(groups[device], users)
+            await self._refuse_used(device, groups[device], users)
 
         findings = await self._each(devices, is_bindable)
         if groups:
@@ -193,7 +234,7 @@ class SysfsBinder:
         """The group of the device; None if there is nothing to bind in it. Raises `ActError` for what a later act on it
         would refuse, whoever uses it."""
         group = await self._look(device)
-        functions = _not_on_vfio(group)
+        functions = _not_on_vfio(device, group)
         for function in functions:
             await self._run_blocking(partial(self._vfio_driver, function))
             if function.has_virtual_functions:
@@ -201,50 +242,47 @@ class SysfsBinder:
                 raise _virtual_functions(function.address, path)
         return group if functions else None
 
-    async def _refuse_used(self, group: Group, users: Users) -> None:
-        """Raises `ActError` if a later act on the group would refuse it for its users."""
-        gpus = [f.address for f in _not_on_vfio(group) if f.bound.driver == _NVIDIA]
+    async def _refuse_used(self, device: PciAddress, group: Group, users: Users) -> None:
+        """Raises `ActError` if a later act on the device would refuse it for the users of its group."""
+        gpus = [f.address for f in _not_on_vfio(device, group) if f.bound.driver == _NVIDIA]
         persisted = self._refuse_held(group, users, but_persistenced=bool(gpus))
         for address in gpus:
             if address not in persisted:
                 await self._refuse_started(address, step_s=limits.LOOK_SETTLE_STEP_S)
 
-    async def _bring(
-        self, device: PciAddress, target: Target, noted: Mapping[PciAddress, OriginalDriver]
-    ) -> tuple[BoundFunction, ...]:
-        group = await self._look(device)
-        if (await self._plan(group, target, noted)).is_done:
-            return self._result(device, group)
-        # Two GPUs of one group are one group to bind: the second act waits for the first one and finds it done.
+    async def _bring(self, task: _Task) -> tuple[BoundFunction, ...]:
+        group = await self._look(task.device)
+        if (await self._plan(task, group)).is_done:
+            return self._result(task, group)
+        # Of two GPUs of one group, the second act waits for the first one.
         async with (
             self._turns.setdefault(group.number, trio.Lock()),
             self._open_writes(group.number) as writes,
         ):
             # Only now nobody else writes: an earlier act may have come to its end meanwhile.
-            group = await self._look(device)
+            group = await self._look(task.device)
             try:
-                await self._act(writes, group, await self._plan(group, target, noted), noted)
+                await self._act(writes, group, await self._plan(task, group), task.noted)
             except ActError as error:
-                error.moved = await self._moved(device, group)
+                error.moved = await self._moved(task, group)
                 raise
-            return self._result(device, await self._look(device))
+            return self._result(task, await self._look(task.device))
 
-    async def _moved(self, device: PciAddress, before: Group) -> tuple[BoundFunction, ...]:
-        """The functions of the group that are on another driver than before; none if that cannot be read."""
+    async def _moved(self, task: _Task, before: Group) -> tuple[BoundFunction, ...]:
+        """The functions that are on another driver than before; none if that cannot be read."""
         drivers = {f.address: f.bound.driver for f in before.functions}
         with suppress(ActError):
-            now = self._result(device, await self._look(device))
+            now = self._result(task, await self._look(task.device))
             return tuple(b for b in now if b.address in drivers and b.driver != drivers[b.address])
         return ()
 
-    def _result(self, device: PciAddress, group: Group) -> tuple[BoundFunction, ...]:
-        """The GPU first, as its nodes are; then its companions by address."""
+    def _result(self, task: _Task, group: Group) -> tuple[BoundFunction, ...]:
+        """The GPU first, as its nodes are; then the others by address."""
         bound = [
             replace(function.bound, persistence=function.address in self._let_go_of)
-            for function in group.functions
-            if not function.is_bridge
+            for function in task.functions(group)
         ]
-        return tuple(sorted(bound, key=lambda b: (b.address != device, b.address)))
+        return tuple(sorted(bound, key=lambda b: (b.address != task.device, b.address)))
 
     # --- what is there and what is to do ------------------------------------------------------------------------------
 
@@ -257,7 +295,7 @@ class SysfsBinder:
                 f"{error.filename} cannot be read ({error.strerror}): check --host-root, and the kernel's log for "
                 f"{device}; the next attempt continues",
             ) from None
-        if group is None:
+        if group is None or all(function.address != device for function in group.functions):
             raise ActError(
                 ActFault.GONE,
                 f"{device} is not there, or has no IOMMU group: check it with lspci -s {device}, and that the IOMMU is "
@@ -265,14 +303,23 @@ class SysfsBinder:
             )
         return group
 
-    async def _plan(self, group: Group, target: Target, noted: Mapping[PciAddress, OriginalDriver]) -> _Plan:
+    async def _plan(self, task: _Task, group: Group) -> _Plan:
         """Raises `ActError` for what cannot be done."""
-        functions = [function for function in group.functions if not function.is_bridge]
-        match target:
+        functions = task.functions(group)
+        match task.target:
             case Target.VFIO:
-                return await self._run_blocking(lambda: self._to_vfio(functions, noted))
+                _refuse_not_viable(task, group, functions)
+                plan = await self._run_blocking(lambda: self._to_vfio(functions, task.noted))
             case Target.ORIGINAL_DRIVER:
-                return await self._run_blocking(lambda: self._to_first(functions[::-1], noted))
+                plan = await self._run_blocking(lambda: self._to_first(functions[::-1], task.noted))
+        for address in plan.written_to:
+            if not task.may_write_to(address):
+                raise ActError(
+                    ActFault.NOT_VIABLE,
+                    f"{address} is not in the slot of {task.device}, so nothing was written: this is a bug in "
+                    "gpuactors, report it with the journal",
+                )
+        return plan
 
     def _to_vfio(self, functions: list[GroupFunction], noted: Mapping[PciAddress, OriginalDriver]) -> _Plan:
         moves: list[_Move] = []
@@ -615,8 +662,17 @@ def _not_loaded(address: PciAddress, driver: str, why: str = "") -> ActError:
     return ActError(ActFault.NO_DRIVER, f"{address} is to be bound to {name}, which is not loaded: {remedy}")
 
 
-def _not_on_vfio(group: Group) -> list[GroupFunction]:
-    return [f for f in group.functions if not (f.is_bridge or f.bound.vfio)]
+def _refuse_not_viable(task: _Task, group: Group, to_bind: Iterable[GroupFunction]) -> None:
+    """Raises `ActError` if the host uses another member of the group: it may have come since the claim was allowed."""
+    gpu = next(function for function in group.functions if function.address == task.device)
+    reason = not_viable(gpu, group, group.functions, {function.address for function in to_bind})
+    if reason is not None:
+        raise ActError(ActFault.NOT_VIABLE, f"{task.device}: {reason.message}. Nothing was written")
+
+
+def _not_on_vfio(device: PciAddress, group: Group) -> list[GroupFunction]:
+    functions = _Task((device,), Target.VFIO, {}).functions(group)
+    return [function for function in functions if not function.bound.vfio]
 
 
 def _virtual_functions(address: PciAddress, path: str) -> ActError:

@@ -13,13 +13,13 @@ from typing import Final, final
 from msgspec import Struct
 
 from gpuactors.core.values.claim import BoundFunction
-from gpuactors.core.values.model import PciAddress, is_bridge, is_pci_address
+from gpuactors.core.values.model import PciAddress, is_bridge
 from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, raise_if_short
+from gpuactors.host.iommu import read_group
 from gpuactors.host.procfs import NodeId, node_id
 from gpuactors.host.root import (
     DEV,
-    IOMMU_GROUPS,
     IOMMUFD_NODE,
     NVIDIA_GPUS,
     PCI_DEVICES,
@@ -44,7 +44,10 @@ class GroupFunction(Struct, frozen=True):
     """One function of an IOMMU group."""
 
     bound: BoundFunction
-    is_bridge: bool
+    vendor: str
+    """Four hex digits; empty if it cannot be read."""
+    class_code: str
+    """Six hex digits; empty if it cannot be read."""
     has_virtual_functions: bool
     modalias: str
     """`pci:v…`; empty if it cannot be read."""
@@ -58,6 +61,16 @@ class GroupFunction(Struct, frozen=True):
         """Its address."""
         return self.bound.address
 
+    @property
+    def driver(self) -> str | None:
+        """The driver that it is bound to."""
+        return self.bound.driver
+
+    @property
+    def vfio_bound(self) -> bool:
+        """That is a vfio driver."""
+        return self.bound.vfio
+
 
 class Group(Struct, frozen=True):
     """An IOMMU group."""
@@ -67,6 +80,15 @@ class Group(Struct, frozen=True):
     """Sorted by address, bridges included."""
     has_node: bool
     """`/dev/vfio/<number>` exists."""
+    other_members: tuple[tuple[str, str], ...] = ()
+    """See `PciFunction.other_members`."""
+    direct_region: str = ""
+    """See `PciFunction.direct_region`."""
+
+    @property
+    def iommu_group(self) -> int:
+        """Its number."""
+        return self.number
 
 
 @final
@@ -82,15 +104,14 @@ class GroupReader:
         if number is None or not (number.isascii() and number.isdigit()):
             return None
         try:
-            members = os.listdir(self._root.real(f"{IOMMU_GROUPS}/{number}/devices"))
+            group = read_group(self._root, int(number))
         except OSError as error:
-            raise_if_short(error, number)
             if error.errno in GONE:
                 return None
             raise
-        functions = [self._function(PciAddress(m), int(number)) for m in sorted(members) if is_pci_address(m)]
-        node = self._root.real(group_node(int(number)))
-        return Group(int(number), tuple(functions), os.path.exists(node))
+        functions = tuple([self._function(member, int(number)) for member in group.functions])
+        has_node = os.path.exists(self._root.real(group_node(int(number))))
+        return Group(int(number), functions, has_node, group.other_members, group.direct_region)
 
     def _directory(self, address: PciAddress) -> str:
         return self._root.real(f"{PCI_DEVICES}/{address}")
@@ -112,7 +133,8 @@ class GroupReader:
                 vfio=vfio,
                 presence=presence_of(directory) or 0,
             ),
-            is_bridge=is_bridge(_text(f"{directory}/class").removeprefix("0x")),
+            vendor=_text(f"{directory}/vendor").removeprefix("0x"),
+            class_code=_text(f"{directory}/class").removeprefix("0x"),
             has_virtual_functions=any(name.startswith("virtfn") for name in _listing(directory)),
             modalias=self._modalias(directory),
             interrupts=len(_listing(f"{directory}/msi_irqs")),
@@ -137,7 +159,7 @@ class GroupReader:
         as a container has nodes of its own. Raises `HostError` for a shortage."""
         found: dict[NodeId, PciAddress] = {}
         for function in group.functions:
-            if function.is_bridge:  # below a bridge are other functions
+            if is_bridge(function.class_code):  # below a bridge are other functions
                 continue
             address = function.address
             names = [group_node(group.number)]

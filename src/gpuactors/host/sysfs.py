@@ -20,6 +20,7 @@ from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, p
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
+from gpuactors.host.iommu import IommuGroup, read_group
 from gpuactors.host.nvidia import NvidiaGpus
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import (
@@ -64,6 +65,7 @@ class _Identity(Struct, frozen=True):
 
 
 _UNKNOWN: Final = _Identity("", "", "")
+_NO_GROUP: Final = IommuGroup()
 
 
 @final
@@ -225,13 +227,14 @@ class SysfsReader:
         if function.iommu_group is None:
             return function, ()
         try:
-            return function, look.members(function.iommu_group)
+            group = look.group(function.iommu_group)
         except OSError as error:
             if gone(f"{self._bus}/{function.address}"):
                 return None, ()
-            path = f"{self._groups}/{function.iommu_group}/devices"
-            unlisted = fault(function.address, path, f"cannot be listed ({error.strerror})")
-            return replace(function, fault=function.fault or unlisted), ()
+            path = error.filename or f"{self._groups}/{function.iommu_group}/devices"
+            unread = fault(function.address, path, f"cannot be listed ({error.strerror})")
+            return replace(function, fault=function.fault or unread), ()
+        return function, group.functions
 
     # --- one function ---------------------------------------------------------------------------------------
 
@@ -291,6 +294,7 @@ class SysfsReader:
         # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
         has_virtual_functions = directory.link("virtfn0") is not None
         memory_bytes = directory.memory_bytes()
+        beside = self._beside(look, group)
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if (presence := presence_of(directory.path)) is None:
             return None
@@ -318,6 +322,8 @@ class SysfsReader:
             has_parts=self._nvidia.has_parts(address, driver),
             memory_bytes=memory_bytes,
             presence=presence,
+            other_members=beside.other_members,
+            direct_region=beside.direct_region,
         )
 
     def _host_nodes(self, address: PciAddress, directory: _Directory, driver: str | None) -> tuple[str, ...]:
@@ -327,6 +333,13 @@ class SysfsReader:
         node = self._nvidia.node(address, driver)
         drm = (f"{DRM_NODES}/{name}" for name in directory.drm())
         return (*([node] if node is not None else []), *drm)
+
+    def _beside(self, look: Look, group: int | None) -> IommuGroup:
+        """Read what its group has beside its functions. One that cannot be read is a fault of `_with_group`."""
+        try:
+            return _NO_GROUP if group is None else look.group(group)
+        except OSError:
+            return _NO_GROUP
 
     def _unanswered(self, name: str) -> PciFunction:
         """A function whose attributes are not read, as that hangs: links and listings do not."""
@@ -394,7 +407,7 @@ class Look:
     def __init__(self, root: HostRoot) -> None:
         self._root = root
         self._nodes: dict[str, bool | str] = {}
-        self._members: dict[int, list[PciAddress]] = {}
+        self._groups: dict[int, IommuGroup] = {}
 
     def node(self, node: str) -> bool | str:
         """Whether that path of the host's /dev exists, as `_exists`."""
@@ -402,14 +415,11 @@ class Look:
             self._nodes[node] = _exists(self._root.real(node))
         return self._nodes[node]
 
-    def members(self, group: int) -> list[PciAddress]:
-        """The functions in an IOMMU group. Raises `OSError`; `HostError` for want of descriptors."""
-        members = self._members.get(group)
-        if members is None:
-            names = _listing(self._root.real(f"{IOMMU_GROUPS}/{group}/devices"))
-            members = [address for name in names if (address := _address(name)) is not None]
-            self._members[group] = members
-        return members
+    def group(self, number: int) -> IommuGroup:
+        """An IOMMU group. Raises `OSError`; `HostError` for want of descriptors."""
+        if (group := self._groups.get(number)) is None:
+            group = self._groups[number] = read_group(self._root, number)
+        return group
 
 
 @final
@@ -605,7 +615,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _address(name: str) -> PciAddress | None:
-    """`name` as an address; None for other entries of a directory (platform devices in an IOMMU group)."""
+    """`name` as an address; None if it is none."""
     try:
         return pci_address(name)
     except ValueError:

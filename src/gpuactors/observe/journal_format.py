@@ -41,7 +41,8 @@ what is known of a function is in one value with when it was seen; in format 9 w
 what is known of all claims, and the label has a form of request of its own; in format 10 original drivers are called
 first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
 neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a digest is of
-whole lists; in format 15 a read of the ledger has no CDI files."""
+whole lists; in format 15 a read of the ledger has no CDI files, and nothing is known of a group but its PCI
+functions."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

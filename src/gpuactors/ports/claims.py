@@ -180,11 +180,17 @@ class DriverBinder(Protocol):
     """Binds GPUs to drivers."""
 
     async def bring(
-        self, device: PciAddress, target: Target, firsts: Collection[OriginalDriver]
+        self,
+        device: PciAddress,
+        target: Target,
+        firsts: Collection[OriginalDriver],
+        beside: Collection[PciAddress] = (),
     ) -> tuple[BoundFunction, ...]:
-        """Brings a GPU and its companions (every function of its IOMMU group but bridges) to `target`, from wherever
-        they are, and returns what they are bound to then, the GPU first. `firsts` are the original drivers of these
-        functions, written to disk before; a function without one is never touched.
+        """Brings a GPU and its companions (`core/devices/viability.py`), and the GPUs `beside` it of the same claim and
+        IOMMU group with theirs, to `target`, from wherever they are. Returns what they are bound to then, the GPU
+        first. `firsts` are the original drivers of these functions, written to disk before; a function without one is
+        never touched. Nothing is written to a function of another slot, unless it is returned from an act of an older
+        version.
 
         Raises `ActError`. When cancelled the wait ends at once; a write that has begun goes on in its process, and
         nothing is written after it.

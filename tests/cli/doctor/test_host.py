@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,35 @@ def virtualized(patient: Patient) -> None:
     patient.gpu(0x24)
     patient.node.tree.plug(PciSpec(GPU, "10de", "2330", "030200", 35, driver="vfio-pci", total_vfs=2))
     patient.node.tree.virtualize(GPU, 1, "vfio-pci")
+
+
+DISK = "0000:02:00.0"
+
+
+def disk_of_the_host_beside(patient: Patient) -> None:
+    patient.gpu()
+    patient.node.tree.plug(PciSpec(DISK, "144d", "a808", "010802", 0x23, driver="nvme"))
+
+
+def unbound_beside_a_disk_of_the_host(patient: Patient) -> None:
+    patient.gpu(driver="nvidia")
+    patient.node.tree.plug(PciSpec(DISK, "144d", "a808", "010802", 0x23, driver="nvme"))
+
+
+def claimable_beside_a_disk_of_the_host(patient: Patient) -> None:
+    unbound_beside_a_disk_of_the_host(patient)
+    patient.flags["dra"] = "on"
+
+
+def reserved_by_firmware(patient: Patient) -> None:
+    patient.gpu()
+    patient.node.tree.reserve(0x23, "0x00000000bdf6f000 0x00000000bdf7efff direct\n")
+
+
+def claimable_and_reserved_by_firmware(patient: Patient) -> None:
+    patient.gpu(driver="nvidia")
+    patient.node.tree.reserve(0x23, "0x00000000bdf6f000 0x00000000bdf7efff direct\n")
+    patient.flags["dra"] = "on"
 
 
 def without_node(patient: Patient) -> None:
@@ -159,6 +189,19 @@ SEEDS = (
     Seed("will not be viable", unbound_beside_a_host_driver, Check.GPUS_USABLE, WARN,
          f"will not be viable while {COMPANION} is bound to snd_hda_intel",
          f"driverctl set-override {COMPANION} vfio-pci", "GroupNotViable", (GPU,)),
+    Seed("the host's disk beside it", disk_of_the_host_beside, Check.GPUS_USABLE, FAIL,
+         f"{DISK} is bound to nvme and is no part of the GPU", "Leave anything else to the host", "GroupNotViable",
+         (GPU,)),
+    Seed("unbound beside the host's disk", unbound_beside_a_disk_of_the_host, Check.GPUS_USABLE, WARN,
+         f"{DISK} is bound to nvme and is no part of the GPU", "Leave anything else to the host", "GroupNotViable",
+         (GPU,)),
+    Seed("claimable beside the host's disk", claimable_beside_a_disk_of_the_host, Check.GPUS_USABLE, FAIL,
+         f"{DISK} is bound to nvme and is no part of the GPU", "Leave anything else to the host", "GroupNotViable",
+         (GPU,)),
+    Seed("reserved by firmware", reserved_by_firmware, Check.GPUS_USABLE, FAIL, "0xbdf6f000 to 0xbdf7efff",
+         "Update the firmware", "ReservedRegion", (GPU,)),
+    Seed("claimable, reserved by firmware", claimable_and_reserved_by_firmware, Check.GPUS_USABLE, FAIL,
+         "0xbdf6f000 to 0xbdf7efff", "Update the firmware", "ReservedRegion", (GPU,)),
     Seed("unbound", unbound_beside_a_host_driver, Check.GPUS_USABLE, WARN, "bound to no driver",
          f"driverctl set-override {GPU} vfio-pci", "NotBound", (GPU,)),
     Seed("one on nvidia", one_of_two_on_nvidia, Check.GPUS_USABLE, WARN, "bound to nvidia", "Bind it to vfio-pci",
@@ -192,6 +235,19 @@ def test_what_is_wrong_is_found_and_says_what_to_do(seed: Seed) -> None:
         found = patient.examined(pre=True)
         seed.assert_found(findings(found))
         assert found.is_failed == any(f.level is FAIL for f in wrong(found))
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [disk_of_the_host_beside, unbound_beside_a_disk_of_the_host, claimable_beside_a_disk_of_the_host],
+)
+def test_no_advice_takes_a_function_from_the_host(beside: Callable[[Patient], None]) -> None:
+    """A pasted line would take the root disk from the host at each boot."""
+    with open_patient() as patient:
+        beside(patient)
+        found = findings(patient.examined(pre=True))
+        assert any(DISK in f.message for f in found)
+        assert [f.remedy for f in found if DISK in f.remedy] == []
 
 
 def test_a_driver_that_a_claim_has_loaded_is_none_of_the_administrators_work() -> None:

@@ -42,7 +42,7 @@ from gpuactors.core.values.model import (
     Token,
     pci_address,
 )
-from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+from tests.core.builders import H100, SETTINGS, Core, audio, disk, gpu
 from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
@@ -336,6 +336,14 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "a function of the group is on a driver of the host": (
         Cause.GROUP_NOT_VIABLE,
         lambda: broken(gpu(A, 7), audio("01:00.1", 7, driver="snd_hda_intel")),
+    ),
+    "the host has a disk in its group": (
+        Cause.GROUP_NOT_VIABLE,
+        lambda: broken(gpu(A, 7), disk("03:00.0", 7)),
+    ),
+    "firmware has memory in its group": (
+        Cause.RESERVED_REGION,
+        lambda: broken(replace(gpu(A, 7), direct_region="0xa000 to 0xafff")),
     ),
     "its node is missing": (Cause.NODE_MISSING, lambda: broken(gpu(A, has_node=False))),
     "it is a virtual function": (

@@ -28,7 +28,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Holder, PciFunction
-from tests.core.builders import SETTINGS, gpu
+from tests.core.builders import SETTINGS, disk, gpu
 from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 from tests.core.gpus.claim_core import POOL, ClaimCore, allocated, name
 
@@ -90,7 +90,7 @@ def api_server_away() -> Cause:
 
 
 def another_claim_has(function: PciFunction, wanted: str) -> Cause:
-    core = core_with(function, gpu(B, 1, driver="nvidia"), one=(wanted,), two=(A,))
+    core = core_with(function, gpu(B, 1), one=(wanted,), two=(A,))
     core.prepare(TWO)
     return cause_of(core, late=True)
 
@@ -230,6 +230,14 @@ CLAIMS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
     "a pod has the other GPU of the group": (Cause.GROUP_IN_USE, lambda: a_pod_has(B)),
     "a process has it": (Cause.HELD_BY_OTHER, a_process_has),
     "its pod is gone, its process is not": (Cause.ORPHANED, its_pod_has_left),
+    "the host uses a function of its group": (
+        Cause.GROUP_NOT_VIABLE,
+        lambda: of_device("gpu-0000-01-00-0", disk("03:00.0", 1)),
+    ),
+    "firmware has memory in its group": (
+        Cause.RESERVED_REGION,
+        lambda: of_device("gpu-0000-01-00-0", replace(ON_HOST, direct_region="0xa000 to 0xafff")),
+    ),
     "it is in the host's fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),
     "it is no device of ours": (Cause.UNKNOWN_ID, lambda: of_device("mig-1g")),
     "it is gone": (Cause.GONE, lambda: of_device("gpu-0000-09-00-0")),
@@ -277,6 +285,10 @@ CLAIMS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
     "a process of the host has it": (Cause.IN_USE_ON_HOST, lambda: failed(ActFault.IN_USE)),
     "virtual functions are active": (Cause.VIRTUAL_FUNCTIONS, lambda: failed(ActFault.VIRTUAL_FUNCTIONS)),
     "vfio is not loaded": (Cause.DRIVER_NOT_LOADED, lambda: failed(ActFault.NO_DRIVER)),
+    "the host has taken a function of its group": (
+        Cause.GROUP_NOT_VIABLE,
+        lambda: failed(ActFault.NOT_VIABLE),
+    ),
     "its group has another function": (Cause.GROUP_CHANGED, lambda: failed(ActFault.UNKNOWN_FUNCTION)),
     "it vanished": (Cause.GONE, lambda: failed(ActFault.GONE)),
     "the kernel refuses": (Cause.WRITE_REFUSED, lambda: failed(ActFault.REFUSED)),

@@ -61,11 +61,12 @@ def test_what_the_operator_says_at_a_restart_counts_for_a_prepared_claim() -> No
 
 def test_a_companion_that_the_operator_names_stays_with_the_gpu() -> None:
     settings = GpuSettings(OperatorsList(everything=True))
-    core = ClaimCore(gpu(A, 1, driver="nvidia"), gpu(B, 1, driver="nvidia"), gpu_settings=settings)
+    beside = "0000:01:00.1"
+    core = ClaimCore(gpu(A, 1, driver="nvidia"), audio(beside, 1, driver="nvidia"), gpu_settings=settings)
     core.api = {"default/one": allocated(name("one"), A)}
     core.prepare(name("one"))
     core.unprepare(name("one"))
-    assert (core.driver(A), core.driver(B)) == ("vfio-pci", "vfio-pci")
+    assert (core.driver(A), core.driver(beside)) == ("vfio-pci", "vfio-pci")
 
 
 # --- restart ------------------------------------------------------------------------------------------------------

@@ -8,15 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 from gpuactors.core.devices.presence import not_offered
+from gpuactors.core.devices.viability import not_viable
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import Observed, PciFunction
-from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Holding, Reason
-
-HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport", "shpchp"})
-"""Drivers with which the kernel still treats a group as viable: they do no DMA of their own (`driver_managed_dma` in
-drivers/pci/pci-stub.c and drivers/pci/pcie/portdrv.c; before Linux 6.0 vfio_dev_viable in drivers/vfio/vfio.c)."""
 
 OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VIRTUAL_FUNCTIONS})
 """The causes of `not_whole`: it is not given away, and who has it keeps it."""
@@ -33,13 +29,6 @@ vmd_find_free_domain)."""
 
 def _is_behind_vmd(function: PciFunction) -> bool:
     return int(function.address.partition(":")[0], 16) >= _VMD_DOMAINS
-
-
-def offending(device: Device) -> PciFunction | None:
-    """The function that makes the device's group not viable: bound to a host driver beside a vfio driver."""
-    return next(
-        (m for m in device.group if m.driver and not m.vfio_bound and m.driver not in HARMLESS_DRIVERS), None
-    )
 
 
 def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
@@ -74,12 +63,8 @@ def blocker_of(device: Device, holding: Holding | None, use: Observed | None) ->
         return not_offered(function)
     if (blocker := without_group(function)) is not None:
         return blocker
-    if (other := offending(device)) is not None:
-        return Reason(
-            Cause.GROUP_NOT_VIABLE,
-            f"IOMMU group {function.iommu_group} is not viable: {other.address} is bound to "
-            f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver",
-        )
+    if (blocker := not_viable(function, function, device.group)) is not None:
+        return blocker
     if (blocker := _without_node(function)) is not None:
         return blocker
     if use is not None and use.unseen:

@@ -32,6 +32,8 @@ class DeviceAct(Struct, frozen=True, gc=False):
     target: Target
     functions: tuple[OriginalDriver, ...]
     """Those that are to be touched, sorted by address."""
+    beside: tuple[PciAddress, ...] = ()
+    """The claim's other devices of its IOMMU group, which the act brings as well."""
 
 
 class ClaimDriver(Protocol):

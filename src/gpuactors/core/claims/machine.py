@@ -72,6 +72,7 @@ _FAULTS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.VIRTUAL_FUNCTIONS: Cause.VIRTUAL_FUNCTIONS,
     ActFault.NO_DRIVER: Cause.DRIVER_NOT_LOADED,
     ActFault.UNKNOWN_FUNCTION: Cause.GROUP_CHANGED,
+    ActFault.NOT_VIABLE: Cause.GROUP_NOT_VIABLE,
     ActFault.GONE: Cause.GONE,
     ActFault.REFUSED: Cause.WRITE_REFUSED,
     ActFault.DIRECTORY_LEFT: Cause.DIRECTORY_LEFT,

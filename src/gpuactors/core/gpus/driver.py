@@ -124,7 +124,7 @@ class GpuDriver:
 
     def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
         """Their original drivers are in the same checkpoint."""
-        own = with_whole_groups(claimed_gpu(state, address) for address in _own_addresses(entry.claim))
+        own = with_whole_groups(state, [claimed_gpu(state, a) for a in _own_addresses(entry.claim)])
         functions = {f.address for gpu in own for f in gpu.functions}
         gpus = returns.without_owed(state.gpus, functions)
         return _with(state, replace(gpus, acted=gpus.acted | functions)), replace(entry, gpus=own)
@@ -271,12 +271,13 @@ def _own_addresses(claim: Claim | None) -> list[PciAddress]:
 
 def _act_of(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
+    beside = tuple(g.address for g in entry.gpus if g.functions == gpu.functions and g.address != gpu.address)
     if entry.state is ClaimState.RELEASING:
         functions = returns.ours(gpus, gpu).functions
         return DeviceAct(
-            number, Target.ORIGINAL_DRIVER, tuple(returns.as_returned(entry, f) for f in functions)
+            number, Target.ORIGINAL_DRIVER, tuple(returns.as_returned(entry, f) for f in functions), beside
         )
-    return DeviceAct(number, Target.VFIO, gpu.functions)
+    return DeviceAct(number, Target.VFIO, gpu.functions, beside)
 
 
 def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:

@@ -13,15 +13,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, not_whole
+from gpuactors.core.assessment.blockers import not_whole
 from gpuactors.core.claims.report import belongs
+from gpuactors.core.devices import viability
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, is_bridge
+from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
 from gpuactors.core.values.quote import first_of, quoted_id
 from gpuactors.core.values.status import Conflict, Reason
@@ -46,18 +47,21 @@ def exclusive_devices(claim: Claim) -> tuple[str, ...]:
 
 
 def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction, ...]:
-    """The function and the others of its IOMMU group that a virtual machine gets with it: all but bridges, sorted by
-    address. Empty if it is not there."""
+    """The function and its companions, sorted by address: what a claim binds. Empty if it is not there."""
     function = state.host.functions.get(address)
-    if function is None:
-        return ()
-    group = function.iommu_group
-    members = state.index.groups[group] if group is not None else (function,)
-    return tuple(
-        m
-        for m in members
-        if m.address == address or not (is_bridge(m.class_code) or m.driver in HARMLESS_DRIVERS)
-    )
+    return () if function is None else viability.with_companions(function, _group(state, function))
+
+
+def _group(state: NodeState, function: PciFunction) -> tuple[PciFunction, ...]:
+    """The functions of its IOMMU group, sorted by address: its owner has them all."""
+    return (function,) if function.iommu_group is None else state.index.groups[function.iommu_group]
+
+
+def of_the_host(state: NodeState, function: PciFunction, claimed: Iterable[PciAddress] = ()) -> Reason | None:
+    """What no claim of the function can change: the host uses a member of its IOMMU group that is no part of it, or
+    firmware has memory there; None if nothing is in the way. `claimed`: the other devices of the same claim."""
+    to_bind = {f.address for a in (function.address, *claimed) for f in with_companions(state, a)}
+    return viability.not_viable(function, function, _group(state, function), to_bind)
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
@@ -130,15 +134,19 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
     names = exclusive_devices(entry.claim)
     addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
     for address in addresses:
-        functions = with_companions(state, address)
+        if (function := state.host.functions.get(address)) is None:
+            continue
+        functions = _group(state, function)
         if unseen := _unseen(state, entry, functions):
             return Conflict(_of(address, unseen))
-        if (function := state.host.functions.get(address)) is not None and (
-            fabric := of_the_hosts_fabric(state, function)
-        ):
+        if fabric := of_the_hosts_fabric(state, function):
             return Conflict(fabric, is_final=True)
         if claimed := _by_another_claim(state, entry, address, functions):
             return Conflict(_of(address, claimed), is_owner=True)
+        if hosts := of_the_host(state, function, addresses):
+            return Conflict(_of(address, hosts), is_final=True)
+        if unsettled := _unsettled(state, functions, addresses):
+            return Conflict(_of(address, unsettled))
         if held := _by_holding(state, entry, address, functions):
             return Conflict(_of(address, held), is_owner=True, outdates=True)
     return None
@@ -150,7 +158,8 @@ def _of(address: PciAddress, why: Reason) -> Reason:
 
 def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
-    functions = with_companions(state, address)
+    function = state.host.functions.get(address)
+    functions = _group(state, function) if function is not None else ()
     return _by_another_claim(state, entry, address, functions) or _by_holding(
         state, entry, address, functions, ends=True
     )
@@ -173,6 +182,18 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
             return Reason(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
     if ledger.done <= entry.since:
         return Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
+    return None
+
+
+def _unsettled(
+    state: NodeState, functions: Iterable[PciFunction], claimed: Collection[PciAddress]
+) -> Reason | None:
+    """Another function of the group that an act has just returned to its host: whether the group is viable now is not
+    known before it is read again."""
+    own = {f.address for address in claimed for f in with_companions(state, address)}
+    for function in functions:
+        if function.address in state.gpus.settled and function.address not in own:
+            return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
     return None
 
 

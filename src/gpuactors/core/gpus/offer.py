@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
-from gpuactors.core.gpus.exclusion import of_the_hosts_fabric
+from gpuactors.core.gpus.exclusion import of_the_host, of_the_hosts_fabric
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.offered import Offered, OfferRow
 from gpuactors.core.values.cause import Cause
@@ -31,7 +31,7 @@ from gpuactors.core.values.status import Assessment, Reason
 _GONE: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.GONE))
 
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
-"""The causes that a prepare removes itself: it binds the device and its companions to vfio."""
+"""The causes that a prepare may remove itself: it binds the device and its companions to vfio."""
 
 _PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
 """The states of a claim whose devices are on vfio, by its own acts."""
@@ -167,7 +167,7 @@ def _fault(
     mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS
     if blocker is not None and blocker.cause not in mended:
         return blocker
-    return of_the_hosts_fabric(state, device.function)
+    return of_the_host(state, device.function) or of_the_hosts_fabric(state, device.function)
 
 
 def _health(state: NodeState, pool: str, address: PciAddress, *, is_placed: bool) -> DeviceHealth:

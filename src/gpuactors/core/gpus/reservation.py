@@ -1,4 +1,4 @@
-"""The reservation of a claim of GPUs: each device with its IOMMU group, and the driver that each function is returned
+"""The reservation of a claim of GPUs: each device with its companions, and the driver that each function is returned
 to. And the other direction: whose a device is, for the device plugin and kubelet's list.
 
 Must not decide who may have a device: that is `exclusion.py`.
@@ -6,7 +6,7 @@ Must not decide who may have a device: that is `exclusion.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -19,22 +19,25 @@ from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.remade import same_if_equal
 
 
-def with_whole_groups(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
-    """Devices of one IOMMU group have the same functions."""
-    found: list[ClaimedGpu] = []
+def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+    """Devices of one IOMMU group have the same functions: one act binds them."""
+    group_of = state.index.known.group_of
+    of_groups: dict[GroupKey, dict[PciAddress, OriginalDriver]] = {}
     for gpu in gpus:
-        functions = {f.address: f for f in gpu.functions}
-        same = [g for g in found if not functions.keys().isdisjoint(f.address for f in g.functions)]
-        functions |= {f.address: f for g in same for f in g.functions}
-        whole = tuple(functions[a] for a in sorted(functions))
-        found = [replace(g, functions=whole) if g in same else g for g in [*found, gpu]]
-        found[-1] = replace(gpu, functions=whole)
-    return tuple(found)
+        of_groups.setdefault(group_of.get(gpu.address, gpu.address), {}).update(
+            {f.address: f for f in gpu.functions}
+        )
+    return tuple(
+        replace(gpu, functions=tuple(of_its_group[a] for a in sorted(of_its_group)))
+        for gpu in gpus
+        for of_its_group in (of_groups[group_of.get(gpu.address, gpu.address)],)
+    )
 
 
 def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:

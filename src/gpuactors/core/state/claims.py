@@ -46,7 +46,7 @@ class ClaimedGpu(Struct, frozen=True, gc=False):
 
 
 def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
-    """One of the claim's devices in each IOMMU group, as an act is on a group as a whole."""
+    """One of the claim's devices in each IOMMU group, as one act binds all of them."""
     found: dict[tuple[OriginalDriver, ...], ClaimedGpu] = {}
     for gpu in gpus:
         found.setdefault(gpu.functions, gpu)

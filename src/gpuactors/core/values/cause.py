@@ -34,6 +34,7 @@ class Cause(StrEnum):
     NO_IOMMU_GROUP = "NoIommuGroup"
     BEHIND_VMD = "BehindVmd"
     GROUP_NOT_VIABLE = "GroupNotViable"
+    RESERVED_REGION = "ReservedRegion"
     NODE_MISSING = "NodeMissing"
     USE_UNREADABLE = "UseUnreadable"
     FABRIC_OF_HOST = "FabricOfHost"
@@ -168,8 +169,15 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.GROUP_NOT_VIABLE: Meaning(
         UNHEALTHY,
-        "Another function of its IOMMU group is bound to a host driver, so the kernel refuses to open the group.",
-        "Bind that function to vfio-pci or to no driver. The message names both.",
+        "Another member of its IOMMU group is bound to a host driver, so no virtual machine gets the group.",
+        "The message names it. Bind a companion of the GPU to vfio-pci or to no driver. Leave anything else to the "
+        "host: give the GPU an IOMMU group of its own, by another slot or by ACS in the firmware.",
+    ),
+    Cause.RESERVED_REGION: Meaning(
+        UNHEALTHY,
+        "Firmware reserves memory one to one for its IOMMU group (`direct`), so no virtual machine gets the group.",
+        "Update the firmware, or switch off there what reserves the memory: pre-boot or kernel DMA protection with an "
+        "AMD CPU, legacy USB and option ROMs, the management controller's shared memory for that slot.",
     ),
     Cause.NODE_MISSING: Meaning(
         UNHEALTHY,

@@ -160,6 +160,8 @@ class ActFault(StrEnum):
     """The driver that it is to be bound to is not loaded. Nothing was written."""
     UNKNOWN_FUNCTION = "unknown-function"
     """A function of its group was not there when the intent was written. Nothing was written."""
+    NOT_VIABLE = "not-viable"
+    """The host uses another member of its group. Nothing was written."""
     GONE = "gone"
     """It is not there, or has no IOMMU group."""
     REFUSED = "refused"

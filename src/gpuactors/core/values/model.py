@@ -117,6 +117,10 @@ class PciFunction(Struct, frozen=True, gc=False):
     presence: int = 0
     """The number of its directory in sysfs, which the kernel gives to no other (fs/kernfs, kernfs_ino): another one
     when it was unplugged and plugged in again. 0: not known."""
+    other_members: tuple[tuple[str, str], ...] = ()
+    """The members of its IOMMU group that are no PCI functions and have a driver: name and driver of each."""
+    direct_region: str = ""
+    """A region that firmware reserves one to one for a member of its group; empty if there is none: `0xa0 to 0xaf`."""
 
     @property
     def is_nvswitch(self) -> bool:

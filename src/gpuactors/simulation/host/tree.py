@@ -456,6 +456,23 @@ class HostTree:
         """A removed device node is there again."""
         self.make_node(node.removeprefix("/dev/"))
 
+    # --- IOMMU groups -----------------------------------------------------------------------------------------
+
+    def join_group(self, group: int, name: str, driver: str | None) -> None:
+        """A platform device is a member of the group, bound to `driver` or to none."""
+        device = self.root / "sys/devices/platform" / name
+        device.mkdir(parents=True, exist_ok=True)
+        (device / "driver").unlink(missing_ok=True)
+        if driver is not None:
+            (device / "driver").symlink_to(f"../../../bus/platform/drivers/{driver}")
+        link = self.root / f"sys/kernel/iommu_groups/{group}/devices/{name}"
+        if not link.is_symlink():
+            link.symlink_to(f"../../../../devices/platform/{name}")
+
+    def reserve(self, group: int, regions: str) -> None:
+        """The group's reserved regions read as `regions` (drivers/iommu/iommu.c, iommu_group_show_resv_regions)."""
+        (self.root / f"sys/kernel/iommu_groups/{group}/reserved_regions").write_text(regions)
+
     # --- functions ------------------------------------------------------------------------------------------
 
     def _find(self, address: str) -> _Plugged:

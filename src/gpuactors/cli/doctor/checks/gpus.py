@@ -13,8 +13,9 @@ from gpuactors.cli.doctor.finding import Check, Finding, Level, failed, passed, 
 from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import DeviceView
-from gpuactors.core.assessment.blockers import HARMLESS_DRIVERS, without_group
+from gpuactors.core.assessment.blockers import without_group
 from gpuactors.core.devices.presence import NO_GPU_HERE
+from gpuactors.core.devices.viability import is_companion, is_in_the_way, not_viable, with_companions
 from gpuactors.core.values.cause import MEANINGS, Cause
 from gpuactors.core.values.inventory import is_selected
 from gpuactors.core.values.model import PciFunction
@@ -105,12 +106,16 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
         view = _as_the_daemon_knows_it(own_view, facts.daemon)
         function = functions[view.address]
         if function.vfio_bound or view.cause != Cause.NOT_BOUND:
-            not_viable = view.cause == Cause.GROUP_NOT_VIABLE
-            others = _on_host_drivers(function, devices) if not_viable else []
+            is_blocked = view.cause == Cause.GROUP_NOT_VIABLE
+            others = _to_bind_with(function, devices, facts.config) if is_blocked else []
             found += ((finding, tuple(other.address for other in others)) for finding in _by_cause(view))
         elif (blocker := without_group(function)) is not None:
             found.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
-        elif not by_claim:
+        elif by_claim:
+            own = {companion.address for companion in with_companions(function, _group(function, devices))}
+            if (blocker := not_viable(function, function, _group(function, devices), own)) is not None:
+                found.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
+        else:
             level = Level.WARN if bound else Level.FAIL
             found.append((_finding(view, level, Cause.NOT_BOUND, view.reason), (view.address,)))
             found += _beside(view, function, devices, facts.config)
@@ -144,8 +149,10 @@ def _by_cause(view: DeviceView) -> Iterator[Finding]:
 def _beside(
     view: DeviceView, function: PciFunction, devices: Devices, config: Config
 ) -> Iterator[tuple[Finding, tuple[str, ...]]]:
-    """Of a GPU that is still to be bound: the functions of its group that must leave their drivers as well."""
-    for other in _on_host_drivers(function, devices):
+    """Of a GPU that is still to be bound: the functions that must leave their drivers as well, and what would keep the
+    group from every virtual machine even then."""
+    to_bind = _to_bind_with(function, devices, config)
+    for other in to_bind:
         if is_selected(config.selectors, other):
             continue
         finding = _finding(
@@ -156,17 +163,24 @@ def _beside(
             f"{quoted_id(other.driver or '')}; bind it to vfio-pci or to no driver as well",
         )
         yield finding, (other.address,)
+    addresses = {function.address, *(other.address for other in to_bind)}
+    if (left := not_viable(function, function, _group(function, devices), addresses)) is not None:
+        yield _finding(view, Level.WARN, left.cause, left.message), ()
 
 
-def _on_host_drivers(function: PciFunction, devices: Devices) -> list[PciFunction]:
-    """The functions of its group whose drivers keep the group from being viable."""
+def _group(function: PciFunction, devices: Devices) -> list[PciFunction]:
+    return [other for other in devices.functions if other.iommu_group == function.iommu_group]
+
+
+def _to_bind_with(function: PciFunction, devices: Devices, config: Config) -> list[PciFunction]:
+    """The functions whose drivers keep its group from being viable, and that an operator can bind to vfio: companions
+    and other GPUs. Anything else is the host's."""
     return [
         other
-        for other in devices.functions
-        if other.iommu_group == function.iommu_group
-        and other.driver is not None
-        and not other.vfio_bound
-        and other.driver not in HARMLESS_DRIVERS
+        for other in _group(function, devices)
+        if is_in_the_way(other)
+        and (is_companion(function, other) or is_selected(config.selectors, other))
+        and other.address != function.address
     ]
 
 

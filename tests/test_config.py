@@ -236,6 +236,7 @@ def test_the_nodes_name_comes_from_where_kubernetes_gives_it_unless_it_is_set(wr
         "environment GPUACTORS_NODE_NAME",
     )
     assert named({"node_name": "flag"}, kubernetes) == ("flag", "flag --node-name")
+    assert named({"node_name": " GPU-Node01"}, {})[0] == "gpu-node01", "as kubelet's --hostname-override"
     with pytest.raises(ConfigError, match=r"node_name is 'a b' \(environment NODE_NAME\)"):
         resolve({}, {"NODE_NAME": "a b"})
 
@@ -291,6 +292,7 @@ def test_an_empty_file_is_a_file_without_settings(write: Write) -> None:
         ("resync_interval_s", "1e300"),
         ("node_name", "a b"),
         ("node_name", "-"),
+        ("node_name", "a..b"),
         ("node_name", "a" * 254),
         ("resync_interval_s", "5m"),
         ("resync_interval_s", ""),

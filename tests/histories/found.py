@@ -19,10 +19,12 @@ FOUND: Final[dict[str, Script]] = {
     name: parse_script(script)
     for name, script in {
         "a daemon with another state directory": (
-            "a pod comes+0.3; a daemon starts with another state directory+3; a pod comes+3; "
-            "the predecessor is told to stop"
+            "a pod comes+0.3; a daemon starts with another state directory+3; a pod comes+3"
         ),
-        "a state directory deleted under a daemon, then its successor": (
+        "a state directory deleted under a daemon": (
+            "the state directory is deleted+3; a successor starts+3; a pod comes+3"
+        ),
+        "a state directory deleted under a daemon, then its successor ends": (
             "the state directory is deleted+3; a successor starts+3; a pod comes+3; the successor is told to stop"
         ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",

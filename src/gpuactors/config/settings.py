@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpuactors.core.values.model import ResourceName
-from gpuactors.core.values.names import is_label, is_subdomain
+from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
 from gpuactors.core.values.selector import Selector, full_address, parse_selector
 from gpuactors.limits import (
@@ -94,14 +94,13 @@ def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
 _DRIVER_NAME_MAX_CHARS: Final = 63
 """Of a DRA driver's name (k8s.io/api resource/v1, DriverNameMaxLength)."""
 
-_NODE_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-
 
 def _checked_node_name(text: str) -> str:
-    # A Kubernetes node's name is a DNS subdomain. The host's own name may be anything, and is not checked here.
-    if text and not _NODE_NAME.fullmatch(text):
+    """As kubelet names its Node by `--hostname-override`. The host's own name may be anything, and is not checked."""
+    name = node_name_of(text)
+    if name and not is_subdomain(name):
         raise ValueError("it is a DNS name, as kubectl get nodes shows it")
-    return text
+    return name
 
 
 def _checked_driver_name(text: str) -> str:
@@ -492,7 +491,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     node_name: Annotated[
         str,
         Described(
-            "Name of the node in the log, the journal and the output of `inspect` and `explain`.",
+            "Name of the Node, at the API server and in the log, the journal and the output of `inspect` and "
+            "`explain`. Capitals become small, as kubelet makes them.",
             metavar="NAME",
             must_be="a node's name of at most 253 letters, digits, `-` and `.`",
             default="the host name",

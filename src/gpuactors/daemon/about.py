@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from gpuactors.config import Config, as_dict
 from gpuactors.control.about import About, Setting
+from gpuactors.core.values.names import node_name_of
 from gpuactors.core.values.text import encodable
 
 
 def node_of(config: Config) -> str:
-    """The node's name: the configured one, else the host's own (in a pod the pod's)."""
-    return encodable(config.node_name or os.uname().nodename)
+    """The node's name: the configured one, else the host's own (in a pod the pod's) as kubelet makes a name of it."""
+    return encodable(config.node_name or node_name_of(os.uname().nodename))
 
 
 def about(config: Config, sources: Mapping[str, str]) -> About:

@@ -31,6 +31,12 @@ def is_subdomain(text: str) -> bool:
     return len(text) <= _SUBDOMAIN_CHARS_MAX and re.fullmatch(_SUBDOMAIN, text) is not None
 
 
+def node_name_of(host_name: str) -> str:
+    """The name of the Node that kubelet makes of its host's name, and of `--hostname-override` (component-helpers
+    node/util, GetHostname)."""
+    return host_name.strip().lower()
+
+
 def is_uid(text: str) -> bool:
     """One path component, and what CDI allows in a device name. The API server makes UUIDs."""
     return len(text) <= _LABEL_CHARS_MAX and re.fullmatch(_UID, text) is not None

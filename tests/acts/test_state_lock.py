@@ -209,3 +209,39 @@ def test_where_no_lock_file_can_be_made_the_state_is_read_and_not_written(tmp_pa
         pass
     with pytest.raises(StateFileError, match="cannot open the lock file"), unmade.writing():
         pytest.fail("it is not locked")
+
+
+# --- a read-only file system ------------------------------------------------------------------------------------
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system of kubelet's directory is, as after an error of its disk; that of the CDI files is another."""
+    real = os.open
+
+    def opened(path: str, flags: int, *rest: int, **more: int) -> int:
+        if os.path.basename(path) == FILE_NAME and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.mark.trio
+async def test_files_that_are_as_they_must_be_need_no_write_on_a_read_only_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet restarts, and prepares each claim again: a running virtual machine must not lose its claim for that."""
+    name = ClaimName("n", "c", ClaimUid("u1"))
+    contents, other = (ClaimContents(name, {"devices": devices}, ()) for devices in ((), (1,)))
+    daemon = Daemon(tmp_path)
+    with trio.fail_after(PATIENCE_S):
+        await daemon.files.write(contents)
+        read_only(monkeypatch)
+        await daemon.files.write(contents)
+        with pytest.raises(StateFileError, match="Read-only file system"):
+            await daemon.files.write(other)
+        with pytest.raises(StateFileError, match="Read-only file system"):
+            await daemon.checkpoint.write(AFTER)
+        (tmp_path / "cdi" / "k8s.d-claim_u1.json").unlink()
+        with pytest.raises(StateFileError, match="Read-only file system"):
+            await daemon.files.write(contents)

@@ -96,7 +96,7 @@ def test_a_line_at_a_time_that_no_clock_has_is_damage(tmp_path: Path, at: float,
     change(path, number, lambda line: line.update(at=at))
     assert any(isinstance(moment, Damage) for moment in moments(path))
     for more in ({}, {"as_json": True}, {"html": tmp_path / "page.html"}):
-        Replayed(path, **more)  # type: ignore[arg-type]
+        Replayed(path, **more)
     Replayed(path, begin="1", end="2")
 
 

@@ -16,6 +16,7 @@ import trio
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.state_lock import ReadOnlyError
 from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid
@@ -138,7 +139,17 @@ class StoredFiles:
 
     async def write(self, contents: ClaimContents) -> None:
         """Implement `ports.claims.ClaimFileStore.write`."""
-        await self._run_blocking(_under(self._lock.writing(), partial(self._files.write, contents)))
+        await self._run_blocking(partial(self._write, contents))
+
+    def _write(self, contents: ClaimContents) -> None:
+        """Kubelet prepares a claim again for each of its pods, and when it restarts: also while the disk is read-only,
+        as after an error of it. Files that are as they must be need no write, and no lock for one."""
+        try:
+            with self._lock.writing():
+                self._files.write(contents)
+        except ReadOnlyError:
+            if not self._files.are_written(contents):
+                raise
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """Implement `ports.claims.ClaimFileStore.remove`."""

@@ -61,6 +61,10 @@ class _Seen:
     metadata: tuple[str, ...] = ()
 
 
+Contents = list[tuple[str, bytes]]
+"""Files by their path."""
+
+
 @final
 class ClaimFiles:
     """The files of one driver's claims."""
@@ -98,30 +102,57 @@ class ClaimFiles:
             raise FilesError(
                 f"claim {contents.claim} has the UID {uid!r} or a request that is no part of a path"
             )
-        directory = self._claim_dir(uid)
         try:
             for mounted in contents.directories:
                 ensure_directory(self._disk, mounted)
-            for placed in contents.placed:
-                self._put(placed.path, placed.text.encode())
-                self._disk.sync_directory(os.path.dirname(placed.path))
-            mounts = []
+            for path, content in self._placed(contents):
+                self._put(path, content)
+                self._disk.sync_directory(os.path.dirname(path))
             if contents.metadata:
                 self._kept_metadata.ensure()
-                ensure_directory(self._disk, directory)
-            for file in contents.metadata:
-                path = os.path.join(directory, f"{file.request}{_JSON}")
-                self._put_in_place(path, _stream(file.documents))
-                mounts.append((file.request, path, file.container_path))
+                ensure_directory(self._disk, self._claim_dir(uid))
+            for path, content in self._metadata(contents):
+                self._put_in_place(path, content)
             self._kept_cdi.ensure()
-            if mounts:
-                of_mounts = _text(cdi.metadata_file(self._driver, contents.claim, mounts))
-                self._put(self._mounts_path(uid), of_mounts)
-            self._put(self._devices_path(uid), _text(contents.devices))
+            for path, content in self._cdi(contents):
+                self._put(path, content)
             # Also where nothing was written now: a daemon that was killed may have written it and not synced.
             self._disk.sync_directory(self._cdi_dir)
         except OSError as error:
             raise self._error("written", contents.claim.uid, error) from None
+
+    def are_written(self, contents: ClaimContents) -> bool:
+        """The files are there, of this content, as far as can be read. Writes nothing: for a disk that is read-only."""
+        files = (*self._placed(contents), *self._metadata(contents), *self._cdi(contents))
+        try:
+            for mounted in contents.directories:
+                self._disk.names(mounted)
+            return all(self._content(path) == content for path, content in files)
+        except OSError:
+            return False
+
+    def _placed(self, contents: ClaimContents) -> Contents:
+        return [(placed.path, placed.text.encode()) for placed in contents.placed]
+
+    def _metadata(self, contents: ClaimContents) -> Contents:
+        directory = self._claim_dir(contents.claim.uid)
+        return [
+            (os.path.join(directory, f"{file.request}{_JSON}"), _stream(file.documents))
+            for file in contents.metadata
+        ]
+
+    def _cdi(self, contents: ClaimContents) -> Contents:
+        """The mounts of its metadata, if there is any, and its devices."""
+        uid, files = contents.claim.uid, self._metadata(contents)
+        mounts = [
+            (file.request, path, file.container_path)
+            for file, (path, _) in zip(contents.metadata, files, strict=True)
+        ]
+        found = [(self._devices_path(uid), _text(contents.devices))]
+        if mounts:
+            of_mounts = cdi.metadata_file(self._driver, contents.claim, mounts)
+            found.insert(0, (self._mounts_path(uid), _text(of_mounts)))
+        return found
 
     def _put(self, path: str, content: bytes) -> None:
         """CDI's readers watch the directory and read it anew at each change: what is right is left alone. The directory

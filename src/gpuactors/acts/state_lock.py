@@ -11,6 +11,7 @@ The lock is held for one write and never while something else is waited for. Mus
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -28,6 +29,10 @@ FILE_NAME: Final = "state.lock"
 _MARK_BYTES: Final = 8
 _LINE_BYTES_MAX: Final = 64
 _STEP_S: Final = 0.02
+
+
+class ReadOnlyError(StateFileError):
+    """The file system is read-only, so nobody has the lock: no daemon writes there."""
 
 
 @final
@@ -60,11 +65,13 @@ class StateLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """No other daemon reads or writes meanwhile. Raises `StateFileError`: also if another one owns the state."""
+        """No other daemon reads or writes meanwhile. Raises `StateFileError`: also if another one owns the state; and
+        `ReadOnlyError`."""
         try:
             descriptor = self._open()
         except OSError as error:
-            raise StateFileError(
+            kind = ReadOnlyError if error.errno == errno.EROFS else StateFileError
+            raise kind(
                 f"cannot open the lock file {self._path} ({error.strerror}), so nothing is written: check the disk and "
                 "the permissions; it is tried again"
             ) from None

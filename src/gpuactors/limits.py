@@ -584,6 +584,10 @@ JOURNAL_WAITING_STEPS: Final = 1024
 """Steps that wait to be written. The worst burst (INBOX_EVENTS, each with an inspection after it) fits twice. Steps
 beyond that while the disk hangs are counted, not kept: each step holds a state of its own."""
 
+JOURNAL_DROPPED_LOG_S: Final = 60.0
+"""The log has one line in this time about steps that found no room: in a flood of events there are three gaps a second,
+and the journal has each."""
+
 JOURNAL_BATCH_S: Final = 0.25
 """Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.
 A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""

@@ -567,6 +567,24 @@ async def test_what_finds_no_room_is_counted_and_the_state_follows(tmp_path: Pat
     assert [line.at for line in found[at:] if isinstance(line, StepLine)][:1] == [steps[5].at]
 
 
+async def test_in_a_flood_of_events_one_line_a_minute_says_that_there_are_gaps(
+    tmp_path: Path, said: Said, autojump_clock: trio.testing.MockClock
+) -> None:
+    """There were 44 in 15 s: each time the disk had caught up and fell behind again."""
+    steps = story().steps
+    journal = recorder(tmp_path, waiting_steps=2)
+    for _ in range(44):
+        for step in steps[:3]:
+            journal.record(step)
+        journal._waiting.clear()
+        await trio.sleep(0.34)
+    assert [line["event"] for line in said()] == ["journal.dropped"]
+    await trio.sleep(limits.JOURNAL_DROPPED_LOG_S)
+    for step in steps[:3]:
+        journal.record(step)
+    assert [line["event"] for line in said()] == ["journal.dropped"] * 2
+
+
 async def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
     journal = recorder(tmp_path)
     journal.record(story().steps[0])

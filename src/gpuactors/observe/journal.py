@@ -9,6 +9,7 @@ Must not be read by the daemon itself: a journal is for people, and nothing depe
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -222,18 +223,21 @@ class FileJournal:
         )  # an abandoned thread may still hang in a write when the next one begins
         self._waiting: deque[Step | Missed] = deque()
         self._missed = 0
+        self._dropped_again_at = -math.inf
+        """When the log may have the next line about a gap: a flood of events makes one after the other."""
         self._arrived = trio.Event()
         self._problem = ""
 
     def record(self, step: Step) -> None:
         """Takes a step. One without room is counted: the waiting steps are older, and without a gap."""
         if len(self._waiting) >= self._bounds.waiting_steps:
-            if not self._missed:
+            self._missed += 1
+            if (at := trio.current_time()) >= self._dropped_again_at:
+                self._dropped_again_at = at + limits.JOURNAL_DROPPED_LOG_S
                 log.warning(
                     "journal.dropped",
                     reason=f"writes to {self._directory} are slower than the events; the journal has a gap",
                 )
-            self._missed += 1
             return
         if self._missed:
             self._waiting.append(Missed(self._missed))

@@ -7,12 +7,18 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from gpuactors import limits
+from gpuactors.core.claims.opaque_config import API_VERSION
+from gpuactors.core.domains import config as domain_config
+from gpuactors.core.gpus import config as gpu_config
+from gpuactors.core.gpus.config import KIND
 from gpuactors.core.values.claim import (
+    PARAMETER_FIELDS,
     AllocatedDevice,
     Claim,
     ClaimAbsent,
@@ -83,10 +89,34 @@ async def test_an_allocated_claim_has_our_part_of_its_allocation(at: Cluster) ->
             AllocatedDevice("look", NODE, "gpu-0000-24-00-0", "s-1", admin_access=True),
         ),
         configs=(
-            OpaqueConfig(True, (), {"kind": "A", "x": (1, {"y": None})}),
+            OpaqueConfig(True, (), {"kind": "A", "x": None}),
             OpaqueConfig(False, ("gpu",), {"kind": "B"}),
         ),
     )
+
+
+async def test_of_what_no_configuration_of_ours_has_only_the_name_is_kept(at: Cluster) -> None:
+    """What a user put there by mistake may be a secret, and what is read is in the journal."""
+    found = at.server.add_claim(claim_object())
+    odd = {"kind": KIND, "password": "hunter2", "iommu": {"token": "hunter2", "backendPolicy": ["hunter2"]}}
+    config = [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": odd}}]
+    devices = {**ALLOCATION["devices"], "config": config}
+    at.server.set_claim_status("default", "vm", {"allocation": {"devices": devices}})
+    answer = await at.claims.read(claim_name(found))
+    assert isinstance(answer, Claim)
+    assert b"hunter2" not in msgspec.json.encode(answer)
+    kept = answer.configs[0].parameters
+    assert isinstance(kept, dict)
+    fault = gpu_config.decoded({**kept, "apiVersion": API_VERSION})
+    assert "unknown field password" in str(fault), "the sentence names it all the same"
+
+
+def test_the_fields_whose_values_are_kept_are_those_of_our_configurations() -> None:
+    own = {"apiVersion", "kind", "iommu", "backendPolicy", "enableAPIDevice"}
+    assert own.union(*domain_config._FIELDS.values()) == PARAMETER_FIELDS
+    for field in own - {"apiVersion", "kind", "iommu"}:
+        fault = gpu_config.decoded({"apiVersion": API_VERSION, "kind": KIND, "iommu": {field: 1}})
+        assert f"iommu.{field} is" in str(fault)
 
 
 async def test_parameters_of_another_driver_that_nest_without_end_cost_the_claim_nothing(
@@ -106,7 +136,7 @@ async def test_parameters_of_another_driver_that_nest_without_end_cost_the_claim
     assert isinstance(answer, Claim)
     assert answer.results is not None
     assert [config.parameters for config in answer.configs] == [
-        {"kind": "A", "x": (1, {"y": None})},
+        {"kind": "A", "x": None},
         {"kind": "B"},
     ]
 

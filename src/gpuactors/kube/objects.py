@@ -11,7 +11,15 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
+from gpuactors.core.values.claim import (
+    PARAMETER_FIELDS,
+    AllocatedDevice,
+    Claim,
+    ClaimName,
+    ClaimUid,
+    Json,
+    OpaqueConfig,
+)
 from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import UndecodableError, decode_json
@@ -162,11 +170,15 @@ _PARAMETERS_DEPTH_MAX: Final = 32
 
 
 def _frozen(value: Any) -> Json:
+    """Without what no configuration of ours has, but for its name: no field of theirs is an array."""
     match value:
         case list():
-            return tuple(map(_frozen, value))
+            return tuple(None for _ in value)
         case dict():
-            return {encodable(key): _frozen(inner) for key, inner in value.items()}
+            return {
+                encodable(key): _frozen(inner) if key in PARAMETER_FIELDS else None
+                for key, inner in value.items()
+            }
         case str():
             return encodable(value)
         case None | bool() | int() | float():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any, Final, NewType
 
 from msgspec import Struct
 
@@ -65,6 +65,13 @@ class AllocatedDevice(Struct, frozen=True, gc=False):
         return self.request.split("/", 1)[0]
 
 
+PARAMETER_FIELDS: Final = frozenset(
+    {"apiVersion", "kind", "iommu", "backendPolicy", "enableAPIDevice", "domainID", "allocationMode"}
+)
+"""Every field of the configurations that our drivers take. A mistake in another one is told by its name: what a user
+has put there may be anything, and the journal goes to whoever looks into an incident."""
+
+
 class OpaqueConfig(Struct, frozen=True, gc=False):
     """One entry of `status.allocation.devices.config` for our driver, in the order of the list."""
 
@@ -73,6 +80,7 @@ class OpaqueConfig(Struct, frozen=True, gc=False):
     requests: tuple[str, ...]
     """The requests it is for; empty: all. `main` covers `main/sub`."""
     parameters: Json
+    """Of a field that no configuration of ours has only the name is kept (PARAMETER_FIELDS)."""
     problem: str = ""
     """How the parameters are no JSON that can be decoded, as a part of a sentence; they are None then."""
 

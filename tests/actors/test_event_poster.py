@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors import limits
@@ -15,10 +16,13 @@ from gpuactors.actors import event_poster
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events.claims import PrepareAsked
 from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.reports.event_series import Series
+from gpuactors.core.reports.kube_events import KubeEvent, OurNode
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Token
+from gpuactors.ports.kube import ApiRefused, Refusal
 from gpuactors.simulation.kube.server import ApiFault
 from tests.core.builders import SETTINGS, Core, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -181,3 +185,16 @@ async def test_a_daemon_that_has_restarted_tells_nothing_twice(autojump_clock: M
         await trio.sleep(100.0)
         assert found.events() == [(NODE, "HeldByOther", 1)]
         nursery.cancel_scope.cancel()
+
+
+async def test_what_was_forbidden_is_forgotten_with_its_fact(autojump_clock: MockClock) -> None:
+    """Each has the name of a process in it, so there are ever new ones while the API server forbids them."""
+    async with cluster() as at:
+        ports = event_poster.PosterPorts(at.events, at.claims, lambda _: None, lambda: START)
+        one = event_poster._Poster(ports)
+        refused = ApiRefused("no", Refusal(403))
+        for number in range(100):
+            fact = KubeEvent(OurNode(), "HeldByOther", f"process {number}")
+            one._told = replace(one._told, series={fact: Series(0.0)})
+            one._failed(fact, refused)
+        assert len(one._forbidden) <= 2

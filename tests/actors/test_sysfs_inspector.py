@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 
 import pytest
@@ -9,6 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from gpuactors import limits
 from gpuactors.actors import sysfs_inspector
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event
@@ -237,4 +240,60 @@ async def test_a_bug_at_one_that_is_inspected_by_itself_ends_that_inspection(
             assert isinstance(failed, InspectionFailed)
             assert (failed.inspection, failed.address) == (1, STUCK)
             assert "a bug" in failed.reason
+            nursery.cancel_scope.cancel()
+
+
+class Together(HalfStuck):
+    """A reader that counts how many are inspected together."""
+
+    def __init__(self) -> None:
+        self.together: list[int] = []
+
+    async def inspect_all(
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        self.together.append(len(addresses))
+        return await super().inspect_all(addresses, given, beside)
+
+
+async def test_no_more_functions_than_the_bound_are_inspected_in_one_thread(
+    autojump_clock: MockClock,
+) -> None:
+    """An Allocate may have to wait for those that began before it."""
+    many = 2 * limits.INSPECTION_BATCH + 3
+    wanted = {PciAddress(f"0000:{n >> 8:02x}:{n & 0xFF:02x}.0"): 1 for n in range(2 << 8, (2 << 8) + many)}
+    host, cell = Together(), Latest(InspectionsWanted(None, wanted, frozenset()))
+    post, _inbox = trio.open_memory_channel[Event](many)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, cell.subscribe(), host, Uses(), post)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert host.together == [limits.INSPECTION_BATCH, limits.INSPECTION_BATCH, 3]
+
+
+class Address(str):
+    """An address that shows whether anybody still has it."""
+
+
+async def test_a_function_that_is_not_wanted_any_more_is_forgotten(autojump_clock: MockClock) -> None:
+    """Virtual functions come and go, under as many addresses as a bus has."""
+    address = Address("0000:03:00.0")
+    known, cell = weakref.ref(address), Latest(InspectionsWanted(None, {PciAddress(address): 1}, frozenset()))
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, cell.subscribe(), HalfStuck(), Uses(), post)
+            del address
+            while inbox.statistics().current_buffer_used == 0:
+                await trio.testing.wait_all_tasks_blocked()
+            inbox.receive_nowait()
+            for last in (FINE, PciAddress("0000:04:00.0")):  # the loop itself has the one that it forgot last
+                cell.set(InspectionsWanted(None, {last: 1}, frozenset()))
+                await trio.testing.wait_all_tasks_blocked()
+            gc.collect()
+            assert known() is None
             nursery.cancel_scope.cancel()

@@ -13,10 +13,12 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from gpuactors import limits
+from gpuactors.acts import driver
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot
@@ -1091,3 +1093,11 @@ def test_an_operators_override_that_names_no_vfio_driver_stays(node: Node) -> No
     node.kernel.write(f"{node.tree.root}/sys/bus/pci/devices/{GPU}/driver_override", "nvidia\n")
     node.bring(Target.ORIGINAL_DRIVER)
     assert node.overrides == ["nvidia"]
+
+
+def test_of_many_holders_some_are_named_and_the_others_counted() -> None:
+    many = [Holder(100 + n, "qemu", None) for n in range(limits.HOLDERS_NAMED_MAX + 2)]
+    said = driver._named(many)
+    assert said.count("process") == limits.HOLDERS_NAMED_MAX
+    assert said.endswith(" and 2 more")
+    assert driver._named(many[:1]) == str(many[0])

@@ -257,6 +257,18 @@ def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_histor
         assert core.state.published.history[pci_address(address)][-1].reason == f"no longer listed: {reason}"
 
 
+def test_the_history_of_a_device_has_its_last_changes_and_no_more_than_the_bound() -> None:
+    core = Core(gpu(A))
+    core.feed(KubeletAppeared("1"))
+    for n in range(2 * limits.HISTORY_ENTRIES):
+        core.ledger = {A: f"vm-{n}"}
+        core.pass_time(limits.LEDGER_QUIET_S)
+    history = core.state.published.history[A]
+    assert len(history) == limits.HISTORY_ENTRIES
+    assert history[-1].reason == core.reason(A)
+    assert f"vm-{2 * limits.HISTORY_ENTRIES - 1}" in history[-1].reason
+
+
 def test_stopping_ends_every_plugin() -> None:
     core = Core(gpu(A), a100(B))
     core.feed(ShutdownRequested())

@@ -122,3 +122,23 @@ def test_what_happened_in_a_moment_is_told_at_once_and_only_again_when_it_happen
     told, found = told_at(look(told, happened(10_020.0), 10_020.0), 10_020.0)
     assert found == []
     assert next_at(told) == 10_009.0 + limits.EVENT_AGAIN_S
+
+
+def test_of_facts_that_are_gone_the_one_that_was_told_first_is_forgotten_first() -> None:
+    """One that comes back soon must not be told anew, as one that the API server does not know."""
+    told = NOTHING_TOLD
+    for number in range(limits.EVENTS_MAX):
+        at = number * 1.0
+        told = posted(look(told, (fact(number),), at), fact(number), 1, at)
+    told = look(told, (fact(-1), fact(-2)), limits.EVENTS_MAX * 1.0)
+    assert len(told.series) == limits.EVENTS_MAX
+    assert [n for n in range(limits.EVENTS_MAX) if fact(n) not in told.series] == [0, 1]
+
+
+def test_a_quiet_time_saves_up_no_more_than_a_burst() -> None:
+    told, found = told_at(look(NOTHING_TOLD, (), 0.0), 0.0)
+    assert found == []
+    facts, at = tuple(map(fact, range(3 * limits.EVENT_BURST))), 1000 * limits.EVENT_REFILL_S
+    told = look(told, facts, at)
+    _, found = told_at(told, at + limits.EVENT_SETTLE_S)
+    assert len(found) == limits.EVENT_BURST

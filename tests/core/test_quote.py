@@ -153,6 +153,16 @@ def test_a_drivers_name_is_quoted() -> None:
         assert "not viable" in core.reason("0000:02:00.0")
 
 
+def test_of_ids_that_mean_nothing_the_history_of_the_last_ones_is_kept() -> None:
+    core = Core(gpu("01:00.0"))
+    many = limits.HISTORY_UNKNOWN_MAX
+    for n in range(2 * many):
+        core.ledger = {f"strange {n}": "pod"}
+        core.feed(KubeletAppeared(f"socket {n}"))
+    assert f"strange {2 * many - 1}" in core.state.published.history
+    assert "strange 0" not in core.state.published.history
+
+
 def test_ids_that_mean_nothing_here_leave_no_history_behind_for_ever() -> None:
     core = Core(gpu("01:00.0"))
     for n in range(100):

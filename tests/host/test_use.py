@@ -521,6 +521,20 @@ async def test_a_group_that_hangs_says_so_and_holds_up_the_others_once(tree: Hos
 
 
 @pytest.mark.trio
+async def test_a_poll_that_has_ended_is_forgotten(tree: HostTree) -> None:
+    """There is one every two seconds; whether it was carried out, beside inspections or by itself, or was too late."""
+    reader = SysfsUse(root(tree), "passive")
+    for _ in range(3):
+        await observe(reader)
+        carried_out, late = reader.begin(ALL), reader.begin(ALL)
+        carried_out.run()
+        carried_out.ended()
+        for begun in (carried_out, late):
+            assert len(await reader.result(begun)) == len(ALL)
+    assert reader._hanging == []
+
+
+@pytest.mark.trio
 async def test_each_group_that_hangs_has_one_thread(tree: HostTree) -> None:
     await until(lambda: polls() == 0)
     reader = SysfsUse(root(tree), "passive", deadline_s=SHORT_S)

@@ -184,6 +184,16 @@ async def close_all(streams: Iterable[trio.SocketStream]) -> None:
         await stream.aclose()
 
 
+async def test_a_client_that_was_answered_leaves_its_place(tmp_path: Path) -> None:
+    """Else every scrape closes a connection after the first hour."""
+    turned_away = list[int]()
+    server = UnixServer(str(tmp_path / "s"))
+    async with serving(server, turned_away=lambda: turned_away.append(1)):
+        for _ in range(limits.HTTP_CONNECTIONS_MAX + 3):
+            assert (await answer(tmp_path / "s", ASKED)).endswith(b"/x")
+    assert turned_away == []
+
+
 async def test_the_oldest_slow_client_makes_room_for_a_newcomer(tmp_path: Path) -> None:
     closed = list[None]()
     server = UnixServer(str(tmp_path / "s"))

@@ -239,6 +239,19 @@ async def test_a_ca_that_is_renewed_ends_the_kept_connection(tmp_path: Path) -> 
     assert at.count == 2
 
 
+async def test_one_that_has_expired_is_closed_when_it_is_noticed(
+    at: Cluster, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor is this process's until it is closed, whatever the other end did."""
+    await at.node.read()
+    assert at.client._kept is not None
+    expired = at.client._kept.connection
+    monkeypatch.setattr(expired, "has_expired", lambda: True)
+    await at.node.read()
+    assert (at.api.dialled, at.api.connections) == (2, 1)
+    assert expired.is_closed()
+
+
 async def test_a_server_that_closes_it_is_noticed_before_the_next_read(tmp_path: Path) -> None:
     ca, at = trustme.CA(), Handshakes()
     (tmp_path / "token").write_text("first")

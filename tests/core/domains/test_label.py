@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry
+from gpuactors.core.domains.label import _with_ours
 from gpuactors.core.events.domains import LabelPatched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -410,3 +411,14 @@ def test_the_checkpoint_s_entry_of_a_channel_and_a_daemon_is_read_as_it_was_writ
     assert core.disk is not None
     for entry in core.disk.entries:
         assert decoded_entry(entry.name.uid, encoded_entry(entry)) == entry
+
+
+def test_the_last_values_of_the_label_that_were_ours_are_remembered_and_no_more_than_the_bound() -> None:
+    """A value that was ours long ago is somebody's decision; one of an hour ago is what a daemon has left."""
+    domains = [f"{n:08}-1111-1111-1111-111111111111" for n in range(limits.LABELS_KEPT + 3)]
+    core = DomainCore()
+    core.ready()
+    label = core.state.domains.label
+    for domain in (*domains, domains[-2]):
+        label = replace(label, ours=_with_ours(label, domain))
+    assert label.ours == (*domains[3:-2], domains[-1], domains[-2])

@@ -505,3 +505,17 @@ def test_the_namespace_of_a_domain_is_in_the_daemon_s_files_and_not_the_claim_s(
     core.created(daemon(DAEMON))
     core.prepare(DAEMON)
     assert "COMPUTE_DOMAIN_NAMESPACE=jobs" in str(core.files[DAEMON.uid][0].edits)
+
+
+def test_a_domain_without_a_claim_is_forgotten() -> None:
+    """Jobs come and go, each with a domain of its own."""
+    core = DomainCore()
+    core.created(daemon(DAEMON), channel(name("one")))
+    core.ready()
+    core.prepare(DAEMON)
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    assert RED in core.state.domains.known
+    core.unprepare(name("one"))
+    core.unprepare(DAEMON)
+    core.pass_time(limits.CLAIM_TOMBSTONE_S + limits.LABEL_LINGERS_S)
+    assert core.state.domains.known == {}

@@ -130,6 +130,15 @@ def test_a_section_is_kept_when_the_file_goes(tmp_path: Path) -> None:
         names.lookup("10df", "2332")
 
 
+def test_a_name_controls_no_terminal(tmp_path: Path) -> None:
+    """It is shown by every command, and somebody gave us the file."""
+    names = PciIds.open(
+        small(tmp_path / "pci.ids", b"10de  N\n\t2330  GH100 [\x1b[2JH100\xe2\x80\xae]\n\t2331  \x9b31m\n")
+    )
+    assert names.lookup("10de", "2330") == r"GH100 [\x1b[2JH100\u202e]"
+    assert names.lookup("10de", "2331") == r"\x9b31m"
+
+
 def test_garbage_is_no_name(tmp_path: Path) -> None:
     names = PciIds(small(tmp_path / "pci.ids", b"\x00\xff" * 1000 + b"\n10de  \n\t\n\t23\n\tzzzz  x\n"))
     assert names.lookup("10de", "2330") is None

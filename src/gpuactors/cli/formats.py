@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 
+from gpuactors.core.values.quote import printable_json
+
 
 class Format(StrEnum):
     """The values of `-o`; each command has one of the first two, and some have WIDE."""
@@ -23,9 +25,13 @@ def yaml_of(as_json: str) -> str:
     """This JSON as YAML, with the keys in their order."""
     import yaml
 
-    return yaml.safe_dump(json.loads(as_json), sort_keys=False, allow_unicode=True, width=100).rstrip("\n")
+    found = json.loads(as_json)
+    shows_all = json.dumps(
+        found, ensure_ascii=False
+    ).isprintable()  # else a terminal may act on what is not escaped
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=shows_all, width=100).rstrip("\n")
 
 
 def either(output: str, as_json: str) -> str:
-    """JSON, or the same as YAML."""
-    return yaml_of(as_json) if output == Format.YAML else as_json
+    """JSON, or the same as YAML; of printable characters."""
+    return yaml_of(as_json) if output == Format.YAML else printable_json(as_json)

@@ -21,6 +21,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.core.values.quote import printable
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import PCI_IDS, HostRoot
 from gpuactors.ports.errors import HostError
@@ -172,6 +173,6 @@ def _names(section: bytes) -> Mapping[str, str]:
 def _text(line: bytes) -> str:
     # UTF-8 by its maintainers' word; older copies have single lines in Latin-1.
     try:
-        return line.decode().strip()
+        return printable(line.decode().strip())
     except UnicodeDecodeError:
-        return line.decode("latin-1").strip()
+        return printable(line.decode("latin-1").strip())

@@ -15,6 +15,7 @@ from gpuactors.core.domains.report import domain_reports, label_report
 from gpuactors.core.events import domains as domain_events
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import DeviceList, Health
+from gpuactors.core.values.quote import printable_json
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.counts import counts_of
 from gpuactors.replay.domain_lanes import changes
@@ -272,9 +273,7 @@ def _domains(state: NodeState) -> dict[str, object] | None:
 
 
 def _line(value: dict[str, object]) -> str:
-    """JSON whose characters a terminal shows as they are: any other one as JSON escapes it."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(value).replace("\x7f", "\\u007f")
+    return printable_json(json.dumps(value, ensure_ascii=False))
 
 
 def _s(seconds: float) -> float:

@@ -13,6 +13,7 @@ from gpuactors.cli.inspect.report import as_json, as_table, as_wide, utc
 from gpuactors.cli.inspect.view import Inspected
 from gpuactors.cli.live.watched import Change, Watched
 from gpuactors.cli.output import UNFOLDED
+from gpuactors.core.values.quote import printable_json
 
 _DOCUMENT: Final = "---\n"
 
@@ -38,7 +39,7 @@ class Stream:
         """The daemon has said what it knows now."""
         is_first, self._is_first = self._is_first, False
         if self._output is Format.JSON:
-            self._echo(json.dumps(json.loads(as_json(found)), ensure_ascii=False))
+            self._echo(printable_json(json.dumps(json.loads(as_json(found)), ensure_ascii=False)))
         elif self._output is Format.YAML:
             self._echo(_DOCUMENT + yaml_of(as_json(found)))
         elif is_first:

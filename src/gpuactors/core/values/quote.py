@@ -26,6 +26,18 @@ def printable(text: str) -> str:
     )
 
 
+def printable_json(text: str) -> str:
+    """JSON, in which every character that `printable` would escape is escaped as JSON does it; its lines stay."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _escaped_in_json(c) for c in text)
+
+
+def _escaped_in_json(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
 def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
     """`text` as a part of a sentence: printable, at most `chars_max` characters; if it is cut, with its full length."""
     if len(text) <= chars_max and text.isprintable():

@@ -778,6 +778,9 @@ RETURN_RETRY_S: Final = 15.0
 CLAIM_TOMBSTONE_S: Final = 90.0
 """90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
 
+EARLIER_CLAIMS_MAX: Final = 1024
+"""Claims of earlier boots of which the model of each device is remembered: four of a node with 256 GPUs."""
+
 CLAIM_READ_RETRY_S: Final = 2.0
 """2 s. After a failed read of a claim from the API server while its prepare waits."""
 

@@ -55,6 +55,7 @@ async def run(
                         of=of,
                         owed=found.owed,
                         is_lost=found.is_lost,
+                        earlier_models=found.kept.earlier_models,
                     )
                 )
         loaded = loaded if now.load else 0

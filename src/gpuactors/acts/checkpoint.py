@@ -39,6 +39,7 @@ from gpuactors.core.claims.checkpoint import (
     encoded,
     version_of,
 )
+from gpuactors.core.claims.stored import models_of
 from gpuactors.core.claims.theirs import Whose, whose
 from gpuactors.core.values.claim import Json
 from gpuactors.core.values.quote import quoted
@@ -161,7 +162,7 @@ class CheckpointFile:
             )
         if boot_id != self._boot_id:
             return Restored(
-                Checkpoint(),
+                Checkpoint(earlier_models=models_of(checkpoint)),
                 Origin.OTHER_BOOT,
                 f"{path} is of another boot, so it is treated as empty: its claims are prepared again",
             )

@@ -90,7 +90,7 @@ def _is_end(at: At) -> bool:
     assert o.kubelet.prepared == {NEW.uid}
     assert entries[NEW.uid].state is ClaimState.PREPARED
     assert OLD.uid not in entries or entries[OLD.uid].state is ClaimState.TOMBSTONE
-    assert o.files == {NEW.uid}
+    assert {uid for uid, _ in o.files} == {NEW.uid}
     assert o.disk is not None
     assert [e.name for e in o.disk.entries] == [NEW]
     assert all(f.vfio_bound for f in o.functions)

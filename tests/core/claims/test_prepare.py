@@ -531,7 +531,7 @@ def test_a_gpu_that_is_unplugged_under_its_claim_is_let_go_at_the_unprepare(agai
     core = core_with(ON_HOST, one=(A,))
     core.prepare(ONE)
     core.unplugged(A)
-    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert core.claim_state(ONE) is ClaimState.DRIFTED
     if again:
         core.changed(ON_HOST)
     assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
@@ -613,17 +613,15 @@ def test_a_repeated_prepare_of_a_gpu_that_is_gone_is_refused() -> None:
     core = prepared_core()
     core.unplugged(A)
     assert "is gone from this node" in core.refusal(core.prepare(ONE))
-    assert core.claim_state(ONE) is ClaimState.PREPARED, "it is the claim's until its unprepare"
+    assert core.claim_state(ONE) is ClaimState.DRIFTED, "it is the claim's until its unprepare"
 
 
 def test_a_gpu_in_another_iommu_group_gets_other_files() -> None:
     """It was plugged in again, and a udev rule bound it to vfio-pci: the container's node would be the old group's."""
     core = prepared_core(PRE_BOUND)
     core.unplugged(A)
-    core.changed(gpu(A, 7))
     core.held_back = {"files"}
-    core.prepare(ONE)
-    core.feed(ActDone(core.wanted.files[ONE.uid].number, of=ClaimsOf.GPUS))
+    core.changed(gpu(A, 7))
     (act,) = core.wanted.files.values()
     (device,) = act.devices
     assert isinstance(device, ClaimDevice)
@@ -654,7 +652,7 @@ def test_nothing_is_written_while_the_pod_of_the_claim_still_runs() -> None:
     assert "77" in core.refusal(token)
     assert core.disk is written
     assert core.acts == acts
-    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert core.claim_state(ONE) is ClaimState.DRIFTED
 
 
 def test_a_gpu_that_another_pod_has_meanwhile_is_not_bound_again() -> None:

@@ -89,7 +89,11 @@ class ClaimCore(CallsCore):
         if self.disk is None:
             return CheckpointRead(of=ClaimsOf.GPUS)
         return CheckpointRead(
-            self.disk.entries, self.disk.original_drivers, owed=self.disk.owed, of=ClaimsOf.GPUS
+            self.disk.entries,
+            self.disk.original_drivers,
+            owed=self.disk.owed,
+            earlier_models=self.disk.earlier_models,
+            of=ClaimsOf.GPUS,
         )
 
     def restarted(self, *held_back: str, settings: GpuSettings | None = None) -> ClaimCore:

@@ -27,6 +27,7 @@ from gpuactors.core.events.claims import (
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
+from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
@@ -89,8 +90,8 @@ class Outside(Struct, frozen=True):
     world: World
     functions: tuple[PciFunction, ...]
     disk: CheckpointWanted | None = None
-    files: frozenset[ClaimUid] = frozenset()
-    """The claims whose files are there."""
+    files: frozenset[tuple[ClaimUid, frozenset[int | None]]] = frozenset()
+    """The claims whose files are there, each with the IOMMU groups that they name."""
     deleted: frozenset[ClaimUid] = frozenset()
     """Claims that the API server does not have any more."""
     kubelet: Kubelet = NO_CALLS
@@ -100,6 +101,8 @@ class Outside(Struct, frozen=True):
     """A pod has the GPU by the device plugin API."""
     disturbed: bool = False
     """The GPU was unplugged since an act of ours bound it, or before any."""
+    was_unplugged: bool = False
+    """The GPU was ever unplugged."""
 
 
 class Node(Struct, frozen=True):
@@ -209,14 +212,20 @@ def _allocated(node: Node) -> Node:
 
 
 def _unplugged(node: Node) -> Node:
-    node = _with(node, functions=(), disturbed=True)
+    node = _with(node, functions=(), disturbed=True, was_unplugged=True)
     return stepped(node, HostChanged(GPU, None, "remove pci"))
 
 
-def _plugged(node: Node) -> Node:
-    """It is bound as at the node's start."""
-    node = _with(node, functions=node.outside.world.functions)
-    return stepped(node, HostChanged(GPU, None, "add pci"))
+def _plugged(group: int | None = None) -> Callable[[Node], Node]:
+    """It is bound as at the node's start, and in this IOMMU group."""
+
+    def happens(node: Node) -> Node:
+        functions = node.outside.world.functions
+        if group is not None:
+            functions = tuple(on_driver(replace(f, iommu_group=group), f.driver) for f in functions)
+        return stepped(_with(node, functions=functions), HostChanged(GPU, None, "add pci"))
+
+    return happens
 
 
 def restarted(node: Node) -> Node:
@@ -256,9 +265,10 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
     """The act is carried out."""
     match act:
         case FilesAct():
-            files = node.outside.files
-            left = files - {act.name.uid} if act.claim is None else files | {act.name.uid}
-            return stepped(_with(node, files=left), ActDone(act.number, of=ClaimsOf.GPUS))
+            left = {(uid, groups) for uid, groups in node.outside.files if uid != act.name.uid}
+            if act.claim is not None:
+                left.add((act.name.uid, _named(act)))
+            return stepped(_with(node, files=frozenset(left)), ActDone(act.number, of=ClaimsOf.GPUS))
         case DeviceAct():
             there = {f.address: f for f in node.outside.functions}
             if GPU not in there:
@@ -272,6 +282,12 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
                 node = _with(node, disturbed=False)
             bound = tuple(as_bound(after[first.address]) for first in act.functions)
             return stepped(node, ActDone(act.number, bound, of=ClaimsOf.GPUS))
+
+
+def _named(act: FilesAct) -> frozenset[int | None]:
+    """The IOMMU groups that a claim's files name."""
+    devices = [device for device in act.devices if isinstance(device, ClaimDevice)]
+    return frozenset(function.iommu_group for device in devices for function in device.functions)
 
 
 def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
@@ -371,7 +387,8 @@ HAPPENINGS: Final = (
     ),
     Happening("its pod ends", lambda n: n.outside.pod, lambda n: _with(n, pod=False)),
     Happening("it is unplugged", lambda n: bool(n.outside.functions), _unplugged),
-    Happening("it is plugged in", lambda n: not n.outside.functions, _plugged),
+    Happening("it is plugged in", lambda n: not n.outside.functions, _plugged()),
+    Happening("it is plugged in, in another group", lambda n: not n.outside.functions, _plugged(9)),
     Happening("time passes", lambda _: True, _time_passes),
 )
 """Everything that can happen, in no order."""
@@ -402,7 +419,9 @@ def check_always(node: Node) -> None:
 def _check_claim(node: Node, claim: ClaimName) -> None:
     uid = claim.uid
     o, entry = node.outside, node.state.gpus.claims.entries.get(uid)
-    kept = (ClaimState.PREPARED, ClaimState.VERIFYING)
+    kept = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
+    if o.was_unplugged:  # its files are removed, and written again when it is back
+        kept = OWNING - {ClaimState.RELEASING}
     is_asked = o.kubelet.waits_for(claim, prepares=True)  # whether it goes on running is being decided
     if uid in o.kubelet.prepared - o.deleted and not is_asked and (entry is None or entry.state not in kept):
         raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
@@ -415,7 +434,7 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
 
 def _check_prepared(node: Node, uid: ClaimUid) -> None:
     o = node.outside
-    check_prepared(uid, o.disk, o.files)
+    check_prepared(uid, o.disk, frozenset(of for of, _ in o.files))
     if uid in o.kubelet.prepared and (seen := _seen_driver(node)) != "vfio-pci":
         raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
 
@@ -442,7 +461,12 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     if isinstance(act, FilesAct):
         meant = [e for e in meant if e.name.uid == act.name.uid]
     clears = (
-        isinstance(act, FilesAct) and undoes and act.name.uid not in {*stored(o.disk), *o.kubelet.prepared}
+        isinstance(act, FilesAct)
+        and undoes
+        and (
+            act.name.uid not in {*stored(o.disk), *o.kubelet.prepared}
+            or node.state.gpus.claims.entries[act.name.uid].state is ClaimState.DRIFTED
+        )
     )
     if not (meant or clears):
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
@@ -454,6 +478,7 @@ def check_settled(node: Node, met: set[object]) -> None:
     """When everything is answered, and all claims are unprepared, nothing is left. `met` are the nodes of which this is
     known."""
     node = _with(all_answered(node), pod=False)
+    _check_files(all_answered(_time_passes(node)))
     for claim in CLAIMS:
         node = asked(node, claim, prepares=False)
     node = all_answered(node)
@@ -481,6 +506,14 @@ def check_settled(node: Node, met: set[object]) -> None:
         raise WrongError("the GPU cannot be claimed again")
 
 
+def _check_files(node: Node) -> None:
+    """When everything is answered: no claim's files name another group than its GPU's, which may be anybody's."""
+    groups = {f.iommu_group for f in node.outside.functions}
+    for uid, named in node.outside.files:
+        if not named <= groups:
+            raise WrongError(f"the files of {uid} name the groups {set(named)}, and the GPU is in {groups}")
+
+
 # --- every order ------------------------------------------------------------------------------------------------
 
 
@@ -500,7 +533,7 @@ def canonical(node: Node) -> object:
     ranks = ranked(of_host)
     return (
         (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
-        (o.pod, o.disturbed, o.admitting is None),
+        (o.pod, o.disturbed, o.was_unplugged, o.admitting is None),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
         frozenset(gpus.original_drivers.items()),

@@ -13,6 +13,9 @@ A, B = PciAddress("0000:23:00.0"), PciAddress("0000:24:00.0")
 NOBODY = OperatorsList()
 
 
+MODEL = "10de:2330"
+
+
 def function(address: PciAddress, driver: str | None, **other: str) -> PciFunction:
     vfio = driver is not None and "vfio" in driver
     made = PciFunction(address, "10de", "2330", "030200", driver, vfio, 51, 0, "pci0000:20", (), None, None)
@@ -42,7 +45,7 @@ def test_a_retry_after_our_own_bind_does_not_change_the_original_driver() -> Non
 
 def test_a_gpu_that_had_no_driver_when_our_act_began_is_given_back_without_one() -> None:
     known = noted({}, [function(A, None)])
-    assert noted(known, [function(A, "vfio-pci")], acted={A})[A] == OriginalDriver(A, None)
+    assert noted(known, [function(A, "vfio-pci")], acted={A})[A] == OriginalDriver(A, None, ids=MODEL)
     assert by_first(None).sentence == "it was found without a driver"
 
 
@@ -50,7 +53,7 @@ def test_a_gpu_that_a_boot_script_binds_before_any_act_of_ours_is_prebound() -> 
     for first in (None, "nvidia"):
         known = noted({}, [function(A, first)])
         later = noted(known, [function(A, "vfio-pci")])
-        assert later[A] == OriginalDriver(A, "vfio-pci", vfio=True)
+        assert later[A] == OriginalDriver(A, "vfio-pci", vfio=True, ids=MODEL)
 
 
 def test_a_gpu_that_gets_its_host_driver_late_had_that_one_first() -> None:
@@ -73,14 +76,16 @@ def test_a_function_between_two_drivers_is_found_on_the_one_before() -> None:
 def test_a_function_that_was_plugged_in_anew_is_found_anew() -> None:
     known = noted({}, [replace(function(A, "nvidia"), presence=7)])
     again = [replace(function(A, "vfio-pci"), presence=9)]
-    assert noted(known, again, acted={A})[A] == OriginalDriver(A, "vfio-pci", vfio=True, presence=9)
+    assert noted(known, again, acted={A})[A] == OriginalDriver(
+        A, "vfio-pci", vfio=True, presence=9, ids=MODEL
+    )
     assert noted(known, [replace(function(A, "vfio-pci"), presence=7)], acted={A}) is known
 
 
 def test_a_presence_that_an_older_daemon_has_not_noted_is_added() -> None:
     known = {A: OriginalDriver(A, "nvidia")}
     later = noted(known, [replace(function(A, "vfio-pci"), presence=7)], acted={A})
-    assert later[A] == OriginalDriver(A, "nvidia", presence=7)
+    assert later[A] == OriginalDriver(A, "nvidia", presence=7, ids=MODEL)
 
 
 def test_a_variant_driver_counts_as_vfio() -> None:

@@ -32,6 +32,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.COMMITTING: "all is done; that is being written to disk",
     ClaimState.PREPARED: "its containers may run",
     ClaimState.VERIFYING: "it was prepared, and kubelet asks again: its devices are being looked at",
+    ClaimState.DRIFTED: "a device is not where its files said, so they were removed; they come back with the device",
     ClaimState.TAKEN_OVER: "NVIDIA's driver has prepared it: its devices stay its own until its pod has ended",
     ClaimState.STOPPED: "an act failed; its devices stay as they are, and its own, until kubelet asks again",
     ClaimState.RELEASING: "its files are being removed, and its devices returned",

@@ -53,6 +53,7 @@ _LATE: Final = {
     ClaimState.COMMITTING: Cause.CHECKPOINT_UNWRITTEN,
     ClaimState.PREPARED: Cause.FILES_UNWRITTEN,
     ClaimState.VERIFYING: Cause.INSPECTION_LATE,
+    ClaimState.DRIFTED: Cause.FILES_UNWRITTEN,
     ClaimState.TAKEN_OVER: Cause.FILES_UNWRITTEN,
     ClaimState.STOPPED: Cause.API_SERVER_FAILED,
     ClaimState.RELEASING: Cause.WRITE_HANGS,

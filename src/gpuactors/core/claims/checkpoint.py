@@ -1,7 +1,8 @@
-"""The content of the checkpoint: what a daemon must know of the one before it in the same boot.
+"""The content of the checkpoint: what a daemon must know of the one before it in the same boot, and which model each
+device of an earlier boot's claim was.
 
     {"version": 1, "bootId": "…", "firstDrivers": {"0000:23:00.0": {"driver": "nvidia", "vfio": false, "presence": 7}},
-     "claims": {"<uid>": {…}}, "owed": [{…}],
+     "claims": {"<uid>": {…}}, "owed": [{…}], "earlierModels": {"<uid>": {"0000:23:00.0": "10de:2330"}},
      "takenOver": {"from": "sha256:…", "claims": {"<uid>": {…}}}}
 
 Values only; `acts/checkpoint.py` reads and writes the file. A claim's entry is kept here as it is on disk:
@@ -18,6 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import ClaimUid, Json, OriginalDriver
@@ -26,8 +28,8 @@ from gpuactors.core.values.model import PciAddress, is_pci_address
 VERSION: Final = 1
 """Raised when an older daemon could not go on with the content, and not for a field more."""
 
-_FIELDS: Final = ("version", "bootId", "firstDrivers", "claims", "owed", "takenOver")
-_DRIVER_FIELDS: Final = ("driver", "vfio", "presence")
+_FIELDS: Final = ("version", "bootId", "firstDrivers", "claims", "owed", "takenOver", "earlierModels")
+_DRIVER_FIELDS: Final = ("driver", "vfio", "presence", "ids")
 
 _NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
@@ -53,6 +55,12 @@ class Checkpoint(Struct, frozen=True, gc=False):
     taken_from: str = ""
     """The checksum of its checkpoint as it was when they were taken over: they are not again, unless it has changed.
     Empty: never."""
+    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    """Of the claims of earlier boots that have neither been prepared nor unprepared since: see `Models`."""
+
+
+Models = Mapping[ClaimUid, Mapping[PciAddress, str]]
+"""The model of each device that a claim had, by the claim and the device's address (`OriginalDriver.ids`)."""
 
 
 class Origin(StrEnum):
@@ -105,11 +113,13 @@ def encoded(checkpoint: Checkpoint, boot_id: str) -> Mapping[str, Json]:
                 "driver": first.driver,
                 "vfio": first.vfio,
                 **({"presence": first.presence} if first.presence else {}),
+                **({"ids": first.ids} if first.ids else {}),
             }
             for address, first in sorted(checkpoint.original_drivers.items())
         },
         "claims": {uid: checkpoint.claims[uid] for uid in sorted(checkpoint.claims)},
         **({"owed": checkpoint.owed} if checkpoint.owed else {}),
+        **({"earlierModels": _as_json(checkpoint.earlier_models)} if checkpoint.earlier_models else {}),
     }
 
 
@@ -148,7 +158,20 @@ def decoded(content: Json) -> tuple[str, Checkpoint]:
     checkpoint = Checkpoint(
         _entries(claims), original_drivers, unknown, unknown_of_drivers, returns, taken_over, taken_from
     )
-    return boot_id, checkpoint
+    return boot_id, replace(checkpoint, earlier_models=_models(content.get("earlierModels")))
+
+
+def _as_json(models: Models) -> Json:
+    return {uid: {str(a): ids for a, ids in of_claim.items()} for uid, of_claim in models.items()}
+
+
+def _models(content: Json) -> Models:
+    """An older daemon has written none; what is no model says nothing."""
+    return {
+        ClaimUid(uid): {PciAddress(a): ids for a, ids in of_claim.items() if isinstance(ids, str)}
+        for uid, of_claim in (content.items() if isinstance(content, Mapping) else ())
+        if isinstance(of_claim, Mapping)
+    }
 
 
 def _entries(claims: Mapping[str, Json]) -> Mapping[ClaimUid, Mapping[str, Json]]:
@@ -174,6 +197,7 @@ def _original_driver(address: str, entry: Json) -> tuple[OriginalDriver, Mapping
     if not is_pci_address(address) or not isinstance(entry, Mapping):
         raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address with an object")
     driver, vfio, presence = entry.get("driver"), entry.get("vfio"), entry.get("presence", 0)
+    ids = entry.get("ids", "")
     if not (driver is None or isinstance(driver, str)) or not isinstance(vfio, bool):
         raise MalformedError(
             f"the original driver of {address} is not a name or null, with vfio true or false"
@@ -181,4 +205,6 @@ def _original_driver(address: str, entry: Json) -> tuple[OriginalDriver, Mapping
     rest = {name: value for name, value in entry.items() if name not in _DRIVER_FIELDS}
     if not isinstance(presence, int) or isinstance(presence, bool) or presence < 0:
         raise MalformedError(f"the presence of {address} is no number")
-    return OriginalDriver(PciAddress(address), driver, vfio, presence), rest
+    if not isinstance(ids, str):
+        raise MalformedError(f"the model of {address} is no text")
+    return OriginalDriver(PciAddress(address), driver, vfio, presence, ids=ids), rest

@@ -6,7 +6,7 @@ Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,7 +16,15 @@ from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FitnessCheck, OriginalDriver, Target
+from gpuactors.core.values.claim import (
+    Claim,
+    ClaimsOf,
+    ClaimUid,
+    DeviceHealth,
+    FitnessCheck,
+    OriginalDriver,
+    Target,
+)
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import AnyOffer
@@ -105,9 +113,18 @@ class ClaimDriver(Protocol):
     def deadline(self, state: NodeState) -> float:
         """When that is; infinite if never."""
 
-    def drift(self, state: NodeState, entry: Entry) -> str | None:
-        """The device of a prepared claim that is not where the claim's files say, as a sentence; empty if all are.
-        None: not read since it was requested."""
+    def is_seen(self, state: NodeState, entry: Entry) -> bool:
+        """Whether the devices of a prepared claim have been read since that was requested."""
+
+    def drift(self, state: NodeState, entry: Entry) -> Reason | None:
+        """Why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
+
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
+        """The claims whose files are to be removed at once, each with the reason. `before` is the state before the
+        event."""
+
+    def blocked_files(self, state: NodeState, acting: Iterable[Entry]) -> Collection[ClaimUid]:
+        """The claims, of those with an act on their files, whose files must not be written yet."""
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""

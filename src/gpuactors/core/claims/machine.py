@@ -56,6 +56,7 @@ _TRIED_AGAIN: Final = (
     ClaimState.CLEARING,
     ClaimState.PREPARED,
     ClaimState.VERIFYING,
+    ClaimState.DRIFTED,
 )
 """The states in which an act that failed is tried again, whatever failed."""
 
@@ -90,6 +91,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
     claims = replace(
         driver.claims(state), loaded=True, lost_since=lost_since, unserved="", entries={}, reads={}
     )
+    claims = replace(claims, earlier_models=event.earlier_models)
     state, entries = driver.restored(driver.with_claims(state, claims), event)
     for stored in entries:
         claims = replace(driver.claims(state), last=driver.claims(state).last + 1)
@@ -101,7 +103,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             domain=stored.domain,
             bound=stored.bound,
         )
-        entry = replace(entry, given=stored.given, unplaced=stored.unplaced)
+        entry = replace(entry, given=stored.given, unplaced=stored.unplaced, has_files=True)
         if stored.claim is not None:
             entry = driver.with_claim(entry, stored.claim)
         if stored.claim is None and stored.state is not ClaimState.RELEASING:
@@ -150,7 +152,7 @@ def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at
     if entry.state is ClaimState.STOPPED and entry.claim is None:
         is_under_way = entry.intent > 0 or entry.name.uid in claims.reads
         return driver.with_claims(state, claims if is_under_way else with_read(claims, entry.name.uid)), []
-    if entry.state is ClaimState.PREPARED:
+    if entry.state in (ClaimState.PREPARED, ClaimState.DRIFTED):
         state, entry = driver.request_reads(state, entry, at)
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.PREPARE)), []
 

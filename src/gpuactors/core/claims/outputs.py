@@ -6,7 +6,7 @@ Standing orders with numbers: each actor does the newest number of each kind onc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
@@ -23,7 +23,7 @@ from gpuactors.core.state.claims import (
     load_of,
 )
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FitnessCheck, OriginalDriver
-from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.claim_states import OWNING, REMOVING, ClaimState
 from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
 
@@ -60,6 +60,8 @@ class CheckpointWanted(Struct, frozen=True, gc=False):
     """Of the functions whose present driver may be of our making."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed, by address."""
+    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    """`Checkpoint.earlier_models`."""
 
 
 class DiskWanted(Struct, frozen=True, gc=False):
@@ -133,7 +135,7 @@ def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
         checkpoint=_checkpoint(driver, state) if claims.checkpoint > claims.durable else None,
         devices=driver.device_acts(state, acting),
         fitness_check=driver.fitness_check(state),
-        files={e.name.uid: _files_act(driver, state, e) for e in acting if FILES in e.acts},
+        files=_files(driver, state, acting),
         offer=offer,
         health=health,
     )
@@ -142,7 +144,7 @@ def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
 def _checkpoint(driver: ClaimDriver, state: NodeState) -> CheckpointWanted:
     claims, (original_drivers, owed) = driver.claims(state), driver.kept(state)
     entries = tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING)
-    return CheckpointWanted(claims.checkpoint, entries, original_drivers, owed)
+    return CheckpointWanted(claims.checkpoint, entries, original_drivers, owed, claims.earlier_models)
 
 
 def _on_disk(entry: Entry) -> StoredEntry:
@@ -151,7 +153,7 @@ def _on_disk(entry: Entry) -> StoredEntry:
             state = ClaimState.RELEASING
         case ClaimState.TAKEN_OVER:
             state = ClaimState.TAKEN_OVER
-        case ClaimState.COMMITTING | ClaimState.PREPARED | ClaimState.VERIFYING:
+        case ClaimState.COMMITTING | ClaimState.PREPARED | ClaimState.VERIFYING | ClaimState.DRIFTED:
             state = ClaimState.PREPARED
         case _:
             state = ClaimState.RESERVED
@@ -167,9 +169,16 @@ def _on_disk(entry: Entry) -> StoredEntry:
     )
 
 
+def _files(driver: ClaimDriver, state: NodeState, acting: Iterable[Entry]) -> Mapping[ClaimUid, FilesAct]:
+    """Those of the claims. One that would write a claim's files waits while these could be wrong: removals go first."""
+    having = [entry for entry in acting if FILES in entry.acts]
+    blocked = driver.blocked_files(state, having)
+    return {e.name.uid: _files_act(driver, state, e) for e in having if e.name.uid not in blocked}
+
+
 def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:
     number, directories = entry.acts[FILES], driver.directories(state, entry)
-    if entry.state in (ClaimState.RELEASING, ClaimState.CLEARING):
+    if entry.state in REMOVING:
         return FilesAct(number, entry.name, None, (), directories)
     assert entry.claim is not None, "files are written for an allocated claim"
     devices, placed = driver.devices(state, entry, entry.claim), driver.placed(state, entry)

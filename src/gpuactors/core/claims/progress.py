@@ -24,10 +24,10 @@ from gpuactors.core.claims.transitions import (
 )
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, Claims, Entry, with_entry
+from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction, ClaimUid
-from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger, NoTransitionError
+from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
@@ -40,12 +40,27 @@ def advanced(driver: ClaimDriver, before: NodeState, state: NodeState, at: float
     if driver.claims(state).settings is None:
         return state, []
     state = driver.on_state_changed(before, state)
-    effects: list[Effect] = []
+    state, effects = _files_withdrawn(driver, before, state, at)
     while (further := _one_further(driver, state, at) or _all_answered(driver, state, at)) is not None:
         state, lines = further
         state = driver.on_state_changed(before, state)
         effects += lines
     return driver.with_claims(state, _dated(driver.claims(before), driver.claims(state), at)), effects
+
+
+def _files_withdrawn(driver: ClaimDriver, before: NodeState, state: NodeState, at: float) -> Stepped:
+    """The files of every claim that has drifted are to be removed: of all at once, as they may be a whole node's."""
+    effects: list[Effect] = []
+    for prepared, why in driver.drifted(before, state):
+        # What has changed is read anew, and may be outdated again when the devices are back.
+        state, entry = driver.request_reads(state, replace(prepared, why=why, is_outdated=True), at)
+        state, broken = try_transition(driver, state, entry, ClaimTrigger.DRIFT)
+        effects += [*_astray(entry, why), *broken]
+    return (driver.on_state_changed(before, state), effects) if effects else (state, [])
+
+
+def _astray(entry: Entry, why: Reason) -> list[Effect]:
+    return _logged("claim.astray", entry, cause=why.cause, reason=why.message, level=Level.WARNING)
 
 
 def _dated(before: Claims, claims: Claims, at: float) -> Claims:
@@ -94,7 +109,7 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
                 state = driver.with_claims(
                     state, with_read(with_entry(driver.claims(state), entry), entry.name.uid)
                 )
-            case ClaimState.BINDING | ClaimState.CLEARING:
+            case ClaimState.BINDING | ClaimState.CLEARING | ClaimState.DRIFTED:
                 state, lines = try_transition(driver, state, entry, ClaimTrigger.RETRY)
             case ClaimState.PREPARED if entry.why is not None:
                 state, lines = try_transition(driver, state, replace(entry, why=None), ClaimTrigger.RETRY)
@@ -156,6 +171,8 @@ def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
             return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
         case ClaimState.VERIFYING:
             return _verified(driver, state, entry, at)
+        case ClaimState.DRIFTED if not entry.has_files:
+            return _returned_to_files(driver, state, entry, at, is_asked=bool(calls))
         case ClaimState.RESERVED if claims.durable >= entry.intent:
             return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.DURABLE)), []
         case ClaimState.STOPPED if entry.claim is None and 0 < entry.intent <= claims.durable:
@@ -215,9 +232,9 @@ def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> boo
 def _verified(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
     """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
     nobody else has them. None if it waits on."""
-    if entry.acts or (reason := driver.drift(state, entry)) is None:
+    if entry.acts or not driver.is_seen(state, entry):
         return None
-    if not reason:
+    if (why := driver.drift(state, entry)) is None:
         entry = replace(entry, why=None)  # it may have waited until its devices were back
         return driver.with_claims(
             state, transition(driver, driver.claims(state), entry, ClaimTrigger.IN_PLACE)
@@ -226,7 +243,21 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) ->
         return None
     if driver.claims(further[0]).entries[entry.name.uid].state is not ClaimState.RESERVED:
         return further
-    return further[0], [*_logged("claim.astray", entry, reason=reason, level=Level.WARNING), *further[1]]
+    return further[0], [*_astray(entry, why), *further[1]]
+
+
+def _returned_to_files(
+    driver: ClaimDriver, state: NodeState, entry: Entry, at: float, *, is_asked: bool
+) -> Stepped | None:
+    """A claim whose files were removed reserves its devices again, as for a first prepare: when kubelet asks for it, or
+    when all are where a prepare leaves them. None if it waits on."""
+    why = driver.drift(state, entry)
+    if is_asked or why is None:
+        return _waited(driver, state, entry, at)
+    if why == entry.why:
+        return None
+    known = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
+    return known, _astray(entry, why)
 
 
 def _waited(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
@@ -240,7 +271,7 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> S
         state, owner = driver.reserved(state, replace(entry, why=None))
         claims = transition(driver, driver.claims(state), owner, ClaimTrigger.FREE)
         return driver.with_claims(state, claims), _logged("claim.reserved", entry)
-    if conflict.is_final:
+    if conflict.is_final and any(c.uid == entry.name.uid for c in driver.claims(state).calls.values()):
         return not_prepared(driver, state, entry, conflict.why)
     if conflict.why != entry.why:
         waits = replace(entry, why=conflict.why, is_outdated=entry.is_outdated or conflict.outdates)
@@ -284,7 +315,8 @@ def act_over(
     had = {a for a, b in entry.bound.items() if b.persistence}
     found = {b.address: replace(b, persistence=b.persistence or b.address in had) for b in bound}
     known = {**entry.bound, **found}
-    entry = replace(entry, acts=left, bound=known)
+    is_removal = entry.state in REMOVING and entry.acts.get(FILES) == number
+    entry = replace(entry, acts=left, bound=known, has_files=entry.has_files and not is_removal)
     claims = driver.claims(state)
     return driver.with_claims(
         state, with_entry(claims, entry) if left else transition(driver, claims, entry, ClaimTrigger.DONE)

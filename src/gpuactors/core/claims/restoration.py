@@ -142,4 +142,11 @@ def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:
         (taken_over if is_theirs else claims)[uid] = {**before, **encoded_entry(entry)}
     original_drivers = {f.address: f for f in wanted.original_drivers}
     owed = tuple(map(encoded_return, wanted.owed))
-    return replace(kept, claims=claims, taken_over=taken_over, original_drivers=original_drivers, owed=owed)
+    return replace(
+        kept,
+        claims=claims,
+        taken_over=taken_over,
+        original_drivers=original_drivers,
+        owed=owed,
+        earlier_models=wanted.earlier_models,
+    )

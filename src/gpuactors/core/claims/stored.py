@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from gpuactors.core.claims.checkpoint import MalformedError
+from gpuactors import limits
+from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Models
 from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
     AllocatedDevice,
@@ -92,6 +93,32 @@ def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
     )
 
 
+def models_of(checkpoint: Checkpoint) -> Models:
+    """The model of each device of the claims that a checkpoint of an earlier boot has: kubelet prepares such a claim
+    again, and another device may be in the slot by then. The newest, if there are more than EARLIER_CLAIMS_MAX. An
+    entry that cannot be decoded has none."""
+    found = dict(checkpoint.earlier_models)
+    for uid, content in checkpoint.claims.items():
+        models = _models_of(uid, content, checkpoint.original_drivers)
+        found.pop(uid, None)
+        if models:
+            found[uid] = models
+    return dict([*found.items()][-limits.EARLIER_CLAIMS_MAX :])
+
+
+def _models_of(
+    uid: ClaimUid, content: Mapping[str, Json], known: Mapping[PciAddress, OriginalDriver]
+) -> Mapping[PciAddress, str]:
+    try:
+        gpus = decoded_entry(uid, content).gpus
+    except MalformedError:
+        return {}
+    firsts = {**known} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}
+    return {
+        gpu.address: first.ids for gpu in gpus if (first := firsts.get(gpu.address)) is not None and first.ids
+    }
+
+
 def encoded_return(owed: OwedReturn) -> Mapping[str, Json]:
     """A return that is owed, as it is on disk."""
     name = {"namespace": owed.claim.namespace, "name": owed.claim.name, "uid": owed.claim.uid}
@@ -118,6 +145,7 @@ def _first(first: OriginalDriver) -> Json:
         "vfio": first.vfio,
         "presence": first.presence,
         "wasBound": first.was_bound,
+        "ids": first.ids,
         "persistence": first.persistence,
     }
 
@@ -265,6 +293,7 @@ def _as_first(content: Mapping[str, Json]) -> OriginalDriver:
         presence=_presence(content),
         was_bound=content.get("wasBound") is True,
         persistence=content.get("persistence") is True,
+        ids=_text(content, "ids") if "ids" in content else "",
     )
 
 

@@ -54,7 +54,8 @@ def transition(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigg
                 else transition(driver, claims, entry, ClaimTrigger.DONE)
             )
         case Request.WRITE:
-            return with_acts(claims, replace(entry, why=None, retry_at=math.inf), [FILES])
+            entry = replace(entry, why=None, has_files=True, retry_at=math.inf)
+            return with_acts(claims, entry, [FILES])
         case Request.CLEAR:
             return with_acts(claims, replace(entry, retry_at=math.inf), [FILES])
         case Request.UNDO:  # which devices are returned follows from the whole state: `ClaimDriver.undoing`

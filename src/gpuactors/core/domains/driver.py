@@ -7,7 +7,7 @@ server says that it is Ready. No worker does that, so it is the act AWAITED.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -24,7 +24,14 @@ from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, OwedReturn, StoredEntry
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceHealth, FitnessCheck, OriginalDriver
+from gpuactors.core.values.claim import (
+    Claim,
+    ClaimsOf,
+    ClaimUid,
+    DeviceHealth,
+    FitnessCheck,
+    OriginalDriver,
+)
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (
     ClaimedDomain,
@@ -153,14 +160,31 @@ class ComputeDomains:
     def deadline(self, state: NodeState) -> float:
         return math.inf
 
-    def drift(self, state: NodeState, entry: Entry) -> str | None:
+    def is_seen(self, state: NodeState, entry: Entry) -> bool:
+        config, own = entry.config, entry.domain
+        return (
+            config is not None and own is not None and exclusion.unseen(state.domains, entry, config) is None
+        )
+
+    def drift(self, state: NodeState, entry: Entry) -> Reason | None:
         config, own, facts = entry.config, entry.domain, state.domains.imex.facts
-        if config is None or own is None or exclusion.unseen(state.domains, entry, config) is not None:
-            return None
-        if facts is not None and imex_of_claim(facts, config.kind) != own.imex:
-            return "the host's driver reports IMEX otherwise than the claim's files"
-        why = exclusion.unmet_prerequisite(state.domains, entry)
-        return why.message if why is not None else ""
+        if (
+            config is not None
+            and own is not None
+            and facts is not None
+            and imex_of_claim(facts, config.kind) != own.imex
+        ):
+            return Reason(
+                Cause.IMEX_MISSING, "the host's driver reports IMEX otherwise than the claim's files"
+            )
+        return exclusion.unmet_prerequisite(state.domains, entry)
+
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
+        # A node of theirs is of a driver, and not of one tenant.
+        return ()
+
+    def blocked_files(self, state: NodeState, acting: Iterable[Entry]) -> Collection[ClaimUid]:
+        return ()
 
     def in_place(self, state: NodeState, address: PciAddress) -> bool:  # no device of theirs has an address
         return False

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Mapping
+
+from msgspec import Struct, field
 
 from gpuactors.core.requests import Failure
 from gpuactors.core.state.claims import OwedReturn, StoredEntry
@@ -19,7 +21,7 @@ from gpuactors.core.values.claim import (
     FitnessFinding,
     OriginalDriver,
 )
-from gpuactors.core.values.model import Token
+from gpuactors.core.values.model import PciAddress, Token
 from gpuactors.core.values.slices import Publication
 
 
@@ -72,6 +74,8 @@ class CheckpointRead(OfDriver, frozen=True, gc=False):
     """The returns that are owed."""
     is_lost: bool = False
     """No checkpoint of this boot names the claims: the entries are those of files that were found."""
+    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    """The model of each device of the claims of earlier boots."""
 
 
 class CheckpointRefused(Struct, frozen=True, gc=False):

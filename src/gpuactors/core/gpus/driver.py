@@ -7,7 +7,7 @@ Answers the questions of `claims/driver.py`, each from the module that decides i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimName,
     ClaimsOf,
+    ClaimUid,
     DeviceHealth,
     FitnessCheck,
     FitnessFinding,
@@ -207,8 +208,17 @@ class GpuDriver:
         returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
         return min(returned_at, state.gpus.check_at)
 
-    def drift(self, state: NodeState, entry: Entry) -> str | None:
-        return placement.drift(state, entry) if placement.is_seen(state, entry) else None
+    def is_seen(self, state: NodeState, entry: Entry) -> bool:
+        return placement.is_seen(state, entry)
+
+    def drift(self, state: NodeState, entry: Entry) -> Reason | None:
+        return placement.drift(state, entry)
+
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
+        return placement.drifted(before, state)
+
+    def blocked_files(self, state: NodeState, acting: Iterable[Entry]) -> Collection[ClaimUid]:
+        return placement.blocked_files(state, acting)
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """Its files name devices with admin access as well."""

@@ -16,12 +16,14 @@ from msgspec.structs import replace
 from gpuactors.core.assessment.blockers import not_whole
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.devices import viability
+from gpuactors.core.devices.presence import another
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
+from gpuactors.core.values.inventory import ids_of
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
 from gpuactors.core.values.quote import first_of, quoted_id
@@ -139,8 +141,8 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
         functions = _group(state, function)
         if unseen := _unseen(state, entry, functions):
             return Conflict(_of(address, unseen))
-        if fabric := of_the_hosts_fabric(state, function):
-            return Conflict(fabric, is_final=True)
+        if unfit := another_model(state, entry, function) or of_the_hosts_fabric(state, function):
+            return Conflict(unfit, is_final=True)
         if claimed := _by_another_claim(state, entry, address, functions):
             return Conflict(_of(address, claimed), is_owner=True)
         if hosts := of_the_host(state, function, addresses):
@@ -150,6 +152,21 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
         if held := _by_holding(state, entry, address, functions):
             return Conflict(_of(address, held), is_owner=True, outdates=True)
     return None
+
+
+def another_model(state: NodeState, entry: Entry, function: PciFunction) -> Reason | None:
+    """Why the function at a claim's address is not the device that the claim has, or had in an earlier boot: another
+    model. None if it may be: no serial number is read."""
+    earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
+    firsts = (first for gpu in entry.gpus for first in gpu.functions if first.address == function.address)
+    ids = next((first.ids for first in firsts), "") or earlier.get(function.address, "")
+    now = ids_of(function)
+    if not ids or not now or now == ids:
+        return None
+    found = another(f"{now}, and the claim has {ids}")
+    return replace(
+        found, message=f"{function.address}: {found.message}; delete its pod, so that it gets a claim anew"
+    )
 
 
 def _of(address: PciAddress, why: Reason) -> Reason:

@@ -33,8 +33,8 @@ _GONE: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.GONE))
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
 """The causes that a prepare may remove itself: it binds the device and its companions to vfio."""
 
-_PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
-"""The states of a claim whose devices are on vfio, by its own acts."""
+_PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING, ClaimState.DRIFTED})
+"""The states of a claim whose devices its own acts have brought to vfio: elsewhere they are Unhealthy."""
 
 
 def offered(state: NodeState) -> NodeState:

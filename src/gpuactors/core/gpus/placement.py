@@ -1,18 +1,41 @@
-"""Whether a prepared claim's devices still are where its containers find them: there, on a vfio driver, in the IOMMU
-group and under the cdev that its files name. A GPU may have been unplugged and plugged in again, or bound to another
-driver by hand.
+"""Whether a claim's devices still are where its files say: there, the same model, on a vfio driver, in the IOMMU group
+and under the cdev that the files name. A GPU may have been unplugged and plugged in again, or bound to another driver
+by hand.
 
-Must not decide who may have them: that is `exclusion.py`.
+The kernel gives the number of a group or cdev that is gone to the next one (drivers/iommu/iommu.c and
+drivers/vfio/vfio_main.c: the lowest that is free), and a container that restarts gets the files without a call. So
+files whose device has drifted are removed at once, and none is written while another claim's may name the same node.
+
+Must not decide who may have the devices: that is `exclusion.py`.
 """
 
 from __future__ import annotations
 
-from gpuactors.core.gpus.exclusion import with_companions
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Entry
-from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.state.claims import FILES, ClaimedGpu, Entry
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import BoundFunction, ClaimUid
+from gpuactors.core.values.claim_states import OWNING, REMOVING, ClaimState
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.remade import other_keys
+from gpuactors.core.values.status import Reason
+
+_HAVE_FILES: Final = frozenset(
+    {
+        ClaimState.WRITING,
+        ClaimState.COMMITTING,
+        ClaimState.PREPARED,
+        ClaimState.VERIFYING,
+        ClaimState.STOPPED,
+    }
+)
+"""The states of a claim that may have files."""
 
 
 def is_seen(state: NodeState, entry: Entry) -> bool:
@@ -27,38 +50,117 @@ def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
     return seen.inspection > since
 
 
-def drift(state: NodeState, entry: Entry) -> str:
-    """The device that is not where the claim's files say, as a sentence; empty if all are."""
-    return next((found for gpu in entry.gpus if (found := _drift(state, entry, gpu))), "")
+# --- drift ------------------------------------------------------------------------------------------------------------
 
 
-def _drift(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> str:
-    functions = {f.address: f for f in with_companions(state, gpu.address)}
-    if gpu.address not in functions:
-        return f"{gpu.address} is gone from this node"
-    for function in functions.values():
-        if not function.vfio_bound:
-            driver = f"on {quoted_id(function.driver)}" if function.driver is not None else "without a driver"
-            return f"{function.address} is {driver}, and no longer on a vfio driver"
-    for first in gpu.functions:
+def drifted(before: NodeState, state: NodeState) -> list[tuple[Entry, Reason]]:
+    """The claims whose files are wrong now, each with the reason. `before`: the state before the event, as only what is
+    another since can have moved a device."""
+    was, functions, settled = before.host.functions, state.host.functions, state.gpus.settled
+    if not state.host.scanned or (before.host is state.host and before.gpus.settled is settled):
+        return []
+    changed = {*other_keys(was, functions), *(was.keys() - functions.keys())}
+    changed |= before.gpus.settled.keys() - settled.keys()
+    groups = {f.iommu_group for a in changed for f in (was.get(a), functions.get(a)) if f is not None}
+    return [
+        (entry, reason)
+        for entry in state.gpus.claims.entries.values()
+        if _has_files(entry)
+        and (FILES in entry.acts or not changed.isdisjoint(_addresses(entry)) or _is_in(entry, groups))
+        and (reason := drift(state, entry)) is not None
+    ]
+
+
+def _has_files(entry: Entry) -> bool:
+    return entry.state in _HAVE_FILES and entry.claim is not None and entry.has_files and not entry.broken
+
+
+def _addresses(entry: Entry) -> Iterator[PciAddress]:
+    return (function.address for gpu in entry.gpus for function in gpu.functions)
+
+
+def _is_in(entry: Entry, groups: Collection[int | None]) -> bool:
+    return any(bound.iommu_group in groups for bound in entry.bound.values())
+
+
+def drift(state: NodeState, entry: Entry) -> Reason | None:
+    """The first device that is not where the claim's files say; None if all are, or if they have been removed and all
+    could be written."""
+    return next((found for gpu in entry.gpus if (found := _drift(state, entry, gpu)) is not None), None)
+
+
+def _drift(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> Reason | None:
+    function = state.host.functions.get(gpu.address)
+    if function is None:
+        return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
+    if (replaced := another_model(state, entry, function)) is not None:
+        return replaced
+    for member in with_companions(state, gpu.address):
+        if not member.vfio_bound and _is_known(state, member):
+            on = f"on {quoted_id(member.driver)}" if member.driver is not None else "without a driver"
+            return Reason(Cause.NOT_BOUND, f"{member.address} is {on}, and no longer on a vfio driver")
+    for first in gpu.functions if entry.has_files else ():
         bound = entry.bound.get(first.address)
-        if (
-            bound is not None
-            and bound.vfio
-            and (moved := _moved(bound, state.host.functions.get(first.address)))
-        ):
-            return moved
-    return ""
+        if bound is not None and bound.vfio:
+            moved = _moved(state, bound, state.host.functions.get(first.address))
+            if moved is not None:
+                return moved
+    return None
 
 
-def _moved(bound: BoundFunction, function: PciFunction | None) -> str:
+def _is_known(state: NodeState, function: PciFunction) -> bool:
+    """Its facts are whole, and not older than an act on it."""
+    return function.fault is None and function.address not in state.gpus.settled
+
+
+def _moved(state: NodeState, bound: BoundFunction, function: PciFunction | None) -> Reason | None:
     """Why a function's node is no longer the one that an act has found."""
     if function is None:
-        return f"{bound.address} is gone from this node"
+        return Reason(Cause.GONE, f"{bound.address} is gone from this node")
+    if not _is_known(state, function):
+        return None
     if function.iommu_group != bound.iommu_group:
-        return (
-            f"{bound.address} is in IOMMU group {function.iommu_group}, and no longer in {bound.iommu_group}"
-        )
+        where = f"in IOMMU group {function.iommu_group}, and no longer in {bound.iommu_group}"
+        return Reason(Cause.GROUP_CHANGED, f"{bound.address} is {where}")
     if bound.cdev is not None and f"/dev/vfio/devices/{bound.cdev}" not in function.nodes:
-        return f"{bound.address} no longer has the node /dev/vfio/devices/{bound.cdev}"
-    return ""
+        return Reason(
+            Cause.GROUP_CHANGED, f"{bound.address} no longer has the node /dev/vfio/devices/{bound.cdev}"
+        )
+    return None
+
+
+# --- what may be written ----------------------------------------------------------------------------------------------
+
+
+def blocked_files(state: NodeState, acting: Iterable[Entry]) -> frozenset[ClaimUid]:
+    """The claims, of those with an act on their files, whose files must not be written yet: their devices have not been
+    seen, or another claim's files may name one of their nodes."""
+    writing = [entry for entry in acting if entry.state not in REMOVING]
+    if not writing:
+        return frozenset()
+    entries = state.gpus.claims.entries.values()
+    named = Counter(node for entry in entries for node in _nodes(entry))
+    return frozenset(
+        entry.name.uid
+        for entry in writing
+        if not _may_be_healed(state, entry) or any(named[node] > 1 for node in _nodes(entry))
+    )
+
+
+def _nodes(entry: Entry) -> frozenset[int | str]:
+    """The groups and cdevs that the claim's files name, or may name, or are to name."""
+    if not entry.has_files or entry.state not in OWNING:
+        return frozenset()
+    bound = [b for b in entry.bound.values() if b.vfio]
+    return frozenset(node for b in bound for node in (b.iommu_group, b.cdev) if node is not None)
+
+
+def _may_be_healed(state: NodeState, entry: Entry) -> bool:
+    """The files of a prepared claim are written again only where its devices have been seen in their place."""
+    match entry.state:
+        case ClaimState.PREPARED:
+            return state.host.scanned and state.gpus.settled.keys().isdisjoint(_addresses(entry))
+        case ClaimState.VERIFYING:
+            return is_seen(state, entry)
+        case _:
+            return True

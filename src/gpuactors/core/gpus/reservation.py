@@ -62,8 +62,7 @@ def _original_driver(
 ) -> OriginalDriver:
     """The driver that an act is to return it to. A device that the operator declared as pre-bound is treated as first
     seen on vfio."""
-    present = OriginalDriver(function.address, function.driver, function.vfio_bound, function.presence)
-    return replace(known.get(function.address, present), vfio=keep_on_vfio)
+    return replace(known.get(function.address, prebound.found_on(function)), vfio=keep_on_vfio)
 
 
 def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:

@@ -33,8 +33,9 @@ OF_A_DEVICE: Final = (Cause.HELD_BY_OTHER, Cause.ORPHANED, Cause.UNBINDING, Caus
 _OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
 """Causes of refused calls that are never posted: kubelet asks the next daemon, or the caller was not kubelet."""
 
-OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.STOPPED)
-"""States of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is asked again."""
+OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.DRIFTED, ClaimState.STOPPED)
+"""States of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is asked again; or a
+container of its that restarts finds no files."""
 
 
 class OurNode(Struct, frozen=True, gc=False):

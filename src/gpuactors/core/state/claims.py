@@ -21,7 +21,7 @@ from gpuactors.core.values.claim import (
     OriginalDriver,
     PreparedDevice,
 )
-from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
 from gpuactors.core.values.model import PciAddress, Role, Token
 from gpuactors.core.values.slices import Publication
@@ -70,6 +70,8 @@ class Entry(Struct, frozen=True, gc=False):
     """Number of the checkpoint that has the present state."""
     acts: Mapping[str, int] = field(default_factory=dict)
     """The acts that are requested, with their numbers: by a device's address, or FILES."""
+    has_files: bool = False
+    """It may have files: they were to be written since they were last removed. They name the nodes of `bound`."""
     domain: ClaimedDomain | None = None
     """The same of a compute domain's claim."""
     config: DomainConfig | None = None
@@ -185,6 +187,8 @@ class Claims(Struct, frozen=True, gc=False):
     """The outstanding reads from the API server, by number."""
     publication: Publication | None = None
     """The publication of our devices; None before the first report of it."""
+    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    """The model of each device of the claims of earlier boots, until they are prepared or unprepared in this one."""
     relays_until: float = -math.inf
     """They have been handed over, and until then the sockets stay, though a successor has the answers."""
 
@@ -206,6 +210,11 @@ NO_CLAIMS: Final = Claims()
 def with_entry(claims: Claims, entry: Entry) -> Claims:
     """`claims` with this entry in place of the one of its UID; without it where it is absent."""
     uid = entry.name.uid
+    if (
+        uid in claims.earlier_models and entry.state in OWNING | ENDED
+    ):  # what it has, if anything, is in its entry
+        earlier = {u: models for u, models in claims.earlier_models.items() if u != uid}
+        claims = replace(claims, earlier_models=earlier)
     if entry.state is ClaimState.ABSENT:
         return replace(claims, entries={u: e for u, e in claims.entries.items() if u != uid})
     return replace(claims, entries={**claims.entries, uid: entry})

@@ -212,7 +212,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.REPLACED_BY_ANOTHER: Meaning(
         UNHEALTHY,
         "Another model is at its address now.",
-        "Delete the pod that has it. The new device is listed under its own resource.",
+        "Delete the pod that has it, and the claim it was made with. The new device is listed under its own resource.",
     ),
     Cause.UNKNOWN_ID: Meaning(
         UNHEALTHY,

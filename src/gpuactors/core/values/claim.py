@@ -135,6 +135,8 @@ class OriginalDriver(Struct, frozen=True, gc=False):
     """An act of gpuactors has bound it to vfio and ended: a `driver_override` found now is somebody else's."""
     persistence: bool = False
     """nvidia-persistenced gets it back; see `BoundFunction.persistence`."""
+    ids: str = ""
+    """Its model (`inventory.ids_of`); empty where it is not known: an older daemon has noted it."""
 
 
 class BoundFunction(Struct, frozen=True, gc=False):

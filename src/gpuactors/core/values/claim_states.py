@@ -33,6 +33,10 @@ class ClaimState(StrEnum):
     VERIFYING = "Verifying"
     """It was prepared, and a prepare came again: whether its devices are still on vfio, and its files there, is being
     looked at."""
+    DRIFTED = "Drifted"
+    """It was prepared, and one of its devices is not where its files say: these are removed, as a number in them may be
+    another tenant's by now. It keeps its devices. Its files are written again when these are back on vfio, or when a
+    prepare comes."""
     TAKEN_OVER = "TakenOver"
     """NVIDIA's DRA driver has prepared it, and its pod may run. It owns its devices; gpuactors has done nothing for
     it."""
@@ -62,6 +66,9 @@ class ClaimTrigger(StrEnum):
     """No other claim, pod or process has any of its devices."""
     IN_PLACE = "in place"
     """Its devices are on a vfio driver, where its files say."""
+    DRIFT = "drift"
+    """One of its devices is gone, another model, off its vfio driver, or has another group or node than its files
+    say."""
     DURABLE = "durable"
     """The present state is on disk."""
     DONE = "done"
@@ -135,9 +142,11 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.WRITING, _E.DONE): (_S.COMMITTING, _R.CHECKPOINT),
     (_S.WRITING, _E.FAILED): (_S.STOPPED, _R.NOTHING),
     (_S.WRITING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
+    (_S.WRITING, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
     (_S.COMMITTING, _E.PREPARE): (_S.COMMITTING, _R.NOTHING),
     (_S.COMMITTING, _E.DURABLE): (_S.PREPARED, _R.NOTHING),
     (_S.COMMITTING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
+    (_S.COMMITTING, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
     # A GPU may have been unplugged and plugged in again, or bound to another driver by hand, since it was prepared. The
     # files are seen as well, and written where they are missing, before the answer (kubernetes 141433).
     (_S.PREPARED, _E.PREPARE): (_S.VERIFYING, _R.WRITE),
@@ -146,6 +155,8 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.PREPARED, _E.RETRY): (_S.PREPARED, _R.WRITE),
     (_S.PREPARED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.PREPARED, _E.RESTORED): (_S.PREPARED, _R.WRITE),
+    # A container that restarts gets the files without a call.
+    (_S.PREPARED, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
     (_S.VERIFYING, _E.PREPARE): (_S.VERIFYING, _R.NOTHING),
     (_S.VERIFYING, _E.DONE): (_S.VERIFYING, _R.NOTHING),
     (_S.VERIFYING, _E.FAILED): (_S.PREPARED, _R.NOTHING),
@@ -156,6 +167,14 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.VERIFYING, _E.REFUSED): (_S.PREPARED, _R.NOTHING),
     (_S.VERIFYING, _E.ABANDONED): (_S.PREPARED, _R.NOTHING),
     (_S.VERIFYING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
+    (_S.VERIFYING, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
+    (_S.DRIFTED, _E.PREPARE): (_S.DRIFTED, _R.NOTHING),
+    (_S.DRIFTED, _E.DONE): (_S.DRIFTED, _R.NOTHING),
+    (_S.DRIFTED, _E.FAILED): (_S.DRIFTED, _R.NOTHING),
+    (_S.DRIFTED, _E.RETRY): (_S.DRIFTED, _R.CLEAR),
+    (_S.DRIFTED, _E.FREE): (_S.RESERVED, _R.CHECKPOINT),
+    (_S.DRIFTED, _E.REFUSED): (_S.DRIFTED, _R.NOTHING),
+    (_S.DRIFTED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.TAKEN_OVER, _E.RESTORED): (_S.TAKEN_OVER, _R.NOTHING),
     # It is answered as the driver that prepared it did: nothing under its pod is touched.
     (_S.TAKEN_OVER, _E.PREPARE): (_S.TAKEN_OVER, _R.NOTHING),
@@ -164,6 +183,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     # The checkpoint was lost, and with it what the claim asks for: it was read again from the API server.
     (_S.STOPPED, _E.FETCHED): (_S.BINDING, _R.BIND),
     (_S.STOPPED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
+    (_S.STOPPED, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
     # A prepare that comes now waits for the release, and is then read anew.
     (_S.RELEASING, _E.PREPARE): (_S.RELEASING, _R.NOTHING),
     (_S.RELEASING, _E.UNPREPARE): (_S.RELEASING, _R.NOTHING),
@@ -192,12 +212,17 @@ OWNING: Final = frozenset(
         _S.COMMITTING,
         _S.PREPARED,
         _S.VERIFYING,
+        _S.DRIFTED,
         _S.TAKEN_OVER,
         _S.STOPPED,
         _S.RELEASING,
     }
 )
 """The states in which a claim has its devices: no other claim or pod may get them. These are on disk."""
+
+
+REMOVING: Final = frozenset({_S.RELEASING, _S.CLEARING, _S.DRIFTED})
+"""The states in which the act on a claim's files removes them."""
 
 
 ENDED: Final = frozenset({_S.CLEARING, _S.TOMBSTONE})

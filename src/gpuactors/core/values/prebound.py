@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.core.values.claim import BoundFunction, OriginalDriver
+from gpuactors.core.values.inventory import ids_of
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.quote import quoted_id
 
@@ -41,14 +42,22 @@ def noted(
     found: dict[PciAddress, OriginalDriver] = {}
     for function in functions:
         address = function.address
-        seen = OriginalDriver(address, function.driver, function.vfio_bound, function.presence)
+        seen = found_on(function)
         before = known.get(address)
         by_others = address not in acted and seen.driver is not None
         if before is None or is_another(before, function) or (by_others and seen != before):
             found[address] = seen
-        elif not before.presence and seen.presence:  # an older daemon has not noted it
-            found[address] = replace(before, presence=seen.presence)
+        elif (not before.presence and seen.presence) or (not before.ids and seen.ids):
+            # An older daemon has not noted them.
+            found[address] = replace(before, presence=seen.presence, ids=before.ids or seen.ids)
     return {**known, **found} if found else known
+
+
+def found_on(function: PciFunction) -> OriginalDriver:
+    """What an inspection found the function on."""
+    return OriginalDriver(
+        function.address, function.driver, function.vfio_bound, function.presence, ids=ids_of(function)
+    )
 
 
 def is_another(noted: OriginalDriver | BoundFunction, now: PciFunction) -> bool:

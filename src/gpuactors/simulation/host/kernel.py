@@ -13,13 +13,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
 from uuid import NAMESPACE_OID, uuid5
+
+from msgspec.structs import replace
 
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
@@ -156,6 +158,17 @@ class FakeKernel:
         self._deliver(uevents)
         self._made(spec.address, spec.driver)
         return uevents
+
+    def remove(self, address: str) -> None:
+        """A function is removed by hand (`remove` in sysfs) or pulled; its override goes with it."""
+        self._unmade(address)
+        self._overrides.pop(address, None)
+        self._deliver(self.tree.unplug(address))
+
+    def rescan(self, specs: Iterable[PciSpec]) -> None:
+        """Functions that were removed are found in this order, each in a new IOMMU group of the lowest free number."""
+        for spec in specs:
+            self.plug(replace(spec, group=self.tree.free_group()))
 
     def use(self, address: str, pid: int, command: str = "python3", pod_uid: str | None = None) -> None:
         """A process opens the GPU by the host's driver. Raises `ValueError` if it is not on it."""

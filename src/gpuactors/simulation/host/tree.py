@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
@@ -149,6 +150,10 @@ class HostTree:
     def group_members(self, group: int) -> frozenset[str]:
         """The functions in an IOMMU group."""
         return frozenset(self._members.get(group, ()))
+
+    def free_group(self) -> int:
+        """The number of the next IOMMU group: the lowest that is free (drivers/iommu/iommu.c, ida_alloc)."""
+        return next(number for number in count() if number not in self._members)
 
     def vfio_number(self, address: str) -> int | None:
         """N of the function's `vfio-dev/vfioN`."""

@@ -1,4 +1,4 @@
-"""Claims with the gates of DRA that are off by default in 1.35: taints, health, extended resources."""
+"""Claims with the gates of DRA that are off by default before 1.36: taints, health, extended resources."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gpuactors.core.domains.clique import GpuFabric, Said, found_by, of_gpus, parsed
-from gpuactors.host.imex import HostImex, Operators
+from gpuactors.host.imex import CliqueOfClaims, HostImex, Operators
 from gpuactors.host.nvml import NvmlClique
 from gpuactors.host.root import HostRoot
 from gpuactors.simulation.host.imex import CLIQUE, ImexTree
@@ -25,13 +25,13 @@ class Source:
     """Implements `CliqueSource`."""
 
     def __init__(self, said: Said) -> None:
-        self._said = said
+        self.it_says = said
         self.asked = 0
 
     async def said(self) -> Said:
         await trio.lowlevel.checkpoint()
         self.asked += 1
-        return self._said
+        return self.it_says
 
 
 # --- which source counts --------------------------------------------------------------------------------------------
@@ -189,3 +189,44 @@ async def test_the_operators_word_outranks_the_file(tmp_path: Path) -> None:
     tree.join(CLIQUE)
     facts = await HostImex(HostRoot(str(tmp_path)), sources=(Operators("none"),)).read()
     assert (facts.clique_id, facts.clique_source, facts.unknown) == ("", "--clique", "")
+
+
+def loaded(path: Path) -> HostRoot:
+    ImexTree(path).load()
+    return HostRoot(str(path))
+
+
+async def test_a_label_that_went_with_nvidias_plugin_is_remembered_and_what_nvml_denies_is_not(tmp_path: Path) -> None:
+    label = Source(Said("the label", CLIQUE))
+    nvml = Source(Said("NVML", why="knows no GPU of the host's driver"))
+    imex = HostImex(loaded(tmp_path), sources=(nvml, label))
+    assert (await imex.read()).clique_id == CLIQUE
+    label.it_says = Said("the label", why="is not there")
+    found = await imex.read()
+    assert (found.clique_id, found.clique_is_past, found.unknown) == (CLIQUE, True, "")
+    assert found.clique_source == "the label (as it was read before)"
+    found = await imex.read()
+    assert found.clique_source == "the label (as it was read before)", "once"
+    nvml.it_says = Said("NVML", why="says that a GPU has not joined its fabric yet", is_last=True)
+    found = await imex.read()
+    assert found.clique_id == ""
+    assert "has not joined" in found.unknown
+
+
+@pytest.mark.parametrize("form", ["  - CLIQUE_ID={}\n", '{{"env": ["CLIQUE_ID={}", "X=1"]}}'], ids=["theirs", "ours"])
+async def test_a_daemon_that_starts_after_the_label_went_takes_the_clique_of_the_claims_here(
+    tmp_path: Path, form: str
+) -> None:
+    cdi = tmp_path / "cdi"
+    claims = CliqueOfClaims(str(cdi), "compute-domain.nvidia.com")
+    imex = HostImex(loaded(tmp_path), sources=(Source(Said("the label", why="is not there")),), claims=claims)
+    assert "cannot be listed" in (await imex.read()).unknown
+    cdi.mkdir()
+    (cdi / "k8s.gpu.nvidia.com-claim_a.yaml").write_text(form.format(OTHER))
+    (cdi / "k8s.compute-domain.nvidia.com-claim_b.yaml").write_text(form.format(""))
+    assert (await imex.read()).clique_id == "", "empty is not known: it was another one's setting"
+    (cdi / "k8s.compute-domain.nvidia.com-claim_c.yaml").write_text(form.format(CLIQUE))
+    found = await imex.read()
+    assert (found.clique_id, found.clique_is_past) == (CLIQUE, True)
+    (cdi / "k8s.compute-domain.nvidia.com-claim_d.yaml").write_text(form.format(OTHER))
+    assert "name several cliques" in (await imex.read()).unknown

@@ -1,6 +1,7 @@
 """The sources of IMEX facts, wired: the daemon and `doctor` ask the same ones, in the same order.
 
-The clique: the operator's setting alone, where there is one; else NVML, the Node's label, the features file.
+The clique: the operator's setting alone, where there is one; else NVML, the Node's label, the features file. Where none
+of these has it any more, what they said before, and then what the claims' files say.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import final
 from gpuactors.config import Config
 from gpuactors.core.domains.clique import LABEL, Said, parsed
 from gpuactors.core.values.domain import DomainMode
-from gpuactors.host.imex import CliqueSource, HostImex, Operators
+from gpuactors.host.imex import CliqueOfClaims, CliqueSource, HostImex, Operators
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.management import ManagementDevice
 from gpuactors.host.nvml import NvmlClique
@@ -32,6 +33,7 @@ def host_imex(config: Config, node: NodeApi | None) -> HostImex:
         management=ManagementDevice(config.imex_management, str(config.cdi_dir))
         if mode is DomainMode.ON
         else None,
+        claims=CliqueOfClaims(str(config.cdi_dir), config.domains_driver),
     )
 
 

@@ -2,12 +2,13 @@
 
 IMEX shares GPU memory between nodes of one NVLink fabric. Its channels are character devices, whose major numbers
 NVIDIA's driver gets when it is loaded. The clique is asked of those who may know it, in a stated order
-(`CliqueSource`), the features file last. All is read anew each time, in a thread. Must not open a device, and must not
+(`CliqueSource`), then of files. All is read anew each time, in a thread. Must not open a device, and must not
 decide what the facts mean.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, final
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.domains import clique
-from gpuactors.core.domains.clique import Said, found_by, parsed
+from gpuactors.core.domains.clique import Said, found_by, of_claims, parsed, remembered
 from gpuactors.core.values.domain import CHANNELS_MAX, ImexFacts
 from gpuactors.core.values.quote import quoted
 from gpuactors.core.values.text import encodable
@@ -39,6 +40,10 @@ _MAJOR: Final = re.compile(r"[0-9]{1,10}")
 
 _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:\s*([0-9]{1,5})\s*$", re.MULTILINE)
 """In /proc/driver/nvidia/params."""
+
+
+_CLIQUE_ID: Final = re.compile(r"\bCLIQUE_ID=([0-9a-f.-]{1,64})")
+"""In a CDI file, YAML or JSON: the daemon's variable."""
 
 
 class CliqueSource(Protocol):
@@ -132,6 +137,33 @@ class ImexFiles:
 
 
 @final
+class CliqueOfClaims:
+    """The clique by the CDI files of the daemons' claims here, gpuactors' own and those of NVIDIA's driver: it is
+    `CLIQUE_ID` of their containers. The directory is empty after a boot."""
+
+    def __init__(self, cdi_dir: str, driver: str) -> None:
+        self._cdi_dir = cdi_dir
+        self._prefix = f"k8s.{driver}-claim_"
+
+    def read(self) -> Said:
+        """May block. Raises `HostShortError`."""
+        source = f"{self._prefix}* in {self._cdi_dir}"
+        try:
+            names = sorted(name for name in os.listdir(self._cdi_dir) if name.startswith(self._prefix))
+        except OSError as error:
+            raise_if_short(error, self._cdi_dir)
+            return Said(source, why=f"cannot be listed ({error.strerror})")
+        cliques: list[str] = []
+        for name in names[: limits.CDI_SPECS_MAX]:
+            path = os.path.join(self._cdi_dir, name)
+            try:
+                cliques += _CLIQUE_ID.findall(_decoded(read_plain(path, limits.IMEX_FILE_MAX_BYTES)))
+            except OSError as error:  # its claim has just ended, or it is somebody else's
+                raise_if_short(error, path)
+        return of_claims(source, cliques)
+
+
+@final
 class HostImex:
     """`ports.claims.ImexReader` on a real host: in a thread, as a read may hang, and by child processes."""
 
@@ -143,21 +175,27 @@ class HostImex:
         ctl: ImexCtl | None = None,
         sources: Sequence[CliqueSource] = (),
         management: ManagementDevice | None = None,
+        claims: CliqueOfClaims | None = None,
         deadline_s: float = limits.IMEX_READ_S,
     ) -> None:
         """`clique_file` as of `ImexFiles`. `ctl`: None unless the operator runs IMEX. `sources` are asked for the
-        clique before that file, in their order. `management`: None where no daemon is served."""
+        clique before that file, in their order, and `claims` after it. `management`: None where no daemon is
+        served."""
         self._files = ImexFiles(root, clique_file)
         self._ctl = ctl
         self._sources = sources
         self._management = management
+        self._claims = claims
         self._deadline_s = deadline_s
+        self._before: Said | None = None
+        """The last answer of NVML or the Node's label; a process does not outlive its boot. A file that is there and does
+        not name the clique says so itself."""
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:
         """Implement `ports.claims.ImexReader.read`."""
         with trio.move_on_after(self._deadline_s) as waiting:
-            facts, in_file = await self._thread(self._read)
+            facts, in_files = await self._thread(self._read)
         if waiting.cancelled_caught:
             raise HostError(
                 f"{' and '.join(self._files.names)} could not be read within {self._deadline_s:g} s: a read "
@@ -165,17 +203,25 @@ class HostImex:
             )
         if facts.absent:
             return facts
-        facts = with_clique(facts, [*await self._said(), in_file])
+        facts = with_clique(facts, [*await self._said(), *in_files])
+        by_others = facts.clique_source not in {one.source for one in in_files}
+        if facts.clique_id and by_others:
+            self._before = remembered(facts.clique_source, facts.clique_id)
         if self._ctl is None:
             return facts
         return replace(facts, host_problem=await self._ctl.problem())
 
-    def _read(self) -> tuple[ImexFacts, Said]:
-        facts, in_file = self._files.read(), self._files.clique()
+    def _read(self) -> tuple[ImexFacts, list[Said]]:
+        """With what is said of the clique by files, and with the signs of what was said before."""
+        facts, in_files = self._files.read(), [self._files.clique()]
+        if self._before is not None:
+            in_files.append(self._before)
+        if self._claims is not None and not facts.absent:
+            in_files.append(self._claims.read())
         if self._management is not None and not facts.absent:
             management, unmanaged = self._management.find()
             facts = replace(facts, management=management, unmanaged=unmanaged)
-        return facts, in_file
+        return facts, in_files
 
     async def _said(self) -> list[Said]:
         """Of the sources before the file, as far as they must be asked."""
@@ -208,7 +254,13 @@ class InlineImex:
 def with_clique(facts: ImexFacts, said: Iterable[Said]) -> ImexFacts:
     """The facts with the clique, by what each source says."""
     found = found_by(said)
-    return replace(facts, clique_id=found.clique_id, clique_source=found.source, unknown=found.unknown)
+    return replace(
+        facts,
+        clique_id=found.clique_id,
+        clique_source=found.source,
+        clique_is_past=found.is_past,
+        unknown=found.unknown,
+    )
 
 
 def character_majors(listed: str) -> dict[str, int]:

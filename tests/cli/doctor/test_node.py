@@ -18,7 +18,7 @@ from gpuactors import limits
 from gpuactors.cli.doctor.checks import examine
 from gpuactors.cli.doctor.checks.daemon import is_unsettled
 from gpuactors.cli.doctor.facts import Claims, Devices, Facts, NewerCheckpoint, Place, State, Unknown
-from gpuactors.cli.doctor.finding import Check, Level
+from gpuactors.cli.doctor.finding import Check, Finding, Level
 from gpuactors.cli.doctor.settings import OWN, of_daemon
 from gpuactors.config import resolve
 from gpuactors.control.about import Setting
@@ -35,7 +35,7 @@ from gpuactors.control.view import (
     SlicesView,
 )
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.domain import DRIVER
+from gpuactors.core.values.domain import DRIVER, ImexFacts
 from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
 from gpuactors.core.values.reported import LabelStatus
 from gpuactors.kubelet.look import PluginDirectory
@@ -45,7 +45,7 @@ from tests.cli.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_pati
 from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import H100, HEALTHY, other_plugin
 from tests.support.claims import NODE, Api, plugin_of, write_kubeconfig
-from tests.support.domains import with_imex
+from tests.support.domains import CLIQUE, with_imex
 
 PASS, WARN, FAIL = Level.PASS, Level.WARN, Level.FAIL
 NO_DAEMON = Seed("no daemon", lambda _: None, Check.DAEMON_RUNS, FAIL, "no daemon runs", "spec.nodeName=")
@@ -442,7 +442,7 @@ def for_claims(**flags: object) -> Iterator[tuple[Patient, Api]]:
 
 
 def test_a_node_that_is_ready_for_claims() -> None:
-    with for_claims(compute_domains="on") as (patient, api):
+    with for_claims(compute_domains="on", imex_management="none") as (patient, api):
         found = patient.examined(pre=False)
         only(wrong(found), NO_DAEMON)
         said = {f.check: f.message for f in findings(found)}
@@ -545,7 +545,7 @@ def test_directories_of_claims_that_cannot_be_made() -> None:
 
 
 def test_a_checkpoint_of_a_newer_gpuactors_and_the_way_back() -> None:
-    with for_claims(compute_domains="on") as (patient, _):
+    with for_claims(compute_domains="on", imex_management="none") as (patient, _):
         path = patient.node.kubelet_dir / "plugins" / DRIVER / "gpuactors-checkpoint.json"
         path.parent.mkdir(parents=True)
         for version, expected in ((1, ()), (2, ("is of version 2, this gpuactors knows 1",))):
@@ -558,7 +558,8 @@ def test_a_checkpoint_of_a_newer_gpuactors_and_the_way_back() -> None:
 
 
 def test_a_node_for_compute_domains_alone_keeps_its_gpus() -> None:
-    with for_claims(dra="off", device_plugin="off", compute_domains="on") as (patient, _):
+    alone = {"dra": "off", "device_plugin": "off", "compute_domains": "on", "imex_management": "none"}
+    with for_claims(**alone) as (patient, _):
         patient.gpu(0x25, driver="nvidia")
         found = patient.examined(pre=False)
         only(wrong(found), NO_DAEMON)
@@ -575,6 +576,54 @@ def test_a_node_without_imex_and_one_whose_imex_is_not_ready() -> None:
         (patient.node.tree.root / "proc/devices").unlink()
         found = wrong(patient.examined(pre=True))
         only(found, seed(Check.IMEX, FAIL, "is not there", "mount of the host's /proc"))
+
+
+def test_a_clique_that_nobody_says_is_no_node_without_a_fabric() -> None:
+    """NVIDIA's plugin takes the Node's label with it when it ends."""
+    with for_claims(compute_domains="on", imex_management="none") as (patient, _):
+        features = patient.node.tree.root / "etc/kubernetes/node-feature-discovery/features.d/gfd"
+        features.write_text("")
+        found = patient.examined(pre=True)
+        only(wrong(found), seed(Check.IMEX, FAIL, "claims of channels are refused: the clique", "Set --clique"))
+        assert not [f for f in findings(found) if f.check is Check.IMEX and f.level is Level.PASS]
+        cdi = patient.node.directory / "cdi"
+        cdi.mkdir()
+        theirs = cdi / "k8s.compute-domain.nvidia.com-claim_1f2e.yaml"
+        theirs.write_text(f"containerEdits:\n  env:\n  - CLIQUE_ID={CLIQUE}\n")
+        only(wrong(patient.examined(pre=True)), seed(Check.IMEX, WARN, f"the clique {CLIQUE} is known by", "--clique"))
+        patient.flags["clique"] = "none"
+        said = {f.check: f.message for f in findings(patient.examined(pre=True))}
+        assert said[Check.IMEX].endswith("no NVLink fabric beyond this node, by --clique")
+
+
+def imex_of(facts: Facts) -> list[Finding]:
+    return [f for group in examine(facts) for f in group.findings if f.check is Check.IMEX]
+
+
+def test_a_running_daemon_that_knows_the_clique_still_serves_and_is_not_to_be_restarted_without(
+    healthy: Facts,
+) -> None:
+    imex = ImexFacts(channel_major=501, mgmt_minor=3, unknown="the clique is not known: nobody says it")
+    config = type(healthy.config)(compute_domains="on")
+    facts = replace(healthy, config=config, imex=imex)
+    (found,) = imex_of(facts)
+    assert (found.level, "are refused" in found.message) == (FAIL, True)
+    claims = ClaimsView(DRIVER, "", (), None)
+    label = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
+    domains = DomainsView("on", claims, ImexView(True, True, CLIQUE, "", "", ""), label, ())
+    (found,) = imex_of(with_view(facts, domains=domains))
+    assert (found.level, CLIQUE in found.message) == (WARN, True)
+
+
+def test_what_a_daemon_of_a_domain_lacks_is_said() -> None:
+    with for_claims(compute_domains="on") as (patient, _):
+        capability = patient.node.tree.root / "proc/driver/nvidia/capabilities/fabric-imex-mgmt"
+        capability.unlink()
+        only(
+            wrong(patient.examined(pre=True)),
+            seed(Check.IMEX, FAIL, "claims of the domains' daemons are refused", "container toolkit"),
+            seed(Check.IMEX, WARN, "no capability fabric-imex-mgmt", "/proc/driver/nvidia"),
+        )
 
 
 def test_what_the_daemon_says_of_claims(healthy: Facts) -> None:

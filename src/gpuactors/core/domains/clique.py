@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.values.quote import first_of, quoted, quoted_id
 
@@ -43,6 +44,8 @@ class Said(Struct, frozen=True, gc=False):
     """Why it does not say, as a part of a sentence."""
     is_last: bool = False
     """It knows better than those after it, and does not know: they are not asked."""
+    is_past: bool = False
+    """A sign of what another source has said in this boot."""
 
 
 class CliqueFound(Struct, frozen=True, gc=False):
@@ -53,6 +56,8 @@ class CliqueFound(Struct, frozen=True, gc=False):
     """The source that is used; empty if none is."""
     unknown: str = ""
     """Why it is not known, as a sentence with what to do; empty if it is."""
+    is_past: bool = False
+    """See `Said.is_past`."""
 
 
 def parsed(source: str, text: str) -> Said:
@@ -79,13 +84,29 @@ def found_by(said: Iterable[Said]) -> CliqueFound:
     reasons: list[str] = []
     for one in said:
         if one.clique_id is not None:
-            return CliqueFound(one.clique_id, one.source)
+            return CliqueFound(one.clique_id, one.source, is_past=one.is_past)
         reasons.append(f"{one.source} {one.why}")
         if one.is_last:
             break
     return CliqueFound(
         unknown=f"the clique of this node's NVLink fabric is not known: {'; '.join(reasons)}. To do: {_WHAT_TO_DO}"
     )
+
+
+# --- signs of what was said ---------------------------------------------------------------------------------------
+
+
+def remembered(source: str, clique_id: str) -> Said:
+    """A source may go while the fabric stays: the Node's label goes when NVIDIA's plugin ends."""
+    return Said(f"{source} (as it was read before)", clique_id, is_past=True)
+
+
+def of_claims(source: str, cliques: Iterable[str]) -> Said:
+    """By the files of the daemons' claims that are prepared here: `CLIQUE_ID` of their containers."""
+    known = dict.fromkeys(clique_id for clique_id in cliques if clique_id)
+    if len(known) > 1:
+        return Said(source, why=f"name several cliques: {' and '.join(map(quoted_id, first_of(list(known))))}")
+    return replace(parsed(source, next(iter(known))), is_past=True) if known else Said(source, why="do not name it")
 
 
 # --- what NVML says -------------------------------------------------------------------------------------------------

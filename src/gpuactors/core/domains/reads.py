@@ -92,7 +92,8 @@ def imex_read(domains: Domains, number: int, facts: ImexFacts | Failure) -> tupl
             "source": facts.clique_source,
             "reason": without_nodes(facts) or facts.unmanaged,
         }
-        level = Level.WARNING if facts.absent or facts.unknown or facts.unmanaged else Level.INFO
+        is_odd = facts.absent or facts.unknown or facts.unmanaged or facts.clique_is_past
+        level = Level.WARNING if is_odd else Level.INFO
         lines.append(Log(level, "imex.read", {k: v for k, v in fields.items() if v}))
     return imex_asked(after) if imex.refresh.again else after, lines
 

@@ -166,6 +166,8 @@ class ImexFacts(Struct, frozen=True, gc=False):
     """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric, or unless it is known."""
     clique_source: str = ""
     """The source of the clique, in words."""
+    clique_is_past: bool = False
+    """Its source does not say it any more: it did in this boot, or a claim's file has it."""
     unknown: str = ""
     """Why the clique is not known, as a sentence with what to do; empty if it is. Unknown is not empty: a container
     without the node of its channel would fail far from the cause."""

@@ -31,7 +31,8 @@ def claimed_domain(
 def imex_of_claim(imex: ImexFacts, kind: DeviceKind) -> ImexFacts:
     """The facts that the files and the answer of a claim of this kind say."""
     of_daemon = imex.management if kind is DeviceKind.DAEMON else ""
-    return replace(imex, host_problem="", management=of_daemon, unmanaged="", clique_source="", unknown="")
+    said = replace(imex, clique_source="", clique_is_past=False, unknown="")
+    return replace(said, host_problem="", management=of_daemon, unmanaged="")
 
 
 def devices_wanted(claim: Claim, config: DomainConfig, settings: DomainSettings) -> tuple[DomainDevice, ...]:

@@ -12,6 +12,7 @@ from gpuactors.control.view import ClaimsView, DomainsView
 from gpuactors.core.claims.checkpoint import VERSION
 from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
 from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.selector import full_address
 
 
@@ -175,5 +176,47 @@ def _imex(facts: Facts) -> Iterator[Finding]:
         case imex if imex.host_problem:
             yield warned(Check.IMEX, imex.host_problem, "See the operator's own IMEX daemon on this host.")
         case imex:
-            clique = f"clique {imex.clique_id}" if imex.clique_id else "no NVLink fabric beyond this node"
-            yield passed(Check.IMEX, f"IMEX channels have the major number {imex.channel_major}; {clique}")
+            yield from _fabric(imex, facts)
+
+
+def _fabric(imex: ImexFacts, facts: Facts) -> Iterator[Finding]:
+    """Judge the fabric and the daemon's devices. Unknown is not "no fabric": claims of channels are refused."""
+    running = facts.daemon.view.domains if isinstance(facts.daemon, Running) else None
+    if imex.unknown and running is not None and running.imex.clique_id:
+        yield warned(
+            Check.IMEX,
+            f"{imex.unknown}. The running daemon goes on with the clique {running.imex.clique_id}, which it has read "
+            "before: until it is restarted",
+            "Set --clique, or have GPU Feature Discovery label the Node, before the next restart.",
+        )
+    elif imex.unknown:
+        yield failed(
+            Check.IMEX,
+            f"claims of channels are refused: {imex.unknown}",
+            "Set --clique of this node, or to none where there is no such fabric (docs/compute-domains.md).",
+        )
+    elif imex.clique_is_past:
+        yield warned(
+            Check.IMEX,
+            f"the clique {imex.clique_id} is known by {imex.clique_source} only: when that claim has ended, nobody "
+            "says it",
+            "Set --clique, or have GPU Feature Discovery label the Node: the label of NVIDIA's plugin goes with it.",
+        )
+    if imex.unmanaged:
+        yield failed(
+            Check.IMEX,
+            f"claims of the domains' daemons are refused: {imex.unmanaged}",
+            "Let NVIDIA's container toolkit make the CDI device, or set --imex-management.",
+        )
+    if imex.clique_id and imex.mgmt_minor is None and facts.config.compute_domains == "on":
+        yield warned(
+            Check.IMEX,
+            "NVIDIA's driver has no capability fabric-imex-mgmt (/proc/driver/nvidia/capabilities): a domain's daemon "
+            "does not get its device, and IMEX may not become ready",
+            "In a pod check the mount of the host's /proc/driver/nvidia; else load a newer driver of NVIDIA's.",
+        )
+    if imex.unknown or imex.unmanaged or imex.clique_is_past:
+        return
+    none = f"no NVLink fabric beyond this node, by {imex.clique_source}"
+    clique = f"clique {imex.clique_id}" if imex.clique_id else none
+    yield passed(Check.IMEX, f"IMEX channels have the major number {imex.channel_major}; {clique}")

@@ -198,7 +198,7 @@ def _fabric(imex: ImexFacts, facts: Facts) -> Iterator[Finding]:
     elif imex.clique_is_past:
         yield warned(
             Check.IMEX,
-            f"the clique {imex.clique_id} is known by {imex.clique_source} only: nobody says it when that claim has ended",
+            f"the clique {imex.clique_id} is known by {imex.clique_source} only, as long as that claim lives",
             "Set --clique, or have GPU Feature Discovery label the Node: the label of NVIDIA's plugin goes with it.",
         )
     if imex.unmanaged:

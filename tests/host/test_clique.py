@@ -196,7 +196,9 @@ def loaded(path: Path) -> HostRoot:
     return HostRoot(str(path))
 
 
-async def test_a_label_that_went_with_nvidias_plugin_is_remembered_and_what_nvml_denies_is_not(tmp_path: Path) -> None:
+async def test_a_label_that_went_with_nvidias_plugin_is_remembered_and_what_nvml_denies_is_not(
+    tmp_path: Path,
+) -> None:
     label = Source(Said("the label", CLIQUE))
     nvml = Source(Said("NVML", why="knows no GPU of the host's driver"))
     imex = HostImex(loaded(tmp_path), sources=(nvml, label))
@@ -213,7 +215,9 @@ async def test_a_label_that_went_with_nvidias_plugin_is_remembered_and_what_nvml
     assert "has not joined" in found.unknown
 
 
-@pytest.mark.parametrize("form", ["  - CLIQUE_ID={}\n", '{{"env": ["CLIQUE_ID={}", "X=1"]}}'], ids=["theirs", "ours"])
+@pytest.mark.parametrize(
+    "form", ["  - CLIQUE_ID={}\n", '{{"env": ["CLIQUE_ID={}", "X=1"]}}'], ids=["theirs", "ours"]
+)
 async def test_a_daemon_that_starts_after_the_label_went_takes_the_clique_of_the_claims_here(
     tmp_path: Path, form: str
 ) -> None:

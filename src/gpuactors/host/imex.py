@@ -188,8 +188,8 @@ class HostImex:
         self._claims = claims
         self._deadline_s = deadline_s
         self._before: Said | None = None
-        """The last answer of NVML or the Node's label; a process does not outlive its boot. A file that does not name the
-        clique says so itself."""
+        """The last answer of NVML or the Node's label; a process does not outlive its boot. A file that is there and
+        does not name the clique says so itself."""
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:

@@ -584,13 +584,18 @@ def test_a_clique_that_nobody_says_is_no_node_without_a_fabric() -> None:
         features = patient.node.tree.root / "etc/kubernetes/node-feature-discovery/features.d/gfd"
         features.write_text("")
         found = patient.examined(pre=True)
-        only(wrong(found), seed(Check.IMEX, FAIL, "claims of channels are refused: the clique", "Set --clique"))
+        only(
+            wrong(found), seed(Check.IMEX, FAIL, "claims of channels are refused: the clique", "Set --clique")
+        )
         assert not [f for f in findings(found) if f.check is Check.IMEX and f.level is Level.PASS]
         cdi = patient.node.directory / "cdi"
         cdi.mkdir()
         theirs = cdi / "k8s.compute-domain.nvidia.com-claim_1f2e.yaml"
         theirs.write_text(f"containerEdits:\n  env:\n  - CLIQUE_ID={CLIQUE}\n")
-        only(wrong(patient.examined(pre=True)), seed(Check.IMEX, WARN, f"the clique {CLIQUE} is known by", "--clique"))
+        only(
+            wrong(patient.examined(pre=True)),
+            seed(Check.IMEX, WARN, f"the clique {CLIQUE} is known by", "--clique"),
+        )
         patient.flags["clique"] = "none"
         said = {f.check: f.message for f in findings(patient.examined(pre=True))}
         assert said[Check.IMEX].endswith("no NVLink fabric beyond this node, by --clique")

@@ -105,8 +105,14 @@ def of_claims(source: str, cliques: Iterable[str]) -> Said:
     """By the files of the daemons' claims that are prepared here: `CLIQUE_ID` of their containers."""
     known = dict.fromkeys(clique_id for clique_id in cliques if clique_id)
     if len(known) > 1:
-        return Said(source, why=f"name several cliques: {' and '.join(map(quoted_id, first_of(list(known))))}")
-    return replace(parsed(source, next(iter(known))), is_past=True) if known else Said(source, why="do not name it")
+        return Said(
+            source, why=f"name several cliques: {' and '.join(map(quoted_id, first_of(list(known))))}"
+        )
+    return (
+        replace(parsed(source, next(iter(known))), is_past=True)
+        if known
+        else Said(source, why="do not name it")
+    )
 
 
 # --- what NVML says -------------------------------------------------------------------------------------------------

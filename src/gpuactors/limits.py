@@ -555,6 +555,16 @@ QUOTED_TEXT_CHARS_MAX: Final = 1000
 LOG_TEXT_MAX_CHARS: Final = 8192
 """One string in a line of the log, except tracebacks: a refusal of QUOTED_ITEMS_MAX devices with a reason each."""
 
+LIBRARY_LINES_MAX: Final = 16
+"""Lines of one text of a library in LIBRARY_LINES_S: enough to see what happens; a client that dials in a loop would
+write thousands a second."""
+
+LIBRARY_LINES_S: Final = 60.0
+"""60 s. The others of one text in this time are counted."""
+
+LIBRARY_TEXTS_MAX: Final = 256
+"""Texts that are counted; a library that puts values into its texts itself has ever new ones."""
+
 HOST_ABSENT_S: Final = 120.0
 """How long a start waits for a host that can be scanned, before the process ends with 69. /sys is mounted before any
 service starts, and what a container mounts before its process does; the rest is for a slow machine."""

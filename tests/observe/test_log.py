@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from gpuactors import limits
-from gpuactors.observe.log import LIBRARY_EVENT, configure
+from gpuactors.observe.log import LIBRARY_EVENT, LogFormat, configure
 from gpuactors.process.logger import get_logger
 
 
@@ -142,3 +142,51 @@ def test_a_reader_that_went_away_does_not_end_the_program() -> None:
     configure("json", "info", stream=Gone())
     get_logger().info("process.started")
     logging.getLogger("library").info("hello")
+
+
+def says(text: str, *values: object, at: float) -> None:
+    """A library writes at that time of day."""
+    record = logging.LogRecord("some.library", logging.WARNING, "/x.py", 1, text, values, None)
+    record.created = at
+    logging.getLogger("some.library").handle(record)
+
+
+def test_of_a_line_that_a_library_repeats_a_few_are_written_and_the_others_counted() -> None:
+    """A client that dials in a loop, or sends nonsense on each connection, must not fill the log."""
+    stream, refused = io.StringIO(), "connection refused: %d are open already"
+    configure("json", "info", stream=stream)
+    for number in range(1000):
+        says(refused, number, at=1_000_000.0)
+        get_logger().info("call.refused", number=number)
+    says("another text", at=1_000_000.0)
+    written = lines(stream)
+    assert sum("refused:" in str(line.get("message")) for line in written) == limits.LIBRARY_LINES_MAX
+    assert sum(line["event"] == "call.refused" for line in written) == 1000
+    assert written[-1]["message"] == "another text"
+    for number in (7, 8):
+        says(refused, number, at=1_000_000.0 + limits.LIBRARY_LINES_S)
+    more = 1000 - limits.LIBRARY_LINES_MAX
+    assert [line["message"] for line in lines(stream)[-2:]] == [
+        f"connection refused: 7 are open already ({more} more before this one were not logged)",
+        "connection refused: 8 are open already",
+    ]
+
+
+def test_texts_of_a_library_that_are_ever_new_are_not_kept() -> None:
+    configure("json", "info", stream=io.StringIO())
+    (counting,) = logging.getLogger().handlers[0].filters
+    for number in range(10 * limits.LIBRARY_TEXTS_MAX):
+        says(f"text {number}", at=1_000_000.0)
+    assert len(vars(counting)["_said"]) <= limits.LIBRARY_TEXTS_MAX
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_traceback_takes_no_terminal_over(form: LogFormat) -> None:
+    stream = io.StringIO()
+    configure(form, "info", stream=stream)
+    try:
+        raise OSError("no such file: \x1b[2J\x9b\u202e")
+    except OSError as exc:
+        get_logger().error("actor.failed", actor="one", exc_info=exc)
+    assert [line for line in stream.getvalue().splitlines() if not line.isprintable()] == []
+    assert "x1b[2J" in stream.getvalue()

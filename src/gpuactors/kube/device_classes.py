@@ -1,4 +1,7 @@
-"""The DeviceClasses of the cluster. Implements `ports.kube.DeviceClassApi`."""
+"""The DeviceClasses of the cluster. Implements `ports.kube.DeviceClassApi`.
+
+A file of its own: a daemon without claims imports none of it.
+"""
 
 from __future__ import annotations
 

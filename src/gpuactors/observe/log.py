@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Final, Literal, TextIO, TypeAlias
 
-from gpuactors.core.values.quote import quoted
-from gpuactors.limits import LOG_TEXT_MAX_CHARS
+from gpuactors.core.values.quote import printable, quoted
+from gpuactors.limits import LIBRARY_LINES_MAX, LIBRARY_LINES_S, LIBRARY_TEXTS_MAX, LOG_TEXT_MAX_CHARS
 from gpuactors.process.logger import Line
 
 LogFormat: TypeAlias = Literal["json", "console"]
@@ -46,6 +46,7 @@ def configure(
     followed).
     """
     handler = _StandardError() if stream is None else logging.StreamHandler(stream)
+    handler.addFilter(_Repeats())
     handler.setFormatter(_Formatter(node, _as_json if log_format == "json" else _console(sys.stderr)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -57,6 +58,33 @@ def configure(
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # A closed reader of our standard error must not cause a traceback per line.
     logging.raiseExceptions = False
+
+
+class _Repeats(logging.Filter):
+    """Of a line that a library repeats, as for each connection of a client in a loop, a few in each minute. The next
+    one says how many were left out. Lines of our own are decided on where they are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        """By logger and text before its values are put in: since when it was said how often."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        if isinstance(record.msg, Line):
+            return True
+        text = (record.name, str(record.msg))
+        since, times = self._said.get(text, (record.created, 0))
+        if record.created >= since + LIBRARY_LINES_S:
+            if times > LIBRARY_LINES_MAX:
+                record.msg = (
+                    f"{record.msg} ({times - LIBRARY_LINES_MAX} more before this one were not logged)"
+                )
+            since, times = record.created, 0
+        if len(self._said) >= LIBRARY_TEXTS_MAX:
+            self._said.clear()
+        self._said[text] = since, times + 1
+        return times < LIBRARY_LINES_MAX
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
@@ -89,7 +117,8 @@ class _Formatter(logging.Formatter):
             **_said(record, self._node),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            trace = self.formatException(record.exc_info)
+            line["exception"] = "\n".join(map(printable, trace.split("\n")))
         return self._render(line)
 
 

@@ -201,6 +201,8 @@ def test_a_metadata_device_says_nothing_of_its_gpu() -> None:
     assert set(causes(node(listed(cdi_ids=ids), specs=(metadata,))).values()) == {TAKEN}
     core = node(listed(cdi_ids=ids), specs=(metadata, spec("/dev/vfio/52")))
     assert causes(core) == {A: FREE, B: TAKEN, C: FREE}
+    of_a_nic = node(listed(cdi_ids=ids), specs=(spec(),))
+    assert set(causes(of_a_nic).values()) == {FREE}, "its own file says that it has no GPU"
 
 
 def test_of_a_file_of_several_devices_it_is_one_of_theirs() -> None:
@@ -280,6 +282,7 @@ MIG = "MIG-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
     ("divided", "withheld"),
     [
         ((True, False), {A}),
+        ((True, None), {A}),
         ((None, False), {A}),
         ((None, None), {A, B}),
         ((False, False), {A, B}),

@@ -23,7 +23,7 @@ from gpuactors.ports.node import Step
 from gpuactors.simulation.kubelet.values import Phase
 from gpuactors.simulation.kubelet.values import Pod as FailedPod
 from tests.histories.refusals import UNREAD
-from tests.histories.truth import claimed_cards, given_by_us, others_cards
+from tests.histories.truth import claimed_cards, given_by_us, is_any_withheld, others_cards
 from tests.histories.world import World
 
 FRESH_S: Final = 0.1
@@ -175,6 +175,8 @@ class Answers:
     def _is_unowned(self, card: str) -> bool:
         owned = {g.card for g in given_by_us(self._world)} | others_cards(self._world).keys()
         owned = owned.union(*claimed_cards(self._world))
+        if is_any_withheld(self._world):
+            return False
         members = self._members(card)
         return bool(members) and owned.isdisjoint(members)
 

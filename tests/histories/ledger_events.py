@@ -10,11 +10,14 @@ from typing import Final
 
 from gpuactors.simulation.kubelet.values import Claim, Phase
 from tests.histories.kinds import Flag, Kind, detail_of
-from tests.histories.truth import given_by_us
+from tests.histories.truth import given_by_us, others_cards
 from tests.histories.world import MODEL, SECOND, World
 
 OTHERS_MAX: Final = 12
 """Pods of other plugins in one history."""
+
+OTHER_DRIVER: Final = "driver"
+"""The beginning of the names of pods with a claim of another driver."""
 
 OTHER: Final = "other"
 """The beginning of their pods' names."""
@@ -95,6 +98,39 @@ def _claim(world: World, slot: int) -> None:
     world.kubelet.adopt(name, {}, claims=(claim,))
 
 
+def _is_free(world: World, slot: int) -> bool:
+    """The driver gives a card to one claim, and to none while a pod has it."""
+    address = world.address(slot)
+    spec = world.tree.functions.get(address)
+    if not (
+        _has_room(world, slot) and world.is_bound(address) and spec is not None and spec.group is not None
+    ):
+        return False
+    owned = {given.card for given in given_by_us(world)} | others_cards(world).keys()
+    is_admitting = any(pod.phase is Phase.ADMITTING for pod in world.kubelet.view.pods.values())
+    return owned.isdisjoint(world.tree.group_members(spec.group)) and not is_admitting
+
+
+def _driver_prepares(world: World, slot: int) -> None:
+    """Kubelet lists the claim for its pod, or not yet; one file in six is removed by somebody."""
+    world.others += 1
+    name, address = f"{OTHER_DRIVER}-{world.others}", world.address(slot)
+    group = world.tree.functions[address].group
+    assert group is not None
+    has_file = bool(detail_of(slot) % 6)
+    claim = world.other_driver.prepare(name, address, group, has_file=has_file)
+    if not has_file or detail_of(slot) % 2:
+        world.kubelet.adopt(name, {}, claims=(claim,))
+
+
+def _driver_unprepares(world: World, slot: int) -> None:
+    names = sorted(world.other_driver.claims)
+    name = names[slot % len(names)]
+    world.other_driver.unprepare(name)
+    if name in world.kubelet.view.pods:
+        world.kubelet.delete(name)
+
+
 def _others(world: World) -> list[str]:
     pods = world.kubelet.view.pods
     return sorted(n for n, pod in pods.items() if n.startswith(OTHER) and pod.phase is Phase.RUNNING)
@@ -112,6 +148,8 @@ LEDGER_KINDS: Final = (
     Kind("another plugin has odd IDs", _has_room, _odd_ids, needs=_RUNS),
     Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours, needs=_RUNS),
     Kind("a claim takes a card", _has_room, _claim, needs=_RUNS),
+    Kind("another driver's claim takes a card", _is_free, _driver_prepares, needs=_RUNS),
+    Kind("another driver's claim ends", lambda w, _s: bool(w.other_driver.claims), _driver_unprepares),
     Kind("a pod of another plugin ends", lambda w, _s: bool(_others(w)), _ends),
 )
 """Every kind of event in kubelet's ledger that is not ours."""

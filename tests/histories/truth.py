@@ -29,6 +29,9 @@ ANY: Final = "anything"
 
 _CLAIMED: Final = re.compile(r"gpu-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])")
 
+ENDED_PHASES: Final = (Phase.FAILED, Phase.SUCCEEDED)
+"""Kubelet lists no pod in them."""
+
 Lists = dict[str, dict[str, str]]
 """By resource, by device ID: one of the words above."""
 
@@ -50,10 +53,22 @@ def given_by_us(world: World) -> list[Given]:
 
 
 def others_cards(world: World) -> dict[str, str]:
-    """The cards that another plugin, or another driver's claim, has given to a pod: by address, the pod."""
-    pods = [p for p in world.kubelet.view.pods.values() if p.phase not in (Phase.FAILED, Phase.SUCCEEDED)]
+    """The cards that another plugin, or another driver's claim, has given to a pod: by address, the pod. A claim that
+    its driver has prepared has its card before kubelet lists it for the pod."""
+    pods = [p for p in world.kubelet.view.pods.values() if p.phase not in ENDED_PHASES]
     claims = {a: pod.name for pod in pods for c in pod.claims if (a := _claimed(c.device)) is not None}
+    for name, claim in world.other_driver.claims.items():
+        # A container gets the group that its file has, whatever is in that group by now.
+        members = world.tree.group_members(claim.group) if claim.has_file else ()
+        claims |= {PciAddress(a): name for a in members if world.tree.functions[a].class_code == GPU_CLASS}
     return claims | {g.card: g.pod for g in _given(world) if g.card and not world.is_ours(g.resource)}
+
+
+def is_any_withheld(world: World) -> bool:
+    """Kubelet lists a claim of another driver, and nothing says which card it has: it may be each that is no other
+    owner's."""
+    running = {pod.name for pod in world.kubelet.view.pods.values() if pod.phase not in ENDED_PHASES}
+    return any(not c.has_file and pod in running for pod, c in world.other_driver.claims.items())
 
 
 def claimed_cards(world: World) -> tuple[set[str], set[str]]:
@@ -100,6 +115,8 @@ def expected(world: World) -> Lists:
     owned = {g.card for g in given if g.card is not None} | others_cards(world).keys()
     prepared, doubtful = claimed_cards(world)
     owned |= prepared
+    if is_any_withheld(world):
+        owned |= world.tree.functions.keys()
     unsure = _unsure(world, given) | doubtful
     lists: Lists = {}
     for address, spec in world.tree.functions.items():

@@ -53,6 +53,7 @@ from tests.histories.administrator import VIRTUAL_FUNCTIONS
 from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
+from tests.histories.other_driver import OtherDriver
 from tests.histories.trace import Trace
 from tests.histories.watch import Watch
 from tests.memory.control import StateDirectory, memory_control
@@ -303,6 +304,7 @@ class World:
         """Resources of which that plugin ever had the same healthy devices as we: kubelet's list was ours or that
         plugin's."""
         self.monitors = 0
+        self.other_driver = OtherDriver()
         self.others = 0
         """How many pods other plugins have had."""
         self.broken: dict[tuple[str, str], bytes] = {}
@@ -747,6 +749,7 @@ class World:
             host=FaultyReader(reader, self.faults, str(self._root)),
             use=FaultyUse(use, self.faults),
             ledger=memory_ledger(self.transport, self.faults, daemon.name),
+            cdi=self.other_driver,
             open_uevents=daemon.uevents.open,
             kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),
             control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),

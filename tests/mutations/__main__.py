@@ -24,10 +24,11 @@ from typing import Final
 
 from tests.mutations.bounds import BOUNDS
 from tests.mutations.mutations import MUTATIONS, Mutation
+from tests.mutations.others import OTHERS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-ALL: Final = (*MUTATIONS, *BOUNDS)
+ALL: Final = (*MUTATIONS, *BOUNDS, *OTHERS)
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"

@@ -110,7 +110,10 @@ def _pod_resources(listing: PodListing, prepared: Iterable[ClaimInfo]) -> pb.Pod
 
 def _dynamic(claim: Claim, namespace: str) -> pb.DynamicResource:
     resource = pb.ClaimResource(
-        cdi_devices=[pb.CdiDevice(name=f"k8s.{claim.driver}/claim={claim.name}")],
+        cdi_devices=[
+            pb.CdiDevice(name=cdi_id)
+            for cdi_id in claim.cdi_ids or (f"k8s.{claim.driver}/claim={claim.name}",)
+        ],
         driver_name=claim.driver,
         pool_name=claim.pool,
         device_name=claim.device,

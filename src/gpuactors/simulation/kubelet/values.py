@@ -54,6 +54,8 @@ class Claim(Struct, frozen=True):
     pool: str
     device: str
     """The device's name in its ResourceSlice: `gpu-0000-23-00-0`."""
+    cdi_ids: tuple[str, ...] = ()
+    """As its driver answered to the prepare; empty: one by the claim's name."""
 
 
 class Pod(Struct, frozen=True):

@@ -158,7 +158,29 @@ def test_what_is_not_done_is_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "current-context: here", "a: b: c", "\0", "[" * 5000, "clusters: &a [*a]"]
+    "text",
+    [
+        "",
+        "[]",
+        "current-context: here",
+        "a: b: c",
+        "\0",
+        "clusters: &a [*a]",
+        "a: !!set 1",
+        "a: !!timestamp x",
+        "a: 2020-13-45",
+        "{[1]: 2}",
+        pytest.param("a: " + "[" * 500_000, id="a text that nests deep"),
+        pytest.param(
+            "\n".join(
+                [
+                    "clusters: &a0 [x]",
+                    *(f"c{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)),
+                ]
+            ),
+            id="aliases of aliases",
+        ),
+    ],
 )
 def test_a_file_that_is_no_kubeconfig_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config"

@@ -191,16 +191,24 @@ class _KubeConfig(msgspec.Struct):
     contexts: list[_NamedContext] = []
 
 
+_NO_YAML: Final = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
+"""What PyYAML lets through: a value that is not what its tag says, a text that nests too deep."""
+
+
 def from_kubeconfig(path: Path) -> FileAccess:
     """The access of the current context of a kubeconfig file; paths in it are relative to its directory. Raises
     `AccessError`, also for what a daemon should not do: run a plugin, skip the server's certificate."""
+    import yaml  # 20 ms that only such a file is worth
+
     try:
-        found = msgspec.yaml.decode(read_plain(path, limits.KUBECONFIG_MAX_BYTES), type=_KubeConfig)
+        # Not by libyaml, as msgspec does: a text that nests deep overflows its stack, which ends the process.
+        content = yaml.safe_load(read_plain(path, limits.KUBECONFIG_MAX_BYTES))
+        found = msgspec.convert(content, type=_KubeConfig)
     except OSError as exc:
         raise AccessError(
             f"the kubeconfig file {path} cannot be read: {exc.strerror}; correct --kubeconfig"
         ) from exc
-    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+    except (msgspec.MsgspecError, yaml.YAMLError, *_NO_YAML) as exc:
         raise AccessError(f"{path} is no kubeconfig file: {quoted(str(exc))}; correct --kubeconfig") from exc
     context = _named(path, "context", found.current_context, {c.name: c.context for c in found.contexts})
     cluster = _named(path, "cluster", context.cluster, {c.name: c.cluster for c in found.clusters})

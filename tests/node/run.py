@@ -53,6 +53,10 @@ BINARIES: Final = (
 SETS: Final = ("A", "B")
 """A: Kubernetes' default gates. B: with those of DRA that are off by default (tests/node/versions.py)."""
 
+RUNTIME_CONFIG: Final = {"A": "", "B": "resource.k8s.io/v1beta2=true"}
+"""What the API server of a set serves besides its defaults: DeviceTaintRules as 1.36 has them. The kit adds what 1.35
+needs for them. Where they are on and not served, controller manager and scheduler wait for them for ever."""
+
 FAILED: Final = "failed.txt"
 """In DIRECTORY: the scenarios that have failed in the last run of pytest, a line each."""
 
@@ -150,7 +154,7 @@ class _Run:
         chosen = () if any(word.startswith("tests/node") for word in words) else ("tests/node",)
         status = 0
         for gates in sets:
-            self._environment[GATES] = gates
+            self._environment |= {GATES: gates, "K8S_RUNTIME_CONFIG": RUNTIME_CONFIG[gates]}
             with self._up(self._lanes, gates, keep=self._keep):
                 code = self._pytest(self._lanes, (*chosen, *words))
             if code == RED and os.environ.get("CI") and (failed := _failed()):

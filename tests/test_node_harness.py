@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.deploy.manifests import ROOT
-from tests.node import run
+from tests.node import run, versions
 from tests.node.books import address_of
 from tests.node.lane import Lane, NoProgramsError
 from tests.node.planted import BUGS, CHECKOUT
@@ -88,6 +88,14 @@ def test_a_kit_that_fails_otherwise_is_no_kit_without_programs(tmp_path: Path) -
     with pytest.raises(ProvisionError, match="no space left") as caught:
         lane.install(kit, lane)
     assert not isinstance(caught.value, NoProgramsError)
+
+
+def test_a_release_that_is_not_in_the_table_is_taken_for_the_newest_before_it() -> None:
+    assert not versions.differences_of((1, 35)).dra_by_default
+    assert versions.differences_of((1, 36)).dra_by_default
+    assert versions.differences_of((1, 99)) == versions.differences_of(max(versions.TABLE))
+    with pytest.raises(LookupError, match=r"1\.34"):
+        versions.differences_of((1, 34))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])

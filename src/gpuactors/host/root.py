@@ -18,7 +18,13 @@ VFIO_DEVICES: Final = "/sys/class/vfio-dev"
 """A link for each vfio device, to `<function>/vfio-dev/<name>`."""
 """One entry per IOMMU that the kernel drives: `dmar0`, `ivhd0`, `smmu3.0x…`."""
 
+PLATFORM_DEVICES: Final = "/sys/bus/platform/devices"
+PLATFORM_DRIVERS: Final = "/sys/bus/platform/drivers"
+
 PROC: Final = "/proc"
+MEMORY_MAP: Final = "/proc/iomem"
+"""The owners of physical addresses, which are zeros without CAP_SYS_ADMIN."""
+INTERRUPTS: Final = "/proc/interrupts"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 """The kernel's own, the same in every namespace: to be read without the prefix, as a pod does not have the host's
 /proc."""
@@ -44,6 +50,15 @@ GPU_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 """The output file of NVIDIA's GPU Feature Discovery about this node's GPUs, one label a line (its --output-file)."""
 PCI_IDS: Final = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids", "/usr/share/pci.ids")
 """Where distributions have the names of PCI ids."""
+CONTAINERD_CONFIGS: Final = (
+    "/etc/containerd/config.toml",
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/etc/k0s/containerd.toml",
+)
+"""containerd's configuration: its own place, and those of distributions that bring it."""
+CRIO_CONFIG: Final = "/etc/crio/crio.conf"
+CRIO_CONFIGS: Final = "/etc/crio/crio.conf.d"
 PERSISTENCED_SOCKET: Final = "/run/nvidia-persistenced/socket"
 
 DEV: Final = "/dev"

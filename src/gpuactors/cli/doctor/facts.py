@@ -13,6 +13,8 @@ from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.host.pci_ids import Names
+from gpuactors.host.preflight import Preflight
+from gpuactors.host.runtime import Runtime
 from gpuactors.host.vfio import VfioHost
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
@@ -126,6 +128,9 @@ class Facts(Struct, frozen=True):
     """Read where both APIs are on, and the API server has answered the rest."""
     imex: Known[ImexFacts] | None = None
     state: Known[State] | None = None
+    preflight: Known[Preflight] | None = None
+    runtimes: Known[tuple[Runtime, ...]] | None = None
+    """Read where claims are wanted."""
 
 
 def offers_gpus(config: Config) -> bool:

@@ -43,6 +43,13 @@ class Check(StrEnum):
     """vfio-pci suspends GPUs that are not in use (`disable_idle_d3` is off)."""
     NODE_MODES = "NodeModes"
     """The permissions of the nodes below `/dev/vfio` are the kernel's."""
+    BOOT_FRAMEBUFFER = "BootFramebuffer"
+    """The framebuffer of the firmware's console keeps no part of a selected GPU's memory. To see where it is needs root
+    with CAP_SYS_ADMIN: run it on the node."""
+    INTERRUPT_REMAPPING = "InterruptRemapping"
+    """The IOMMU remaps interrupts, without which vfio refuses a virtual machine (x86)."""
+    LOCKED_MEMORY = "LockedMemory"
+    """The limit of locked memory that the container runtime gives to containers: KubeVirt raises it, others may not."""
     IOMMUFD = "Iommufd"
     """With `/dev/iommu`, each GPU on vfio has its node below `/dev/vfio/devices`."""
     KUBELET_DIRECTORY = "KubeletDirectory"
@@ -71,6 +78,9 @@ class Check(StrEnum):
     """The API server answers, knows this node, and serves what claims need."""
     CLAIMS_SERVED = "ClaimsServed"
     """The daemon serves claims, and its ResourceSlices have every GPU."""
+    RUNTIME_CDI = "RuntimeCdi"
+    """CDI is on in the container runtime, which reads the directory of the claims' files. Judged by its configuration
+    files: run it on the node."""
     DEVICE_CLASSES = "DeviceClasses"
     """No DeviceClass has a resource of the device plugin as its `extendedResourceName`, with both APIs on."""
     IMEX = "Imex"
@@ -96,6 +106,9 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
     Check.VFIO_PCI: f"{_INSTALL}#2-vfio-pci-at-boot",
     Check.IDLE_D3: f"{_INSTALL}#2-vfio-pci-at-boot",
     Check.NODE_MODES: "docs/security.md#files",
+    Check.BOOT_FRAMEBUFFER: "docs/doctor.md#the-boot-framebuffer",
+    Check.INTERRUPT_REMAPPING: f"{_INSTALL}#1-the-iommu",
+    Check.LOCKED_MEMORY: "docs/doctor.md#what-is-checked",
     Check.IOMMUFD: f"{_INSTALL}#2-vfio-pci-at-boot",
     Check.KUBELET_DIRECTORY: _KUBELET,
     Check.KUBELET_RUNS: "docs/troubleshooting.md#the-daemon",
@@ -110,6 +123,7 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
     Check.PLUGIN_DIRECTORIES: "deploy/README.md#claims-dra",
     Check.API_SERVER: "deploy/README.md#claims-dra",
     Check.CLAIMS_SERVED: "docs/dra.md#errors-and-what-to-do",
+    Check.RUNTIME_CDI: "docs/dra.md",
     Check.DEVICE_CLASSES: "docs/dra.md#both-apis-on-one-node",
     Check.IMEX: "docs/compute-domains.md#what-gpuactors-reads-on-the-host",
     Check.PERMITTED_HOST_DEVICES: "docs/doctor.md#kubevirt",

@@ -43,7 +43,7 @@ from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.about import node_of
 from gpuactors.daemon.app import sysfs_of
-from gpuactors.host import pci_ids, vfio
+from gpuactors.host import pci_ids, preflight, runtime, vfio
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
@@ -97,6 +97,8 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
         classes=await reading.classes() if with_classes else None,
         imex=await reading.imex() if judged.config.compute_domains != "off" else None,
         state=await reading.state() if not pre else None,
+        preflight=await reading.preflight(functions),
+        runtimes=await reading.runtimes() if wants_claims(judged.config) else None,
     )
 
 
@@ -184,6 +186,16 @@ class _Reading:
 
         deadline_s = 2 * limits.POLL_DEADLINE_S  # a poll has its own, and better words
         return await _known("which GPUs are in use", read, self._progress, deadline_s)
+
+    async def preflight(self, functions: Known[tuple[PciFunction, ...]]) -> Known[preflight.Preflight]:
+        found = () if isinstance(functions, Unknown) else functions
+        selected = [f.address for f in found if is_selected(self._config.selectors, f)]
+        return await self._blocking(
+            "the host's framebuffer, interrupts and limits", lambda: preflight.read(self._root, selected)
+        )
+
+    async def runtimes(self) -> Known[tuple[runtime.Runtime, ...]]:
+        return await self._blocking("the container runtime's configuration", lambda: runtime.read(self._root))
 
     async def names(self, functions: Known[tuple[PciFunction, ...]]) -> Known[ModelNames]:
         found = () if isinstance(functions, Unknown) else functions

@@ -15,6 +15,8 @@ from gpuactors.cli.doctor.checks import (
     kubelet,
     kubevirt,
     model_names,
+    preflight,
+    runtime,
     state,
     vfio,
 )
@@ -34,15 +36,17 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
     ("GPUs", gpus.check),
     ("names", model_names.check),
     ("vfio", vfio.check),
+    ("host", preflight.check),
     ("kubelet", kubelet.check),
     ("daemon", daemon.check),
     ("claims", claims.check),
+    ("runtime", runtime.check),
     ("KubeVirt", kubevirt.check),
     ("state", state.check),
 )
 
 
-_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio"})
+_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio", "host"})
 """Where no GPU is offered, these are the host's own business."""
 
 

@@ -150,7 +150,8 @@ def _sees(running: Running, facts: Facts) -> Iterator[Finding]:
                 "once; a uevent that was lost is made good by the next scan (resync_interval_s).",
             )
         )
-    what = "it receives uevents, kubelet and its ledger, and sees each GPU as this command does"
+    same = "" if isinstance(facts.devices, Unknown) else ", and sees each GPU as this command does"
+    what = f"it receives uevents, kubelet and its ledger{same}"
     yield from found or [passed(Check.DAEMON_SEES, what)]
 
 

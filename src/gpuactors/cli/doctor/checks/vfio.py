@@ -44,6 +44,12 @@ def _driver(host: VfioHost, bound: list[PciFunction], config: Config) -> Finding
             "the running kernel has no module vfio-pci",
             "Install the kernel's package of extra modules, or a kernel with CONFIG_VFIO_PCI.",
         )
+    if config.dra == "on" and config.load_modules == "on" and host.installed is None:
+        return warned(
+            Check.VFIO_PCI,
+            "vfio-pci is not loaded, and it is not known whether the running kernel has it: no /lib/modules is here",
+            "Run this on the node; in a pod mount the host's /lib/modules.",
+        )
     if config.dra == "on" and config.load_modules == "on":
         return passed(
             Check.VFIO_PCI, "vfio-pci is not loaded, and will be for the first claim (--load-modules on)"

@@ -512,3 +512,21 @@ def test_a_daemon_that_knows_nothing_of_claims_that_were_taken_over_keeps_them()
     assert stored["takenOver"] == {"from": "sha256:00", "claims": {UID: {"state": "TakenOver"}}}
     assert set(stored["claims"]) == {"u1"}, "an older one takes none of them for its own"
     assert file(disk).read().checkpoint == taken
+
+
+def test_a_claim_of_theirs_has_the_cdi_ids_that_kubelet_was_answered() -> None:
+    """Their checkpoint lacks that of the metadata, which Kubernetes' helper puts behind it."""
+    disk = FakeDisk()
+    with_metadata, without = UID, UID.replace("0f", "1f")
+    claims = {uid: prepared(GPUS, "node-1", vfio(uid, "node-1", 0)) for uid in (with_metadata, without)}
+    disk.put(OLD, their_checkpoint(BOOT, claims))
+    disk.put(f"/cdi/gpu.nvidia.com_metadata_{with_metadata}_gpu.json", b"{}")
+    theirs = TheirClaims(disk, driver=GPUS, cdi_dir="/cdi", places=None)
+    restored = CheckpointFile(disk, DIRECTORY, BOOT, theirs).read().theirs
+    assert restored is not None
+    ids = {claim.name.uid: claim.given[0].cdi_ids for claim in restored.claims}
+    own = {uid: f"k8s.gpu.nvidia.com/claim={uid}-gpu-vfio-0" for uid in claims}
+    assert ids == {
+        with_metadata: (own[with_metadata], f"gpu.nvidia.com/metadata={with_metadata}_gpu"),
+        without: (own[without],),
+    }

@@ -380,3 +380,39 @@ def test_a_directory_or_fifo_of_one_claims_name_costs_only_that_claim(tmp_path: 
     third = ClaimUid("0f1e2d3c-0000-4000-8000-000000000003")
     for path in of_real(contents(third), tmp_path):
         assert path.read_text().startswith("{")
+
+
+# --- what NVIDIA's driver leaves of a claim -------------------------------------------------------------------
+
+THEIR_METADATA = f"{PLUGIN_DIR}/dra-device-metadata/ns_gpus/main/metadata.json"
+THEIR_MOUNT = f"{CDI_DIR}/gpu.nvidia.com_metadata_{UID}_main.json"
+
+
+def with_their_metadata(uid: str = UID) -> FakeDisk:
+    disk = FakeDisk()
+    disk.put(THEIRS, b"- path: /dev/vfio/51")
+    disk.put(THEIR_MOUNT, json.dumps({"mounts": [{"hostPath": THEIR_METADATA}]}).encode())
+    disk.put(THEIR_METADATA, json.dumps({"kind": "DeviceMetadata", "metadata": {"uid": uid}}).encode())
+    return disk
+
+
+def test_the_metadata_of_a_claim_that_nvidias_driver_has_prepared_goes_with_it() -> None:
+    disk = with_their_metadata()
+    files(disk).remove(UID)
+    assert [path for path in disk.files if "claim_" in path or "metadata" in path] == []
+
+
+def test_the_metadata_of_the_next_claim_of_that_name_stays() -> None:
+    disk = with_their_metadata(uid="0f1e2d3c-0000-4000-8000-000000000002")
+    files(disk).remove(UID)
+    assert THEIR_METADATA in disk.files
+    assert THEIR_MOUNT not in disk.files
+
+
+def test_a_mount_that_leads_elsewhere_removes_nothing_there() -> None:
+    disk = with_their_metadata()
+    other = f"{PLUGIN_DIR}/dra-device-metadata/../metadata.json"
+    disk.put(THEIR_MOUNT, json.dumps({"mounts": [{"hostPath": other}]}).encode())
+    disk.put(f"{PLUGIN_DIR}/metadata.json", UID.encode())
+    files(disk).remove(UID)
+    assert f"{PLUGIN_DIR}/metadata.json" in disk.files

@@ -7,6 +7,7 @@
 and, of a claim that NVIDIA's driver has prepared, which is only ever removed:
 
     <cdi-dir>/k8s.gpu.nvidia.com-claim_<uid>.yaml
+    <cdi-dir>/gpu.nvidia.com_metadata_<uid>_<request>.json, and the metadata file that it mounts (`theirs.py`)
 
 All by the claim's UID: by its name, the late removal of an old claim's files would remove those of the new one. What
 they say is the core's (`core/claims/cdi.py`, `metadata.py`). A metadata file that is there may be mounted in a
@@ -35,7 +36,7 @@ from gpuactors.acts.disk import (
     replace_unsynced,
     unlink_if_there,
 )
-from gpuactors.acts.theirs import cdi_path
+from gpuactors.acts.theirs import remove_files
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid, Json
@@ -75,6 +76,7 @@ class ClaimFiles:
         self._disk = disk
         self._driver = driver
         self._cdi_dir = cdi_dir
+        self._plugin_dir = plugin_dir
         self._metadata_dir = os.path.join(plugin_dir, "metadata")
         self._kept_cdi = KeptDirectory(disk, cdi_dir)
         self._kept_metadata = KeptDirectory(disk, self._metadata_dir)
@@ -189,7 +191,7 @@ class ClaimFiles:
             # First what a new container would be started with.
             unlink_if_there(self._disk, self._devices_path(uid))
             unlink_if_there(self._disk, self._mounts_path(uid))
-            unlink_if_there(self._disk, cdi_path(self._cdi_dir, self._driver, uid))
+            remove_files(self._disk, self._cdi_dir, self._driver, self._plugin_dir, uid)
             self._sync(self._cdi_dir)
             directory = self._claim_dir(uid)
             for name in self._names(directory):

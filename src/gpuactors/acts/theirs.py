@@ -1,10 +1,13 @@
 """The claims that NVIDIA's DRA driver has prepared, by its files: its checkpoint, and the CDI file of each claim, which
-says where a GPU is if the checkpoint does not.
+says where a GPU is if the checkpoint does not; and the files of a claim's metadata (its gate DeviceMetadata).
 
     <plugin-dir>/checkpoint.json
     <cdi-dir>/k8s.gpu.nvidia.com-claim_<uid>.yaml
+    <cdi-dir>/gpu.nvidia.com_metadata_<uid>_<request>.json
+    <plugin-dir>/dra-device-metadata/<namespace>_<claim>/<request>/metadata.json
 
-Reads only. Its checkpoint is never written, moved or removed: it goes on with it when it comes back.
+Its checkpoint is never written, moved or removed: it goes on with it when it comes back. The files of a claim that ends
+here are removed.
 """
 
 from __future__ import annotations
@@ -15,17 +18,19 @@ from hashlib import sha256
 from typing import Any, Final, Protocol, final
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.acts.disk import Disk
+from gpuactors.acts.disk import Disk, unlink_if_there
 from gpuactors.core.claims import theirs
 from gpuactors.core.claims.checkpoint import Theirs
 from gpuactors.core.claims.theirs import TheirClaim, TheirDevice
 from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimUid, OriginalDriver
+from gpuactors.core.values.claim import Claim, ClaimUid, OriginalDriver, PreparedDevice
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.names import is_label
 from gpuactors.decoding import decode_json, without_deep
 from gpuactors.process.plain_files import NotPlainError
 
@@ -84,6 +89,58 @@ def cdi_path(cdi_dir: str, driver: str, uid: ClaimUid) -> str:
     return os.path.join(cdi_dir, f"k8s.{driver}-claim_{uid}.yaml")
 
 
+def _metadata_path(cdi_dir: str, driver: str, uid: ClaimUid, request: str) -> str:
+    """The CDI file of the metadata of one request."""
+    return os.path.join(cdi_dir, f"{driver}_metadata_{uid}_{request}.json")
+
+
+_METADATA_DIR: Final = "dra-device-metadata"
+_METADATA: Final = re.compile(
+    rb"/dra-device-metadata/([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)/metadata\.json"
+)
+
+
+def remove_files(disk: Disk, cdi_dir: str, driver: str, plugin_dir: str, uid: ClaimUid) -> None:
+    """Remove NVIDIA's files of the claim. Raises `OSError`. The directories are the caller's to sync.
+
+    A metadata file is in a directory by the claim's name, which another claim may have by now: the CDI file, by the
+    UID, says which one it mounts, and goes last.
+    """
+    unlink_if_there(disk, cdi_path(cdi_dir, driver, uid))
+    start = os.path.basename(_metadata_path(cdi_dir, driver, uid, ""))[: -len(".json")]
+    try:
+        names = disk.names(cdi_dir)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        if not name.startswith(start):
+            continue
+        path = os.path.join(cdi_dir, name)
+        for claim, request in {*_METADATA.findall(disk.read(path, limits.CDI_SPEC_MAX_BYTES))}:
+            of_claim = os.path.join(plugin_dir, _METADATA_DIR, claim.decode())
+            of_request = os.path.join(of_claim, request.decode())
+            _remove_metadata(disk, os.path.join(of_request, "metadata.json"), uid, (of_request, of_claim))
+        unlink_if_there(disk, path)
+
+
+def _remove_metadata(disk: Disk, path: str, uid: ClaimUid, directories: tuple[str, ...]) -> None:
+    """Remove it if it is this claim's still, and the directories that are empty then."""
+    try:
+        if uid.encode() not in disk.read(path, limits.CLAIMS_FILE_MAX_BYTES):
+            return
+    except (FileNotFoundError, NotADirectoryError, NotPlainError):
+        pass
+    else:
+        unlink_if_there(disk, path)
+    for directory in directories:
+        try:
+            disk.remove_directory(directory)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return  # another request's is in it, or another claim's
+
+
 @final
 class TheirClaims:
     """The claims of one driver."""
@@ -124,9 +181,27 @@ class TheirClaims:
             Claim(claim.name, None, 0, claim.results),
             tuple(ClaimedGpu(a, (OriginalDriver(a, None, vfio=True),), STAYS) for a in sorted(gpus)),
             domain=domain,
-            given=tuple(device.prepared for device in claim.devices),
+            given=tuple(self._with_metadata(claim.name.uid, device.prepared) for device in claim.devices),
             unplaced=tuple(unplaced),
         )
+
+    def _with_metadata(self, uid: ClaimUid, given: PreparedDevice) -> PreparedDevice:
+        """As kubelet was answered: Kubernetes' helper put the CDI id of the metadata behind that of the driver, whose
+        checkpoint lacks it."""
+        requests = [r.partition("/")[0] for r in given.requests]
+        ids = [
+            f"{self._driver}/metadata={uid}_{request}"
+            for request in dict.fromkeys(requests)
+            if is_label(request) and self._is_there(_metadata_path(self._cdi_dir, self._driver, uid, request))
+        ]
+        return replace(given, cdi_ids=tuple(dict.fromkeys((*given.cdi_ids, *ids)))) if ids else given
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._disk.read(path, limits.CDI_SPEC_MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError, NotPlainError):
+            return False
+        return True
 
     def _places_of(self, claim: TheirClaim, device: TheirDevice) -> tuple[PciAddress, ...]:
         """Of a claim with several devices its CDI file does not say which node is whose: each has all of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.claims import ActFailed, ClaimRead
@@ -198,3 +199,22 @@ def test_files_that_could_not_be_written_do_not_keep_a_claim_from_being_collecte
             if act.claim is not None:
                 core.feed(ActFailed(act.number, "no space left on device", of=ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.RELEASING
+
+
+def test_a_claim_that_exists_and_is_not_allocated_here_any_more_is_released() -> None:
+    """NVIDIA's driver has answered its unprepare meanwhile: the object outlives its pod, where no template made it."""
+    core = prepared()
+    core.claims.clear()
+    core.api["default/one"] = replace(core.api["default/one"], results=None)
+    core.pass_time(limits.LEDGER_QUIET_S + limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED, "once is not enough"
+    core.pass_time(limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_claim_that_is_not_allocated_any_more_stays_while_kubelet_lists_it() -> None:
+    core = prepared()
+    core.api["default/one"] = replace(core.api["default/one"], results=None)
+    core.pass_time(10 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED

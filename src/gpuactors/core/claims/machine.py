@@ -238,6 +238,9 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
         return failed(driver, driver.with_claims(state, claims), entry, event.claim, at)
     if entry.claim is None and entry.state is ClaimState.STOPPED:
         return driver.with_claims(state, _found_again(driver, state, entry, event.claim)), []
+    if entry.state in _COLLECTED and not event.claim.results:
+        reason = Failure("the API server has the claim, and it is not allocated here any more")
+        return _missing(driver, driver.with_claims(state, claims), entry, reason, at)
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
         again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
         return driver.with_claims(state, with_entry(claims, again)), []

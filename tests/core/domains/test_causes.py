@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName
+from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, Unprepared
 from gpuactors.core.values.domain import DomainMode, ImexFacts
 from tests.core.domains.domain_core import (
     BLUE,
@@ -106,6 +106,19 @@ def of_a_lost_checkpoint() -> Cause:
     return cause_of(core, late=True)
 
 
+def directory_left() -> Cause:
+    """Of the claim that is released: its unprepare succeeds."""
+    core = core_with_daemon()
+    core.stuck = True
+    token = core.unprepare(DAEMON)
+    core.pass_time(limits.CLAIM_ANSWER_S)
+    assert isinstance(core.answer(token), Unprepared)
+    entry = core.entry(DAEMON)
+    assert entry is not None
+    assert entry.why is not None
+    return entry.why.cause
+
+
 DOMAINS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
     "its configuration is unknown": (
         Cause.INVALID_CONFIGURATION,
@@ -169,12 +182,13 @@ DOMAINS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
     "somebody else's label": (Cause.FOREIGN_LABEL, lambda: labelled(STRANGER)),
     "the disk is silent": (Cause.CHECKPOINT_UNWRITTEN, lambda: without_answer("checkpoint")),
     "its files do not come": (Cause.FILES_UNWRITTEN, lambda: without_answer("files")),
+    "its directory cannot be removed": (Cause.DIRECTORY_LEFT, directory_left),
 }
-"""What is wrong, and the one cause of the refusal."""
+"""What is wrong, and the one cause that its call, or the claim, has for it."""
 
 
 @pytest.mark.parametrize("wrong", DOMAINS)
-def test_a_refused_prepare_has_its_one_cause(wrong: str) -> None:
+def test_what_is_wrong_with_a_claim_has_its_one_cause(wrong: str) -> None:
     cause, refused = DOMAINS[wrong]
     assert refused() is cause
 

@@ -1,4 +1,4 @@
-"""Bugs to plant in compute domains, and in what is read of the host beside its GPUs: each names the test that finds it."""
+"""Bugs to plant in compute domains, and in facts of the host beside its GPUs: each names the test that finds it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,13 @@ class ClaimRules:
 
     def problem(self) -> Problem | None:
         """Implement `Rules.problem`."""
-        return self._two_owners() or self._live_claim() or self._prebound() or self._undone()
+        return (
+            self._two_owners()
+            or self._live_claim()
+            or self._prebound()
+            or self._of_the_host()
+            or self._undone()
+        )
 
     def _two_owners(self) -> Problem | None:
         world, node = self._world, self._node
@@ -100,6 +106,16 @@ class ClaimRules:
                 return "a pre-bound card was unbound", text.strip()
         return None
 
+    def _of_the_host(self) -> Problem | None:
+        """Nothing is ever written to a function that is in no GPU's slot."""
+        ours = {address.rpartition(".")[0] for address in self._node.home}
+        for path, text in self._node.writes.written:
+            is_drivers = path.endswith(("bind", "drivers_probe"))
+            address = text.strip() if is_drivers else path.split("/")[-2]
+            if address.rpartition(".")[0] not in ours:
+                return "a function of the host was written to", f"{text.strip()!r} to {path}"
+        return None
+
     def _undone(self) -> Problem | None:
         him = self._node.administrator
         return (UNDONE, him.undone[0]) if him is not None and him.undone else None
@@ -112,6 +128,8 @@ class ClaimRules:
         node.end_faults()
         node.kernel.forget_plans()
         node.kernel.release()
+        for disk in self._world.disks:
+            self._world.tell(self._world.tree.unplug(disk))
         for address in list(node.users):
             node.end_user(address)
         if node.administrator is not None:

@@ -16,6 +16,7 @@ from gpuactors.simulation.kube.server import ApiFault
 from gpuactors.simulation.kubelet.values import Phase
 from tests.histories.claims import ClaimsNode
 from tests.histories.dra_node import DraNode
+from tests.histories.group_events import GROUP_KINDS
 from tests.histories.kinds import Flag, KindsOn, card_of, detail_of
 from tests.histories.kubelet_events import PODS_MAX
 from tests.histories.world import EXTERNAL_PID, MODEL, World
@@ -63,6 +64,7 @@ BESIDE: Final = (
     "polls take long",
     "an external process opens a card",
     "an external process is killed",
+    *(kind.name for kind in GROUP_KINDS),
 )
 """The kinds that are drawn beside those of claims."""
 

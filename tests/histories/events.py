@@ -14,6 +14,7 @@ from tests.histories.claims import CLAIMS
 from tests.histories.daemon_events import DAEMON_KINDS
 from tests.histories.domain_events import DOMAIN_KINDS
 from tests.histories.domains import DOMAINS
+from tests.histories.group_events import GROUP_KINDS
 from tests.histories.host_events import HOST_KINDS
 from tests.histories.kinds import Kind, can_follow, that_can_happen
 from tests.histories.kubelet_events import KUBELET_KINDS
@@ -26,6 +27,7 @@ KINDS: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in (
         *HOST_KINDS,
+        *GROUP_KINDS,
         *NODE_KINDS,
         *KUBELET_KINDS,
         *LEDGER_KINDS,

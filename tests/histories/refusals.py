@@ -15,6 +15,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
+from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.world import OLDER_POD
 from tests.memory.faults import Fault, PlannedCrashError
@@ -78,6 +79,8 @@ _CHANGED: Final = (
     "unplug slowly",
     "half gone",
     "bind the companion to a host driver",
+    COMES,
+    IS_BOUND,
     "plug a second card into the group",
     "both cards of a group are released",
     "an attribute turns unreadable",
@@ -136,6 +139,7 @@ _KUBELETS: Final = (
     (r"code = (Canceled|Unavailable)|endpoint .* has been stopped", _STOPS),
     (r"Device or resource busy", (*SECOND_PLUGIN, "the node reboots")),
     (r"No such file", _CHANGED),
+    (r"Operation not permitted", _CHANGED),
     (
         r"no healthy devices present|Available: \d+|no longer healthy|unregistered device",
         (*_STOPS, *_HELD, *_CHANGED, *_OTHERS),

@@ -377,6 +377,15 @@ class World:
         """The PCI address of a card, or of its companion function."""
         return f"0000:{slot % CARDS + 1:02x}:00.{function}"
 
+    def disk(self, slot: int) -> str:
+        """The PCI address of a disk of the host that is behind a card's bridge: in its group, and in another slot."""
+        return f"0000:{slot % CARDS + 1:02x}:01.0"
+
+    @property
+    def disks(self) -> list[str]:
+        """The disks that are there."""
+        return [disk for slot in range(CARDS) if (disk := self.disk(slot)) in self.tree.functions]
+
     def group(self, slot: int) -> int:
         """The IOMMU group of a place for a card."""
         return self.groups.get(slot % CARDS, slot % CARDS + 1)
@@ -437,8 +446,8 @@ class World:
         return any(function is not None and function.vfio_bound for function in functions)
 
     def is_viable(self, group: int) -> bool:
-        """No function of the group is on a host driver."""
-        return all(self.tree.driver_of(a) in (None, "vfio-pci") for a in self.tree.group_members(group))
+        """The kernel gives the group to a virtual machine."""
+        return self.tree.is_viable(group)
 
     def is_held(self, slot: int) -> bool:
         """A process has the card's group open."""
@@ -616,7 +625,8 @@ class World:
     def _driver_of_boot(self, address: str) -> str | None:
         """The driver that the boot gives to a function: with claims the one that it was plugged with, else the one that
         it was on."""
-        return self.tree.driver_of(address) if self.claims is None else self.claims.home[address]
+        found = self.tree.driver_of(address)
+        return found if self.claims is None else self.claims.home.get(address, found)
 
     # --- uevents --------------------------------------------------------------------------------------------
 

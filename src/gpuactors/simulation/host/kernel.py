@@ -23,7 +23,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec.structs import replace
 
-from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec
+from gpuactors.simulation.host.tree import DRIVER_MANAGED_DMA, VFIO_DRIVERS, HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
 
 NVIDIA: Final = "nvidia"
@@ -379,7 +379,7 @@ class FakeKernel:
             raise _error(errno.EINVAL, path)
         if driver in VFIO_DRIVERS and self.tree.virtual_functions(address):
             raise _error(errno.EBUSY, path)  # drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_register_device
-        if driver not in VFIO_DRIVERS and group is not None and self.tree.has_user(group):
+        if driver not in DRIVER_MANAGED_DMA and group is not None and self.tree.has_user(group):
             # No driver of the host beside user space in one group (drivers/iommu/iommu.c,
             # iommu_device_use_default_domain).
             raise _error(errno.EBUSY, path)

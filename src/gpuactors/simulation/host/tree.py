@@ -31,6 +31,9 @@ __all__ = ["VFIO_DRIVERS", "HostTree", "PciSpec", "Uevent"]
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """Drivers that make a vfio device of what is bound to them."""
 
+DRIVER_MANAGED_DMA: Final = VFIO_DRIVERS | {"pci-stub", "pcieport"}
+"""Drivers beside which user space may have an IOMMU group: `driver_managed_dma` of struct pci_driver."""
+
 _BLOCKED: Final = ("uevent", "driver_override")
 """Attributes that take the device's lock when they are read, on kernel 6.1; nothing else reads them here, so they are
 only there when that lock is held."""
@@ -163,6 +166,18 @@ class HostTree:
         """The function's real directory below `sys/devices`."""
         return self.root / f"sys{self._functions[address].devpath}"
 
+    def is_viable(self, group: int) -> bool:
+        """The kernel gives the group to user space: no member of it is on a driver that does DMA
+        (drivers/iommu/iommu.c, iommu_group_claim_dma_owner), and firmware reserves no memory one to one."""
+        drivers = {self._functions[address].driver for address in self._members.get(group, ())} - {None}
+        directory = self.root / f"sys/kernel/iommu_groups/{group}"
+        others = [link for link in (directory / "devices").glob("*/driver") if not _is_pci(link.parent.name)]
+        regions = directory / "reserved_regions"
+        is_reserved = regions.is_file() and any(
+            line.endswith(" direct") for line in regions.read_text().splitlines()
+        )
+        return drivers <= DRIVER_MANAGED_DMA and not others and not is_reserved
+
     def holder_of(self, group: int) -> int | None:
         """The PID of the tenant that has a group open."""
         return self._tenants.holder_of(group)
@@ -290,9 +305,11 @@ class HostTree:
         """A process opens a group and, with `device`, every function in it. It is started if it is not there.
 
         Raises `OSError` as open(2) would: ENOENT without a node, EBUSY if a process has the group open (this one
-        included).
+        included). With `device` also EPERM, as VFIO_GROUP_SET_CONTAINER says while the group is not viable.
         """
         self._check_open(f"/dev/vfio/{group}", group)
+        if device and not self.is_viable(group):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"/dev/vfio/{group}")
         if pid not in self._tenants:
             self._tenants.start(pid, command, pod_uid)
         self._tenants.open_group(pid, group)
@@ -709,6 +726,10 @@ class HostTree:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _is_pci(name: str) -> bool:
+    return name.count(":") == 2 and "." in name
 
 
 def _plain_file(path: str) -> None:

@@ -382,6 +382,14 @@ API_BACKOFF_JITTER: Final = 0.5
 """The share of such a wait that is random: 5,000 nodes come back over 15 s after an outage of minutes. A wait that the
 server asks for (Retry-After) is longer by up to this share: it asks all that it refuses in one second for the same."""
 
+API_READS_AT_ONCE: Final = 8
+"""Reads of claims, or of domains, at one time: each may have a connection of its own, and 200 claims may wait."""
+
+API_READ_FAILURES_MAX: Final = 5
+"""The wait between two reads of an actor while the server refuses all of them grows up to that of API_BACKOFF_S after
+so many failures, unless the server asks for more: a prepare waits 35 s in its call."""
+assert 2 * API_BACKOFF_S[API_READ_FAILURES_MAX - 1] < 35
+
 API_LOST_S: Final = 5.0
 """A watch that broke begins again within this time, at a random moment: a server that stops, or a balancer before it,
 breaks those of all nodes at once, and they ask the next server. 1,000 of 5,000 nodes a second do so."""
@@ -742,6 +750,13 @@ IMEX_FILE_MAX_BYTES: Final = 65536
 
 FILES_DEADLINE_S: Final = 10.0
 """Writing or removing the files of a claim, or the checkpoint: milliseconds, and two syncs of a disk that is busy."""
+
+FILES_AT_ONCE: Final = 32
+"""Claims whose files are requested at one time. One thread writes them, one after the other: more would only be made
+anew at each event, which took longer than the writes with 1,000 claims."""
+
+FILES_QUEUE_MAX: Final = 256
+"""Writes that wait for one thread: more than FILES_AT_ONCE, so that a full queue is a fault and not a crowd."""
 
 TREE_ENTRIES_MAX: Final = 20_000
 """So many files and directories are removed in one act of what a container has left in a directory that it had mounted:

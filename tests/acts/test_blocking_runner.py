@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
+from gpuactors import limits
 from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
@@ -65,3 +69,73 @@ async def test_the_stores_in_line_and_in_threads_do_what_their_files_do() -> Non
             assert "/cdi/.k8s.d-claim_u2.json.new" not in disk.files
             await files.remove(UID)
             assert await files.found(owns=True) == {}
+
+
+async def test_a_call_is_not_late_because_of_the_calls_before_it() -> None:
+    """300 prepares at once, of which each takes a tenth of the deadline."""
+    order: list[int] = []
+    apart = OneThread("claim files", deadline_s=0.2)
+
+    def writes(number: int) -> None:
+        time.sleep(0.02)
+        order.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(30):
+            nursery.start_soon(apart, partial(writes, number))
+            await trio.testing.wait_all_tasks_blocked()
+    assert order == [*range(30)], "in the order in which they came"
+
+
+async def test_all_that_wait_behind_a_call_that_hangs_are_given_up_together() -> None:
+    gate = threading.Event()
+    apart = OneThread("claim files", deadline_s=0.1)
+    errors: list[str] = []
+    made: list[int] = []
+
+    async def writes(call: Callable[[], object]) -> None:
+        with pytest.raises(StateFileError) as error:
+            await apart(call)
+        errors.append(str(error.value))
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writes, partial(gate.wait, PATIENCE_S))
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(20):
+                nursery.start_soon(writes, partial(made.append, number))
+        gate.set()
+        await apart(lambda: made.append(100))
+    assert made == [100]
+    assert (
+        errors.count("claim files: the disk has not answered within 0.1 s; check it; it is tried again") == 1
+    )
+    assert sum("answered an earlier write within 0.1 s" in error for error in errors) == 20
+
+
+async def test_a_queue_that_is_full_is_said_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FILES_QUEUE_MAX", 2)
+    gate = threading.Event()
+    apart = OneThread("claim files", deadline_s=PATIENCE_S)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(apart, partial(gate.wait, PATIENCE_S))
+            await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(StateFileError, match="2 writes wait for the disk already"):
+            await apart(lambda: None)
+        gate.set()
+
+
+async def test_who_gives_up_its_place_holds_up_nobody() -> None:
+    gate, done = threading.Event(), list[str]()
+    apart = OneThread("claim files", deadline_s=PATIENCE_S)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(apart, partial(gate.wait, PATIENCE_S))
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.CancelScope() as scope:
+                nursery.start_soon(apart, partial(done.append, "third"))
+                scope.cancel()
+                await apart(partial(done.append, "second"))
+            gate.set()
+    assert done == ["third"]

@@ -27,6 +27,10 @@ class Counts:
     bursts: int
     """Of calls by 16 callers."""
     claims: int
+    crowd: int
+    """Prepares at once."""
+    claims_kept: int
+    """In the checkpoint, beside Allocates."""
     binds: int
     storms: int
     storm_events: int
@@ -78,6 +82,8 @@ FULL: Final = Counts(
     blocks=20,
     bursts=8,
     claims=100,
+    crowd=300,
+    claims_kept=1000,
     binds=100,
     storms=3,
     storm_events=10_000,
@@ -94,6 +100,8 @@ QUICK: Final = Counts(
     blocks=1,
     bursts=1,
     claims=2,
+    crowd=8,
+    claims_kept=8,
     binds=2,
     storms=1,
     storm_events=50,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.bench import call, claims, commands, event, idle, memory, overhead, restart, start
+from tests.bench import call, claims, commands, crowd, event, idle, memory, overhead, restart, start
 from tests.bench.context import FULL, QUICK, Bench, say
 from tests.bench.figures import Sheet, as_text, machine
 from tests.bench.node import DidNotWork
@@ -40,6 +40,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "event": Part(event.measure, 65, "from a uevent to the list; lists by their length; a storm"),
     "restart": Part(restart.measure, 45, "kubelet is back; hand-overs"),
     "claims": Part(claims.measure, 50, "prepare and unprepare of claims"),
+    "crowd": Part(crowd.measure, 120, "300 prepares at once; Allocate beside 1,000 claims"),
     "memory": Part(memory.measure, 50, "resident: idle, after Allocates, after 100,000 events"),
     "commands": Part(commands.measure, 70, "`inspect` and `explain`"),
     "overhead": Part(overhead.measure, 20, "of the journal and the endpoints; a scrape"),

@@ -56,9 +56,9 @@ class Api:
         self.do(self._stop.set)
         self._thread.join(WAIT_S)
 
-    def claim(self, name: str, *addresses: str, uid: str = "") -> str:
+    def claim(self, name: str, *addresses: str, uid: str = "", admin: bool = False) -> str:
         """Makes a claim that the scheduler has given these devices; its UID, which is `uid` where that is given: the
-        claim of a cluster that has outlived its node."""
+        claim of a cluster that has outlived its node. `admin`: with admin access to them."""
         made = self.do(
             self.server.add_claim,
             {
@@ -74,7 +74,14 @@ class Api:
             made["metadata"]["uid"] = uid
             self.do(self.server.store.put, CLAIMS, made)
         results = [
-            {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device_of(a)} for a in addresses
+            {
+                "request": "gpu",
+                "driver": DRIVER,
+                "pool": NODE,
+                "device": device_of(a),
+                **({"adminAccess": True} if admin else {}),
+            }
+            for a in addresses
         ]
         self.do(
             self.server.set_claim_status,

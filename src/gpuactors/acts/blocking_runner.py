@@ -37,23 +37,51 @@ class BlockingRunner(Protocol):
 @final
 class OneThread:
     """Runs calls in threads, never two at once: a write that was given up may still come to its end, and must not do so
-    after a later one."""
+    after a later one. The deadline is that of one call. The queue before it is served in order, and waited in for as
+    long as calls come to their end."""
 
     def __init__(self, what: str, *, deadline_s: float = limits.FILES_DEADLINE_S) -> None:
         self._what = what
         self.deadline_s = deadline_s
         self._thread = OneByOne(what)
+        self._waiting = 0
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """Implement `BlockingRunner`. Raises `StateFileError` after the deadline; a call that has begun goes on then,
-        one that has not is not made."""
+        """Implement `BlockingRunner`. Raises `StateFileError` after the deadline: a call that has begun goes on then,
+        and one that waits behind it is not made."""
+        if self._waiting >= limits.FILES_QUEUE_MAX:
+            raise StateFileError(
+                f"{self._what}: {self._waiting} writes wait for the disk already, so none is added; it is tried again"
+            )
+        self._waiting += 1
+        try:
+            await self._turn()
+        finally:
+            self._waiting -= 1
         with trio.move_on_after(self.deadline_s):
             try:
-                return await self._thread(call)
+                return await self._thread.run(call)
             except HostShortError as error:
                 raise StateFileError(str(error)) from None
-        raise StateFileError(
-            f"{self._what}: the disk has not answered within {self.deadline_s:g} s; check it; it is tried again"
+        raise self._late("")
+
+    async def _turn(self) -> None:
+        """Waits in the queue. Raises `StateFileError` if the call at its head has hung for the whole deadline."""
+        turn = self._thread.queue()
+        try:
+            while not turn.is_set():
+                ended = self._thread.ended
+                with trio.move_on_after(self.deadline_s):
+                    await turn.wait()
+                if not turn.is_set() and self._thread.ended == ended:
+                    raise self._late(" an earlier write")
+        except BaseException:
+            self._thread.leave(turn)
+            raise
+
+    def _late(self, whom: str) -> StateFileError:
+        return StateFileError(
+            f"{self._what}: the disk has not answered{whom} within {self.deadline_s:g} s; check it; it is tried again"
         )
 
 

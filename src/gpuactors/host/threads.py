@@ -6,6 +6,7 @@ Must not know what is read, set deadlines or limit how many calls there are: its
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, final
@@ -78,20 +79,55 @@ def start_thread(call: Callable[[], T], end: Callable[[outcome.Outcome[T]], None
 
 @final
 class OneByOne:
-    """Blocking calls in threads, never two at once: a call that was given up goes on, and the next one waits for it."""
+    """Blocking calls in threads, never two at once and in the order in which they came: a call that was given up goes
+    on, and the next one waits for its end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._running: trio.Event | None = None
+        self._is_free = True
+        self._waiting: deque[trio.Event] = deque()
+        self.ended = 0
+        """How many calls have come to their end."""
 
     async def __call__(self, call: Callable[[], T]) -> T:
         """Implement `in_thread`. Cancelled while it waits for an earlier call, it does not make its own."""
-        while self._running is not None:
-            await self._running.wait()
-        over = self._running = trio.Event()
+        turn = self.queue()
+        try:
+            await turn.wait()
+        except BaseException:
+            self.leave(turn)
+            raise
+        return await self.run(call)
+
+    def queue(self) -> trio.Event:
+        """A place in the queue, which is set when it is its turn. Who has one calls `run` then, or `leave` at any
+        time."""
+        turn = trio.Event()
+        if self._is_free:
+            self._is_free = False
+            turn.set()
+        else:
+            self._waiting.append(turn)
+        return turn
+
+    def leave(self, turn: trio.Event) -> None:
+        """Gives up a place in the queue."""
+        if turn.is_set():
+            self._pass_on()
+        else:
+            self._waiting.remove(turn)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Implement `in_thread`, for whose turn it is."""
 
         def ended() -> None:
-            self._running = None
-            over.set()
+            self.ended += 1
+            self._pass_on()
 
         return await in_thread(call, name=self._name, ended=ended)
+
+    def _pass_on(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
+        else:
+            self._is_free = True

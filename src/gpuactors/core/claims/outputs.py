@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from msgspec import Struct, field
 
@@ -170,10 +171,12 @@ def _on_disk(entry: Entry) -> StoredEntry:
 
 
 def _files(driver: ClaimDriver, state: NodeState, acting: Iterable[Entry]) -> Mapping[ClaimUid, FilesAct]:
-    """Those of the claims. One that would write a claim's files waits while these could be wrong: removals go first."""
-    having = [entry for entry in acting if FILES in entry.acts]
+    """Those of the claims, in their order. One that would write a claim's files waits while these could be wrong:
+    removals go first. The disk does one after the other: at each event only the next few are made."""
+    having = sorted((entry for entry in acting if FILES in entry.acts), key=lambda entry: entry.acts[FILES])
     blocked = driver.blocked_files(state, having)
-    return {e.name.uid: _files_act(driver, state, e) for e in having if e.name.uid not in blocked}
+    free = (entry for entry in having if entry.name.uid not in blocked)
+    return {e.name.uid: _files_act(driver, state, e) for e in islice(free, limits.FILES_AT_ONCE)}
 
 
 def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:

@@ -12,7 +12,7 @@ Must not decide who may have the devices: that is `exclusion.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Final
 
 from gpuactors.core.gpus.exclusion import another_model, with_companions
@@ -138,8 +138,9 @@ def blocked_files(state: NodeState, acting: Iterable[Entry]) -> frozenset[ClaimU
     writing = [entry for entry in acting if entry.state not in REMOVING]
     if not writing:
         return frozenset()
+    wanted = {node for entry in writing for node in _nodes(entry)}
     entries = state.gpus.claims.entries.values()
-    named = Counter(node for entry in entries for node in _nodes(entry))
+    named = Counter(node for entry in entries if entry.has_files for node in _nodes(entry) if node in wanted)
     return frozenset(
         entry.name.uid
         for entry in writing
@@ -147,12 +148,12 @@ def blocked_files(state: NodeState, acting: Iterable[Entry]) -> frozenset[ClaimU
     )
 
 
-def _nodes(entry: Entry) -> frozenset[int | str]:
+def _nodes(entry: Entry) -> Set[int | str]:
     """The groups and cdevs that the claim's files name, or may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
     bound = [b for b in entry.bound.values() if b.vfio]
-    return frozenset(node for b in bound for node in (b.iommu_group, b.cdev) if node is not None)
+    return {node for b in bound for node in (b.iommu_group, b.cdev) if node is not None}
 
 
 def _may_be_healed(state: NodeState, entry: Entry) -> bool:

@@ -1,0 +1,108 @@
+"""Many claims: prepares that come at once, and calls beside a checkpoint of many claims.
+
+As in `claims.py`: pre-bound GPUs, a fake API server on loopback, kubelet's calls by grpcio. A figure of what failed is
+0 where all were served.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+
+from tests.bench.claims import ServedNode, claims_node
+from tests.bench.context import Bench
+from tests.bench.node import DidNotWork, gpu_addresses
+from tests.support.claims import prepare, unprepare
+from tests.support.device_plugin_grpcio import message, stub
+
+ALLOCATES: Final = 50
+GPUS_BESIDE: Final = 8
+WAIT_S: Final = 60.0
+AT_ONCE: Final = 20
+TRIES: Final = 5
+"""Of the claims that are only to be there."""
+
+
+def measure(bench: Bench) -> None:
+    """Raises `DidNotWork`."""
+    crowd, kept = bench.counts.crowd, bench.counts.claims_kept
+    for party in bench.daemons:
+        with claims_node(bench.fresh(), party, crowd) as one:
+            names = [f"claim-{i}" for i in range(crowd)]
+            uids = [one.api.claim(name, a) for name, a in zip(names, gpu_addresses(crowd), strict=True)]
+            for call in (prepare, unprepare):
+                _at_once(bench, one, call, names, uids)
+        with claims_node(bench.fresh(), party, GPUS_BESIDE) as one:
+            _beside(bench, one, kept)
+
+
+def _at_once(bench: Bench, one: ServedNode, call: Any, names: Sequence[str], uids: Sequence[str]) -> None:
+    def ask(name: str, uid: str) -> tuple[float, str]:
+        began = time.perf_counter()
+        try:
+            error = str(call(one.plugin, name, uid).error)
+        except grpc.RpcError as exc:
+            error = str(exc)
+        return time.perf_counter() - began, error
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        answers = list(pool.map(ask, names, uids))
+    what, key = f"{len(names)} {call.__name__}s at once", f"crowd.{call.__name__}.{len(names)}"
+    errors = [error for _, error in answers if error]
+    bench.sheet.add(f"{key}.failed", f"{what}: failed", "", one.party, len(errors))
+    bench.sheet.add(
+        f"{key}.last", f"{what}: until the last answer", "s", one.party, max(s for s, _ in answers)
+    )
+    for error in dict.fromkeys(errors[:3]):
+        print(f"{one.party}: {error}", flush=True)
+
+
+def _beside(bench: Bench, one: ServedNode, kept: int) -> None:
+    """Claims with admin access are many on few GPUs."""
+    addresses = gpu_addresses(GPUS_BESIDE)
+    names = [f"kept-{i}" for i in range(kept)]
+    uids = [one.api.claim(n, addresses[i % GPUS_BESIDE], admin=True) for i, n in enumerate(names)]
+    left = list(zip(names, uids, strict=True))
+    for _ in range(TRIES):
+        parts = [left[i : i + AT_ONCE] for i in range(0, len(left), AT_ONCE)]
+        left = [of for part in parts for of in _refused(one, part)]
+        if not left:
+            break
+    if left:
+        raise DidNotWork(f"{len(left)} claims could not be prepared")
+    _allocates(bench, one, f"beside {kept} claims")
+    one.node.stop()
+    one.node.started()
+    _allocates(bench, one, f"beside {kept} claims, after a start")
+
+
+def _refused(one: ServedNode, part: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of these claims whose prepare fails, all asked at once."""
+    with ThreadPoolExecutor(len(part)) as pool:
+        answers = pool.map(lambda of: prepare(one.plugin, *of), part)
+        return [of for of, answer in zip(part, answers, strict=True) if answer.error]
+
+
+def _allocates(bench: Bench, one: ServedNode, when: str) -> None:
+    failed, slowest_ms = 0, 0.0
+    with grpc.insecure_channel(f"unix:{one.node.plugin_socket}") as channel:
+        methods = stub(channel)
+        for i in range(ALLOCATES):
+            request = message("AllocateRequest")(
+                container_requests=[{"devices_ids": [one.node.gpus[i % GPUS_BESIDE]]}]
+            )
+            began = time.perf_counter()
+            refused = True
+            with suppress(grpc.RpcError):
+                methods["Allocate"](request, timeout=WAIT_S)
+                refused = False
+            failed += refused
+            slowest_ms = max(slowest_ms, 1000 * (time.perf_counter() - began))
+    key = "crowd.allocate." + when.replace(" ", "_").replace(",", "")
+    bench.sheet.add(f"{key}.failed", f"{ALLOCATES} Allocates {when}: failed", "", one.party, failed)
+    bench.sheet.add(f"{key}.slowest", f"{ALLOCATES} Allocates {when}: slowest", "ms", one.party, slowest_ms)

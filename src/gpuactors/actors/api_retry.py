@@ -1,18 +1,23 @@
-"""The retries after a failed request to the API server: an actor waits, longer each time, and tries again.
+"""The retries after a failed request to the API server: an actor waits, longer each time, and tries again; and many
+reads of one actor share that wait.
 
 A file of its own: five actors retry by it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
+from typing import TypeVar, final
 
 import trio
 
 from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
-from gpuactors.concurrency.jitter import shorter
-from gpuactors.ports.kube import ApiError, ApiRefused
+from gpuactors.concurrency.jitter import about, shorter
+from gpuactors.ports.kube import ApiAway, ApiError, ApiRefused
+
+T = TypeVar("T")
 
 
 async def for_ever(
@@ -43,3 +48,59 @@ def backoff_s(failures: int, error: ApiError) -> float:
     jitter, longest_s = limits.API_BACKOFF_JITTER, limits.API_BACKOFF_S[-1]
     later_s = min(asked_s or 0.0, longest_s) * (1 + jitter)
     return max(shorter(plain_s, jitter), shorter(later_s, jitter / (1 + jitter)))
+
+
+@final
+class SharedReads:
+    """The reads of one actor, of which there may be hundreds at once: a few at a time, in order.
+
+    When the server is away, or refuses as it is overloaded, one read asks it after each wait, and all others fail
+    without a request. So a node asks no more for 200 claims than for one. What the server says of one object only
+    (that it must not be read, or makes no sense) holds up no other.
+    """
+
+    def __init__(self) -> None:
+        self._slots = trio.CapacityLimiter(limits.API_READS_AT_ONCE)
+        self._asks_again = trio.Lock()
+        self._failures = 0
+        self._closed_at = self._closed_until = -math.inf
+        self._error = ""
+
+    async def ask(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` returns. Raises `ApiError`, also without a request."""
+        async with self._slots:
+            if not self._failures:
+                return await self._counted(read)
+            async with self._asks_again:
+                left_s = self._closed_until - trio.current_time()
+                if self._failures and left_s > 0:
+                    raise ApiAway(f"the API server is asked again later: {self._error}")
+                return await self._counted(read)
+
+    async def _counted(self, read: Callable[[], Awaitable[T]]) -> T:
+        began = trio.current_time()
+        try:
+            found = await read()
+        except ApiError as exc:
+            # Those that were under way together have failed once.
+            if _is_of_server(exc) and began >= self._closed_at:
+                self._failures += 1
+                self._closed_at, self._error = trio.current_time(), str(exc)
+                self._closed_until = self._closed_at + backoff_s(
+                    min(self._failures, limits.API_READ_FAILURES_MAX), exc
+                )
+            raise
+        self._failures = 0
+        return found
+
+    def retry_in_s(self) -> float:
+        """When a read that failed is to be tried again, in seconds: no two at the same time."""
+        left_s = self._closed_until - trio.current_time() if self._failures else 0.0
+        return max(left_s, 0.0) + about(limits.CLAIM_READ_RETRY_S, limits.API_BACKOFF_JITTER)
+
+
+def _is_of_server(error: ApiError) -> bool:
+    """It is about the server, and not about what was asked."""
+    if isinstance(error, ApiRefused):
+        return error.code == 429 or error.code >= 500
+    return isinstance(error, ApiAway)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import trio
 
+from gpuactors.actors.api_retry import SharedReads
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once
 from gpuactors.concurrency.latest import LatestReader
@@ -25,19 +26,21 @@ async def run(
 ) -> None:
     """Runs for ever. `of`: whose claims they are."""
 
+    reads = SharedReads()
+
     async def once(_: int, read: ReadWanted) -> Event:
-        return await _read(read, api, of)
+        return await _read(read, api, of, reads)
 
     # A claim that is wanted again does not wait for the answer to an earlier read, which may take API_REQUEST_S.
     await each_once(wanted, lambda now: {read.number: read for read in now}, once, inbox)
 
 
-async def _read(read: ReadWanted, api: ClaimApi, of: ClaimsOf) -> Event:
+async def _read(read: ReadWanted, api: ClaimApi, of: ClaimsOf, reads: SharedReads) -> Event:
     try:
         with raises_only(ApiError, "claim_reader"):
-            found = await api.read(read.claim)
+            found = await reads.ask(lambda: api.read(read.claim))
     except ApiError as exc:
-        return ClaimRead(read.number, str(exc), of)
+        return ClaimRead(read.number, str(exc), of, retry_in_s=reads.retry_in_s())
     match found:
         case Claim():
             return ClaimRead(read.number, found, of)

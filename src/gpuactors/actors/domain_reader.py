@@ -11,14 +11,14 @@ from collections.abc import Callable
 import trio
 
 from gpuactors import limits
-from gpuactors.actors.api_retry import for_ever
+from gpuactors.actors.api_retry import SharedReads, for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, ImexRead
-from gpuactors.core.values.domain import DomainUid
+from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.ports.claims import ImexReader
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.kube import ApiError, DomainApi
@@ -33,8 +33,10 @@ async def run(
 ) -> None:
     """Runs for ever. `unwatched` gets the reason each time a ComputeDomain cannot be watched; it must not raise."""
 
+    reads = SharedReads()
+
     async def read(_: int, order: DomainReadWanted) -> Event:
-        return await _read(order, api)
+        return await _read(order, api, reads)
 
     async def look(_: None, number: int) -> Event:
         return await _look(number, imex)
@@ -49,13 +51,16 @@ async def run(
         nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.imex), look, inbox)
 
 
-async def _read(read: DomainReadWanted, api: DomainApi) -> Event:
+async def _read(read: DomainReadWanted, api: DomainApi, reads: SharedReads) -> Event:
+    async def both() -> tuple[ComputeDomain | None, Clique | None]:
+        domain = await api.find_domain(read.uid)
+        # A domain that is gone may have left its clique.
+        has_clique = domain is not None and read.clique_id
+        return domain, await api.read_clique(read.uid, read.clique_id, read.namespace) if has_clique else None
+
     try:
         with raises_only(ApiError, "domain_reader"):
-            domain = await api.find_domain(read.uid)
-            # A domain that is gone may have left its clique.
-            has_clique = domain is not None and read.clique_id
-            clique = await api.read_clique(read.uid, read.clique_id, read.namespace) if has_clique else None
+            domain, clique = await reads.ask(both)
     except ApiError as exc:
         return DomainRead(read.number, read.uid, str(exc))
     return DomainRead(read.number, read.uid, domain, clique)

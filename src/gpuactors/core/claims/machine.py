@@ -234,8 +234,10 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
         return state, []
     claims = read_over(driver.claims(state), entry.name.uid)
     if isinstance(event.claim, Failure):
-        failed = _missing if event.missing else _unreadable
-        return failed(driver, driver.with_claims(state, claims), entry, event.claim, at)
+        state = driver.with_claims(state, claims)
+        if event.missing:
+            return _missing(driver, state, entry, event.claim, at)
+        return _unreadable(driver, state, entry, event.claim, at, at + event.retry_in_s)
     if entry.claim is None and entry.state is ClaimState.STOPPED:
         return driver.with_claims(state, _found_again(driver, state, entry, event.claim)), []
     if entry.state in _COLLECTED and not event.claim.results:
@@ -290,11 +292,13 @@ def _missing(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failur
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.UNPREPARE)), [line]
 
 
-def _unreadable(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failure, at: float) -> Stepped:
+def _unreadable(
+    driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failure, at: float, retry_at: float
+) -> Stepped:
     """The API server did not answer, or not with the claim: nothing follows from that but another try."""
     if entry.claim is None:
         why = Reason(Cause.API_SERVER_FAILED, reason)
-        entry = replace(entry, why=why, retry_at=at + limits.CLAIM_READ_RETRY_S)
+        entry = replace(entry, why=why, retry_at=retry_at)
     else:
         entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
     return driver.with_claims(state, with_entry(driver.claims(state), entry)), []

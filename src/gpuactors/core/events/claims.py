@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from gpuactors import limits
 from gpuactors.core.requests import Failure
 from gpuactors.core.state.claims import OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
@@ -50,6 +51,9 @@ class ClaimRead(Struct, frozen=True, gc=False):
     of: ClaimsOf
     missing: bool = False
     """The API server has no claim of that name, or one with another UID."""
+    retry_in_s: float = limits.CLAIM_READ_RETRY_S
+    """When a read that failed is to be tried again. Each claim's is another one, and none is before the time that the
+    server asked for."""
 
 
 class OfDriver(Struct, frozen=True, gc=False, kw_only=True):

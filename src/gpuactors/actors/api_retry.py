@@ -67,7 +67,7 @@ class SharedReads:
         self._error = ""
 
     async def ask(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` returns. Raises `ApiError`, also without a request."""
+        """Return what `read` does. Raises `ApiError`, also without a request."""
         async with self._slots:
             if not self._failures:
                 return await self._counted(read)

@@ -49,9 +49,19 @@ _TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCEL
 
 
 async def ask_to_hand_over(
-    path: str, *, within_s: float, dial: Dial = connect_unix, owner_of: OwnerOf = owner_of
+    path: str,
+    *,
+    within_s: float,
+    dial: Dial = connect_unix,
+    owner_of: OwnerOf = owner_of,
+    released: trio.Event | None = None,
 ) -> Asked:
-    """Asks the daemon that serves the control socket at `path` until there is an answer, for at most `within_s`."""
+    """Asks the daemon that serves the control socket at `path` until there is an answer, for at most `within_s`.
+
+    `released` is set by the answer to the same request at another socket: the daemon behind both has released them, so
+    this one is asked again at once.
+    """
+    released = trio.Event() if released is None else released
     reason = ""
     with trio.move_on_after(within_s):
         while True:
@@ -60,6 +70,7 @@ async def ask_to_hand_over(
                     return NotRunning()
                 async with open_unix_channel(path, connect_deadline_s=within_s, dial=dial) as channel:
                     answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
+                    released.set()
                     return HandedOver(answer.pid)
             except GRPCError as exc:
                 reason = f"it answered {exc.status.name}: {quoted(exc.message or '')}"
@@ -69,5 +80,9 @@ async def ask_to_hand_over(
                 reason = shortage(exc) or str(exc)
             except SocketError as exc:  # not allowed to dial it: asking again changes nothing
                 return Unanswered(str(exc))
-            await trio.sleep(limits.HAND_OVER_RETRY_S)
+            if released.is_set():
+                await trio.sleep(limits.HAND_OVER_RETRY_S)
+            else:
+                with trio.move_on_after(limits.HAND_OVER_RETRY_S):
+                    await released.wait()
     return Unanswered(f"no answer within {within_s:g} s" + (f" ({reason})" if reason else ""))

@@ -102,9 +102,10 @@ class UnixControl:
         """Implement `ports.node.Control.ask`. Both places at once: they may be two daemons', and one may hang."""
         self._hanging.set(frozenset())
         outcomes: dict[str, str] = {}
+        released = trio.Event()
 
         async def ask(place: str) -> None:
-            outcomes[place] = await self._ask(place)
+            outcomes[place] = await self._ask(place, released)
 
         async with trio.open_nursery() as nursery:
             for place in self._places:
@@ -119,9 +120,11 @@ class UnixControl:
         told.pop(_NONE, None)
         return encodable("; ".join(told) or _NONE)
 
-    async def _ask(self, place: str) -> str:
+    async def _ask(self, place: str, released: trio.Event) -> str:
         io = self._io
-        match await ask_to_hand_over(place, within_s=self._deadline_s, dial=io.dial, owner_of=io.owner_of):
+        match await ask_to_hand_over(
+            place, within_s=self._deadline_s, dial=io.dial, owner_of=io.owner_of, released=released
+        ):
             case NotRunning():
                 return _NONE
             case HandedOver(pid):

@@ -258,6 +258,16 @@ def test_rolling_update(node: Node) -> None:
     updated(node, lambda: node.update(OTHER_IMAGE), lambda: node.update(IMAGE))
 
 
+def test_rolling_update_to_another_state_directory_and_back(node: Node) -> None:
+    """The new pod finds the old one all the same, and exactly one of them serves."""
+
+    def elsewhere() -> Installed:
+        return daemonset.install_chart({"stateDir": "/var/lib/gpuactors-2"})
+
+    node.install()
+    updated(node, lambda: node.switch(elsewhere), lambda: node.switch(daemonset.install))
+
+
 def test_rolling_update_to_a_newer_version_and_back(node: Node, tmp_path: Path) -> None:
     """As an operator does it: the manifests and the image of the older version, then those of today, then the older
     ones again. No pod notices, and what either has left on the node is read by the other."""

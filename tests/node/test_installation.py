@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from tests.node.cluster import (
     ApiError,
     Object,
     api_server_for_pods,
+    component,
     eventually,
     kubectl,
     kubelet_dir,
@@ -85,7 +87,7 @@ def _labelled(node: Node) -> Iterator[None]:
 
 @contextmanager
 def _k0s_directory(node: Node) -> Iterator[None]:
-    """Kubelet's directory under the path that k0s has, too."""
+    """Kubelet's root directory under the path that k0s has, too."""
     path = Path("/var/lib/k0s/kubelet")
     made = [parent for parent in (path, path.parent) if not parent.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,25 @@ def test_overlay(node: Node, overlay: str, request: pytest.FixtureRequest) -> No
             node.settled({H: 1})
             # The base in the same order of lists: nothing has changed for the API server. Else a rolling change.
             assert (chart.uid == daemon.uid) == (overlay == "base")
+
+
+def test_a_kubelet_with_another_root_directory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of k0s, by `--root-dir`. PodResources and the plugins are below it, device-plugins is not; both APIs serve."""
+    root = Path(K0S["kubeletDir"])
+    node.uninstall()
+    component("down.sh", "kubelet")
+    arguments = f"{os.environ.get('K8S_KUBELET_ARGS', '')} --root-dir={root}"
+    component("up.sh", "kubelet", environment={"K8S_KUBELET_ARGS": arguments})
+    try:
+        with monkeypatch.context() as moved:
+            moved.setenv("K8S_KUBELET_DIR", str(root))
+            assert not (root / "device-plugins").exists()
+            daemon = node.switch(lambda: daemonset.install_chart({**VALUES["dra"], **K0S}))
+            _check(node, "dra", daemon)
+            node.uninstall()
+    finally:
+        component("down.sh", "kubelet")
+        component("up.sh", "kubelet")
 
 
 def test_chart_with_a_combination_that_no_overlay_has(node: Node) -> None:

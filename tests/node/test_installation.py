@@ -172,7 +172,7 @@ def test_overlay(node: Node, overlay: str, request: pytest.FixtureRequest) -> No
 
 
 def test_a_kubelet_with_another_root_directory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of k0s, by `--root-dir`. PodResources and the plugins are below it, device-plugins is not; both APIs serve."""
+    """That of k0s, by `--root-dir`: PodResources and the plugins are below it, device-plugins is not."""
     root = Path(K0S["kubeletDir"])
     node.uninstall()
     component("down.sh", "kubelet")

@@ -87,20 +87,25 @@ def _changes(tell: Callable[[str], None]) -> Callable[[str], None]:
 
 async def _take_over(ports: HandOverPorts) -> None:
     await _until(ports.ready, bool)
+    # Before the request: from its answer until this daemon has registered, no GPU of the node can be allocated. Pods
+    # have nothing yet of a resource that the other daemon begins to serve meanwhile.
+    before = await ports.served()
     how = await ports.control.ask()
     try:
         async with ports.control.hold(ports.state) as held:
-            await _begin_to_serve(ports, how)
+            await _begin_to_serve(ports, how, before)
             await _attend(held, ports)
     except ControlTakenError:  # another daemon was quicker: send the request to that one
         await trio.sleep(limits.HAND_OVER_RETRY_S)
     except ControlError:
-        await _begin_to_serve(ports, how)
+        await _begin_to_serve(ports, how, before)
         raise
 
 
-async def _begin_to_serve(ports: HandOverPorts, how: str) -> None:
-    await ports.inbox.send(PredecessorGone(how, await ports.served()))
+async def _begin_to_serve(
+    ports: HandOverPorts, how: str, before: Mapping[ResourceName, frozenset[str]]
+) -> None:
+    await ports.inbox.send(PredecessorGone(how, before))
     await _until(ports.state, lambda state: state.daemon.role is not Role.TAKING_OVER)
 
 

@@ -532,7 +532,7 @@ _SPEC: Final = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": "sc
 _DOMAIN_STEPS: Final[tuple[Step, ...]] = (
     Ask(name="domain-get-missing", path=f"{_DOMAIN}/nope"),
     Ask(name="clique-get-missing", path=f"{_CLIQUE}/nope"),
-    # Of none the server answers the metadata with `"items": null`, and the whole with an empty list.
+    # Of none the server answers the metadata with `"items": null`, and whole objects with an empty list.
     Ask(name="domains-list-none", path=f"{_DOMAINS}/computedomains"),
     Ask(
         name="domains-list-none-metadata-only",

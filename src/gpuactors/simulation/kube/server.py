@@ -394,8 +394,8 @@ class FakeApiServer:
             else:
                 for item in items:
                     del item["apiVersion"], item["kind"]
-        # Seen on 1.35.3 and 1.36.2: with or without a selector, and only where the metadata alone is asked for.
-        is_null = not items and target.metadata_only and target.kind.group in _CUSTOM
+        # Seen on 1.36.2 of ComputeDomains and ResourceSlices, with or without a selector; of whole objects `[]`.
+        is_null = not items and target.metadata_only
         shown = None if is_null else items
         return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": shown}
 

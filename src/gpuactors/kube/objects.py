@@ -64,8 +64,8 @@ class ListOf(msgspec.Struct, Generic[T]):
     """A list of objects, as the server answers it."""
 
     items: list[T] | None
-    """None is none: where only the metadata is asked for, the server (1.35.3, 1.36.2) writes `null` for an empty list. An
-    answer without the field is no list."""
+    """None is none: where only the metadata is asked for, the server (1.35.3, 1.36.2) writes `null` for an empty list.
+    An answer without the field is no list."""
     metadata: Meta = msgspec.field(default_factory=Meta)
 
 

@@ -65,6 +65,8 @@ from tests.core.orders import Count, Happening, Rules, WrongError
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
 GPU: Final = PciAddress("0000:01:00.0")
+DISK: Final = PciAddress("0000:02:00.0")
+"""A function of the host that may be in the GPU's group. Without ACS, say."""
 CLAIMS: Final = (name("one"), name("two"))
 
 PASSING_S: Final = 61.0
@@ -73,7 +75,8 @@ whether a claim still exists; a tombstone outlasts one jump."""
 
 
 class World(Struct, frozen=True):
-    """The node before the daemon's first start. All functions are in one IOMMU group; the first one is the GPU."""
+    """The node before the daemon's first start. All functions are in one IOMMU group; the first one is the GPU, and all
+    but DISK are the GPU's."""
 
     functions: tuple[PciFunction, ...]
     begins: tuple[str, ...] = ()
@@ -228,6 +231,25 @@ def _plugged(group: int | None = None) -> Callable[[Node], Node]:
     return happens
 
 
+def _disk_goes_to(driver: str | None) -> Happening[Node]:
+    """The host takes its disk, or leaves it."""
+
+    def enabled(node: Node) -> bool:
+        return any(f.address == DISK and f.driver != driver for f in node.outside.functions)
+
+    words = "leaves its disk" if driver is None else "takes its disk"
+    return Happening(f"the host {words}", enabled, lambda node: _with_disk_on(node, driver))
+
+
+def _with_disk_on(node: Node, driver: str | None) -> Node:
+    functions = tuple(on_driver(f, driver) if f.address == DISK else f for f in node.outside.functions)
+    return stepped(_with(node, functions=functions), HostChanged(DISK, None, "bind pci"))
+
+
+def _disk_driver(disk: PciFunction | None) -> str | None:
+    return disk.driver if disk is not None else None
+
+
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
     return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None))
@@ -271,6 +293,9 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
             return stepped(_with(node, files=frozenset(left)), ActDone(act.number, of=ClaimsOf.GPUS))
         case DeviceAct():
             there = {f.address: f for f in node.outside.functions}
+            if act.target is Target.VFIO and _disk_driver(there.get(DISK)) is not None:
+                failed = ActFailed(act.number, "the host has the disk", ActFault.NOT_VIABLE, of=ClaimsOf.GPUS)
+                return stepped(node, failed)
             if GPU not in there:
                 return stepped(node, ActFailed(act.number, "it is gone", ActFault.GONE, of=ClaimsOf.GPUS))
             after = dict(there)
@@ -304,7 +329,9 @@ def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
 
 
 def _unbound(function: PciFunction, act: DeviceAct) -> PciFunction:
-    first = next(f for f in act.functions if f.address == function.address)
+    first = next((f for f in act.functions if f.address == function.address), None)
+    if first is None:
+        return function
     stays = driver_after(function, first, act.target) == function.driver
     return function if stays else on_driver(function, None)
 
@@ -389,6 +416,8 @@ HAPPENINGS: Final = (
     Happening("it is unplugged", lambda n: bool(n.outside.functions), _unplugged),
     Happening("it is plugged in", lambda n: not n.outside.functions, _plugged()),
     Happening("it is plugged in, in another group", lambda n: not n.outside.functions, _plugged(9)),
+    _disk_goes_to("nvme"),
+    _disk_goes_to(None),
     Happening("time passes", lambda _: True, _time_passes),
 )
 """Everything that can happen, in no order."""
@@ -408,6 +437,8 @@ def check_always(node: Node) -> None:
     there = next((f for f in o.functions if f.address == GPU), None)
     if there is not None and not o.disturbed and _is_offered(node) and not there.vfio_bound:
         raise WrongError(f"the GPU is on {there.driver}, and offered to pods")
+    if _is_offered(node) and _disk_driver(node.state.host.functions.get(DISK)) is not None:
+        raise WrongError("the host was seen to have a disk in the group, and the GPU is offered to pods")
     if there is not None and o.world.is_prebound and not there.vfio_bound:
         raise WrongError(f"a pre-bound GPU is on {there.driver}")
     for claim in CLAIMS:
@@ -427,7 +458,7 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
         raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
     if entry is None or entry.state is not ClaimState.PREPARED:
         return
-    drift = [f for f in o.functions if not (f.vfio_bound or o.disturbed)]
+    drift = [f for f in o.functions if not (f.vfio_bound or o.disturbed or f.address == DISK)]
     if drift:
         raise WrongError(f"{drift[0].address} of the prepared claim {uid} is on {drift[0].driver}")
 
@@ -470,6 +501,8 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     )
     if not (meant or clears):
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
+    if isinstance(act, DeviceAct) and any(f.address == DISK for f in act.functions):
+        raise WrongError(f"{act} is wanted, of the host's disk")
     if isinstance(act, DeviceAct) and o.pod:
         raise WrongError(f"{act} is wanted, and a pod has the GPU")
 
@@ -477,7 +510,7 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
 def check_settled(node: Node, met: set[object]) -> None:
     """When everything is answered, and all claims are unprepared, nothing is left. `met` are the nodes of which this is
     known."""
-    node = _with(all_answered(node), pod=False)
+    node = _with(all_answered(_with_disk_on(node, None)), pod=False)
     _check_files(all_answered(_time_passes(node)))
     for claim in CLAIMS:
         node = asked(node, claim, prepares=False)
@@ -499,7 +532,8 @@ def check_settled(node: Node, met: set[object]) -> None:
         rightful = next(f for f in o.world.functions if f.address == now.address)
         if now.driver != rightful.driver:
             raise WrongError(f"{now.address} is on {now.driver}, and should be on {rightful.driver}")
-    if o.functions and _is_offered(node) is not all(f.vfio_bound for f in o.world.functions):
+    of_the_gpu = [f for f in o.world.functions if f.address != DISK]
+    if o.functions and _is_offered(node) is not all(f.vfio_bound for f in of_the_gpu):
         raise WrongError(f"the GPU is {'' if _is_offered(node) else 'not '}offered to pods")
     again = all_answered(asked(_with(node, deleted=frozenset()), CLAIMS[1], prepares=True))
     if o.functions and again.outside.kubelet.prepared != {CLAIMS[1].uid}:

@@ -15,8 +15,8 @@ from gpuactors.core.gpus import exclusion, placement, reservation
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
-from tests.core.builders import audio, gpu
-from tests.core.gpus.small_world import GPU, World, every_order
+from tests.core.builders import audio, disk, gpu
+from tests.core.gpus.small_world import DISK, GPU, World, every_order
 from tests.core.orders import WrongError
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "2"))
@@ -24,6 +24,8 @@ LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "2"))
 ON_HOST = gpu(GPU, 1, driver="nvidia")
 PRE_BOUND = gpu(GPU, 1)
 AUDIO = audio("0000:01:00.1", 1, driver="snd_hda_intel")
+
+IDLE_DISK = disk(DISK, 1, driver=None)
 
 DONE = "all that is asked for is done"
 PREPARED = ("one is to be prepared", DONE)
@@ -50,6 +52,9 @@ WORLDS = {
     "pre-bound, a claim has it, and another one waits": World((PRE_BOUND,), WAITED_FOR),
     "pre-bound, with an audio function, and a claim has both": World((PRE_BOUND, AUDIO), PREPARED),
     "with an audio function, being returned": World((ON_HOST, AUDIO), RELEASING),
+    "beside a disk that the host may take": World((ON_HOST, IDLE_DISK)),
+    "beside a disk that the host may take, being bound for a claim": World((ON_HOST, IDLE_DISK), BINDING),
+    "pre-bound, beside a disk that the host may take": World((PRE_BOUND, IDLE_DISK)),
 }
 
 

@@ -167,3 +167,22 @@ def _immutable(path: Path) -> Iterator[None]:
     finally:
         fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("l", flags))
         os.close(descriptor)
+
+
+def test_a_link_that_takes_the_place_of_a_directory_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the open, as whoever has the directory mounted may do at any moment."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    (tmp_path / "domain").symlink_to(outside)
+    real = os.lstat
+
+    def looked_before(name: str, *, dir_fd: int | None = None) -> os.stat_result:
+        return os.stat(name, dir_fd=dir_fd) if name == "domain" else real(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "lstat", looked_before)
+    with pytest.raises(OSError, match="Not a directory"):
+        remove_tree(str(tmp_path / "domain"), MANY)
+    assert [*outside.iterdir()] == [outside / "kept"]

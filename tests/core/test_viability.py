@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.devices.viability import with_companions
+from gpuactors.core.devices.viability import is_companion, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared, Target
 from gpuactors.core.values.model import Health, PciFunction, pci_address
@@ -164,3 +164,16 @@ def test_the_companions_are_the_functions_of_the_slot_and_of_the_vendor() -> Non
     usb = function("10de:1ad6", "0c0330", "xhci_hcd", USB)
     of_group = (ON_HOST, SOUND, usb, *OF_THE_HOST.values(), *HARMLESS.values())
     assert [f.address for f in with_companions(ON_HOST, of_group)] == [GPU, AUDIO, USB]
+
+
+def test_no_companion_is_a_bridge_of_the_slot_nor_what_is_on_a_stub() -> None:
+    bridge = function("10de:22a3", "060400", None, USB)
+    stub = replace(SOUND, driver="pci-stub")
+    assert [f.address for f in with_companions(ON_HOST, (ON_HOST, stub, bridge))] == [GPU]
+
+
+def test_of_a_gpu_whose_vendor_cannot_be_read_nothing_is_a_companion() -> None:
+    """Two that cannot be read are not of one vendor for that."""
+    unread, other = replace(ON_HOST, vendor=""), replace(SOUND, vendor="")
+    assert not is_companion(unread, other)
+    assert not is_companion(unread, SOUND)

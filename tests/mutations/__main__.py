@@ -25,12 +25,13 @@ from typing import Final
 from tests.mutations.bounds import BOUNDS
 from tests.mutations.domains import DOMAINS
 from tests.mutations.groups import GROUPS
+from tests.mutations.host import HOST
 from tests.mutations.mutations import MUTATIONS, Mutation
 from tests.mutations.others import OTHERS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-ALL: Final = (*MUTATIONS, *BOUNDS, *OTHERS, *DOMAINS, *GROUPS)
+ALL: Final = (*MUTATIONS, *BOUNDS, *HOST, *GROUPS, *OTHERS, *DOMAINS)
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"

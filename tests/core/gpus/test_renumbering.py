@@ -213,6 +213,21 @@ def test_another_cdev_number_is_a_drift_as_well() -> None:
     assert removal.claim is None
 
 
+def test_a_companion_that_comes_and_is_on_its_host_driver_is_a_drift_as_well() -> None:
+    """The kernel gives the group to no virtual machine any more."""
+    core = two_prepared()
+    core.changed(audio("0000:01:00.1", 1, driver="snd_hda_intel"))
+    assert core.claim_state(ONE) is ClaimState.DRIFTED
+    assert (core.groups(ONE), core.groups(TWO)) == (set(), {"2"})
+
+
+def test_a_group_that_cannot_be_read_is_no_drift() -> None:
+    core = two_prepared()
+    core.changed(replace(gpu(A, 1), iommu_group=None, fault="iommu_group: EIO"))
+    assert core.claim_state(ONE) is ClaimState.PREPARED
+    assert core.groups(ONE) == {"1"}
+
+
 def test_facts_that_cannot_be_read_are_no_drift() -> None:
     core = two_prepared()
     core.changed(replace(gpu(A, 1), driver=None, vfio_bound=False, nodes=(), fault="driver: EIO"))
@@ -275,6 +290,13 @@ def test_files_are_never_written_for_another_model_in_the_slot() -> None:
     assert core.groups(ONE) == {"1"}, "its own model is back"
 
 
+def test_another_model_is_a_drift_also_where_nobody_saw_the_first_one_go() -> None:
+    core = two_prepared()
+    core.changed(replace(gpu(A, 1), device="20b5"))
+    assert core.claim_state(ONE) is ClaimState.DRIFTED
+    assert core.groups(ONE) == set()
+
+
 def test_another_model_after_a_reboot_is_refused() -> None:
     """The claim is kubelet's still, with the device that the scheduler gave it; the checkpoint knows which model that
     was."""
@@ -312,3 +334,19 @@ def test_files_that_somebody_has_touched_are_written_by_what_is_seen() -> None:
     del core.files[ONE.uid]
     core.feed(FilesTouched(of=ClaimsOf.GPUS))
     assert core.groups(ONE) == {"1"}
+
+
+def test_files_that_are_touched_before_the_first_scan_are_not_written_by_old_numbers() -> None:
+    """A daemon starts where both cards have each other's number, and somebody touches the files meanwhile."""
+    core = two_prepared()
+    after = FilesCore(disk=core.disk)
+    after.files, after.api, after.at = {}, core.api, core.at
+    after.functions = {PciAddress(A): gpu(A, 2), PciAddress(B): gpu(B, 1)}
+    after.held_back = {"inspection"}
+    after.feed_answers()
+    after.feed(FilesTouched(of=ClaimsOf.GPUS))
+    assert after.claim_state(ONE) is ClaimState.PREPARED
+    assert (dict(after.wanted.files), after.files) == ({}, {})
+    after.release("inspection")
+    after.scanned()
+    assert (after.groups(ONE), after.groups(TWO)) == ({"2"}, {"1"})

@@ -1,0 +1,220 @@
+"""Bugs to plant in what is the host's and not ours: its devices, its numbers, its files. Each names the test that finds
+it in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+HOST: Final = (
+    # --- the group of a GPU, and what is the host's in it ------------------------------------------------------------
+    Mutation(
+        "a function of the slot that is another vendor's is a companion",
+        "core/devices/viability.py",
+        '        and other.vendor == gpu.vendor != ""\n',
+        "",
+        "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
+    ),
+    Mutation(
+        "a bridge in the slot is a companion",
+        "core/devices/viability.py",
+        "        and not is_bridge(other.class_code)\n",
+        "",
+        "tests/core/test_viability.py::test_no_companion_is_a_bridge_of_the_slot_nor_what_is_on_a_stub",
+    ),
+    Mutation(
+        "a function of another slot is a companion",
+        "core/devices/viability.py",
+        "        and slot_of(other.address) == slot_of(gpu.address)\n",
+        "",
+        "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
+    ),
+    Mutation(
+        "a function of an unknown vendor is a companion of one",
+        "core/devices/viability.py",
+        'other.vendor == gpu.vendor != ""',
+        "other.vendor == gpu.vendor",
+        "tests/core/test_viability.py::test_of_a_gpu_whose_vendor_cannot_be_read_nothing_is_a_companion",
+    ),
+    Mutation(
+        "a port of PCI Express keeps a group from everybody",
+        "core/devices/viability.py",
+        'frozenset({"pci-stub", "pcieport"})',
+        'frozenset({"pci-stub"})',
+        "tests/core/test_viability.py::test_what_leaves_a_group_viable_is_neither_in_the_way_nor_written_to",
+    ),
+    Mutation(
+        "a companion on pci-stub is bound",
+        "core/devices/viability.py",
+        " and member.driver not in _WITHOUT_DMA)\n",
+        ")\n",
+        "tests/core/test_viability.py::test_no_companion_is_a_bridge_of_the_slot_nor_what_is_on_a_stub",
+    ),
+    Mutation(
+        "a member that is no PCI function is in nobody's way",
+        "core/devices/viability.py",
+        '        if not driver.startswith("vfio"):',
+        "        if False:",
+        "tests/core/test_viability.py::test_a_member_that_is_no_pci_function_is_in_the_way_as_long_as_the_host_uses_it",
+    ),
+    Mutation(
+        "a member that is no PCI function and is on vfio is in the way",
+        "core/devices/viability.py",
+        '        if not driver.startswith("vfio"):',
+        "        if driver:",
+        "tests/core/test_viability.py::test_a_member_that_is_no_pci_function_is_in_the_way_as_long_as_the_host_uses_it",
+    ),
+    Mutation(
+        "the act writes to what was planned, wherever it is",
+        "acts/driver.py",
+        "        return self._was_bound(address) or slot_of(address) in map(slot_of, self.devices)\n",
+        "        return True\n",
+        "tests/acts/test_driver.py::test_whatever_is_planned_nothing_is_written_to_another_slot",
+    ),
+    Mutation(
+        "the act does not look whether the host has taken a function of the group",
+        "acts/driver.py",
+        "                _refuse_not_viable(task, group, functions)\n",
+        "",
+        "tests/acts/test_driver.py::test_beside_a_function_of_the_host_nothing_is_written",
+    ),
+    Mutation(
+        "a region that firmware relaxes keeps the group from everybody",
+        "host/iommu.py",
+        ' direct")',
+        ' direct(?:-relaxable)?")',
+        "tests/host/test_sysfs.py::test_a_region_that_firmware_reserves_one_to_one_is_of_the_whole_group",
+    ),
+    Mutation(
+        "only the first line of the reserved regions is read",
+        "host/iommu.py",
+        "    for line in text.splitlines():",
+        "    for line in text.splitlines()[:1]:",
+        "tests/host/test_sysfs.py::test_a_region_that_firmware_reserves_one_to_one_is_of_the_whole_group",
+    ),
+    Mutation(
+        "a group with a reserved region is offered to claims",
+        "core/gpus/offer.py",
+        "    return of_the_host(state, device.function) or of_the_hosts_fabric",
+        "    return of_the_hosts_fabric",
+        "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
+    ),
+    Mutation(
+        "a claim with two GPUs of one group is refused for each other",
+        "core/gpus/exclusion.py",
+        "for a in (function.address, *claimed) for f in",
+        "for a in (function.address,) for f in",
+        "tests/core/test_viability.py::test_two_gpus_of_one_group_are_given_to_one_claim_and_to_no_other",
+    ),
+    # --- claims' files, and the numbers that they name ---------------------------------------------------------------
+    Mutation(
+        "files are written while another claim's name the same node",
+        "core/gpus/placement.py",
+        " or any(named[node] > 1 for node in _nodes(entry))\n",
+        "\n",
+        "tests/core/gpus/test_renumbering.py::test_of_two_files_that_swap_numbers_the_old_ones_are_removed_first",
+    ),
+    Mutation(
+        "another cdev is no drift",
+        "core/gpus/placement.py",
+        '    if bound.cdev is not None and f"/dev',
+        '    if False and f"/dev',
+        "tests/core/gpus/test_renumbering.py::test_another_cdev_number_is_a_drift_as_well",
+    ),
+    Mutation(
+        "a companion in another group is no drift",
+        "core/gpus/placement.py",
+        "    for first in gpu.functions if entry.has_files else ():\n"
+        "        bound = entry.bound.get(first.address)\n",
+        "    for first in gpu.functions[:1] if entry.has_files else ():\n"
+        "        bound = entry.bound.get(first.address)\n",
+        "tests/core/gpus/test_renumbering.py::test_a_companion_in_another_group_is_a_drift_as_well",
+    ),
+    Mutation(
+        "a device that an act has just moved has drifted",
+        "core/gpus/placement.py",
+        "    return function.fault is None and function.address not in state.gpus.settled\n",
+        "    return function.fault is None\n",
+        "tests/core/gpus/test_renumbering.py::test_a_device_that_its_own_act_has_just_bound_has_not_drifted",
+    ),
+    Mutation(
+        "missing files are written before the devices were seen",
+        "core/gpus/placement.py",
+        "            return state.host.scanned and state.gpus",
+        "            return state.gpus",
+        "tests/core/gpus/test_renumbering.py::test_files_that_are_touched_before_the_first_scan_are_not_written_by_old_numbers",
+    ),
+    Mutation(
+        "another model in the slot is no drift",
+        "core/gpus/placement.py",
+        "    if (replaced := another_model(state, entry, function)) is not None:\n        return replaced\n",
+        "",
+        "tests/core/gpus/test_renumbering.py::test_another_model_is_a_drift_also_where_nobody_saw_the_first_one_go",
+    ),
+    Mutation(
+        "only the claim of a function that changed is looked at",
+        "core/gpus/placement.py",
+        " or _is_in(entry, groups))\n",
+        ")\n",
+        "tests/core/gpus/test_renumbering.py::test_a_companion_that_comes_and_is_on_its_host_driver_is_a_drift_as_well",
+    ),
+    # --- compute domains ---------------------------------------------------------------------------------------------
+    Mutation(
+        "a status counts against a clique at once, though it may be made of the clique before",
+        "core/domains/exclusion.py",
+        "max(prepared_at, view.unready_since) + limits",
+        "prepared_at + limits",
+        "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
+    ),
+    Mutation(
+        "while a clique is there no status counts",
+        "core/domains/exclusion.py",
+        "view.is_ready_by_status(settings.node) and _is_of_now",
+        "view.clique is None and view.is_ready_by_status(settings.node) and _is_of_now",
+        "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
+    ),
+    Mutation(
+        "each read of a clique without the node begins the wait anew",
+        "core/domains/reads.py",
+        "unready_since=at if view.unready_since == -math.inf else view.unready_since",
+        "unready_since=at",
+        "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
+    ),
+    # --- what a container left ---------------------------------------------------------------------------------------
+    Mutation(
+        "a tree is removed to its end, however large",
+        "acts/tree.py",
+        "            if self._removed > self._entries_max:\n",
+        "            if False:\n",
+        "tests/acts/test_tree.py::test_one_act_removes_no_more_than_its_bound_and_the_next_goes_on",
+    ),
+    Mutation(
+        "what is mounted in a tree is emptied",
+        "acts/tree.py",
+        "            if _mount_of(top) != _mount_of(parent):\n",
+        "            if False:\n",
+        "tests/acts/test_tree.py::test_what_is_mounted_is_not_touched",
+    ),
+    Mutation(
+        "a link in the place of a directory is followed and emptied",
+        "acts/tree.py",
+        "os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "os.O_DIRECTORY | os.O_NONBLOCK",
+        "tests/acts/test_tree.py::test_a_link_that_takes_the_place_of_a_directory_is_not_followed",
+    ),
+    Mutation(
+        "one bound for each directory of a tree",
+        "acts/tree.py",
+        "            with _opened(name, self._top) as inner:\n",
+        "            self._removed = 0\n            with _opened(name, self._top) as inner:\n",
+        "tests/acts/test_tree.py::test_one_act_removes_no_more_than_its_bound_and_the_next_goes_on",
+    ),
+    Mutation(
+        "null is no list of objects",
+        "kube/objects.py",
+        "    items: list[T] | None\n",
+        "    items: list[T]\n",
+        "tests/kube/test_domains.py::test_a_domain_that_is_absent_or_made_anew_by_its_name_is_none",
+    ),
+)

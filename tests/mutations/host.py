@@ -161,34 +161,13 @@ HOST: Final = (
     ),
     # --- compute domains ---------------------------------------------------------------------------------------------
     Mutation(
-        "a status counts against a clique at once, though it may be made of the clique before",
-        "core/domains/exclusion.py",
-        "max(prepared_at, view.unready_since) + limits",
-        "prepared_at + limits",
-        "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
-    ),
-    Mutation(
         "while a clique is there no status counts",
         "core/domains/exclusion.py",
         "view.is_ready_by_status(settings.node) and _is_of_now",
         "view.clique is None and view.is_ready_by_status(settings.node) and _is_of_now",
         "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
     ),
-    Mutation(
-        "each read of a clique without the node begins the wait anew",
-        "core/domains/reads.py",
-        "unready_since=at if view.unready_since == -math.inf else view.unready_since",
-        "unready_since=at",
-        "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
-    ),
     # --- what a container left ---------------------------------------------------------------------------------------
-    Mutation(
-        "a tree is removed to its end, however large",
-        "acts/tree.py",
-        "            if self._removed > self._entries_max:\n",
-        "            if False:\n",
-        "tests/acts/test_tree.py::test_one_act_removes_no_more_than_its_bound_and_the_next_goes_on",
-    ),
     Mutation(
         "what is mounted in a tree is emptied",
         "acts/tree.py",

@@ -168,7 +168,7 @@ def _overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _waits_for_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel is ready when its domain's daemon has a claim, whatever the API server says."""
-    monkeypatch.setattr(DomainView, "is_ready", lambda *_: True)
+    monkeypatch.setattr(DomainView, "is_ready_by_clique", lambda *_: True)
 
 
 def _keeps_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,17 +166,30 @@ class ClaimRules:
     def unsettled(self) -> list[str]:
         """Implement `Rules.unsettled`: whether a pod has its cards is a matter of every moment. A container that
         restarts is started with the files that are there, whoever has touched them."""
-        node = self._node
+        node, world = self._node, self._world
+        known = world.kubelet.view.dra.claims
+        prepared = [i.uid for i in known if i.prepared and not i.unpreparing]
+        if wrong := [text for uid in prepared if (text := self._names_others(uid))]:
+            return wrong
         if node.administrator is None:
             return []
-        known = self._world.kubelet.view.dra.claims
-        prepared = [i.uid for i in known if i.prepared and not i.unpreparing]
-        uids = [uid for uid in prepared if uid not in node.forgotten_claims]
+        # The files of a claim are removed while one of its cards is off its vfio driver.
+        drifted = {uid for uid in prepared if not all(world.is_bound(card) for card in node.given[uid])}
+        uids = [uid for uid in prepared if uid not in node.forgotten_claims and uid not in drifted]
         names = (f"k8s.{DRIVER}-claim", f"{DRIVER}-metadata")
         paths = [f"{CDI_DIR}/{name}_{uid}.json" for uid in uids for name in names]
         return [
             f"{path} is not there, or not ours" for path in paths if not _is_cdi(node.disk.files.get(path))
         ]
+
+    def _names_others(self, uid: str) -> str:
+        """The group nodes in the claim's CDI file that are none of its own cards'; empty if there are none."""
+        content = self._node.disk.files.get(f"{CDI_DIR}/k8s.{DRIVER}-claim_{uid}.json")
+        functions = self._world.tree.functions
+        cards = [functions[card] for card in self._node.given[uid] if card in functions]
+        own = {"/dev/vfio/vfio", *(f"/dev/vfio/{card.group}" for card in cards)}
+        named = {node["path"] for node in _device_nodes(content)}
+        return f"the files of {uid} name {sorted(named - own)}" if named - own else ""
 
     def left(self) -> list[str]:
         """Implement `Rules.left`. A driver that an administrator has unloaded holds nothing but the functions that are
@@ -249,6 +262,14 @@ def _is_cdi(content: bytes | None) -> bool:
         return bool(json.loads(content or b"")["devices"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def _device_nodes(content: bytes | None) -> list[dict[str, str]]:
+    """The device nodes in a CDI file; none if it is not one."""
+    if not _is_cdi(content):
+        return []
+    devices = json.loads(content or b"")["devices"]
+    return [node for device in devices for node in device["containerEdits"].get("deviceNodes", ())]
 
 
 def _not_offered(node: ClaimsNode) -> list[str]:

@@ -42,6 +42,13 @@ class DraPlugin:
         """By claim: the error of its answer to a prepare."""
         self.skipped: set[str] = set()
         """Claims without an answer to a prepare."""
+        self.prepared: Callable[[Any], tuple[str, str, Sequence[str]]] = lambda claim: (
+            "pool",
+            f"of-{claim.name}",
+            ["script.example/gpu=one"],
+        )
+        """The answer to the prepare of a claim: pool, device and CDI ids."""
+        self.unprepared: Callable[[Any], object] = lambda _: None
         self.stranger = False
         """Its answers to a prepare have one for a claim that was not asked for."""
         self.on_call: dict[str, Callable[[], object]] = {}
@@ -138,6 +145,8 @@ class _Api:
 
     def NodeUnprepareResources(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._note("NodeUnprepareResources", request, context)
+        for claim in request.claims:
+            self._plugin.unprepared(claim)
         entry = self._message("NodeUnprepareResourceResponse")
         return self._message("NodeUnprepareResourcesResponse")(
             claims={claim.uid: entry() for claim in request.claims}
@@ -146,11 +155,9 @@ class _Api:
     def _found(self, claim: Any) -> Mapping[str, Any]:
         if claim.name in self._plugin.errors:
             return {"error": self._plugin.errors[claim.name]}
+        pool, name, ids = self._plugin.prepared(claim)
         device = self._message("Device")(
-            request_names=["gpu"],
-            pool_name="pool",
-            device_name=f"of-{claim.name}",
-            cdi_device_ids=["script.example/gpu=one"],
+            request_names=["gpu"], pool_name=pool, device_name=name, cdi_device_ids=ids
         )
         return {"devices": [device]}
 

@@ -253,7 +253,7 @@ def test_another_plugin_registers_our_resource(node: Node) -> None:
 
 
 def test_rolling_update(node: Node) -> None:
-    """To another image and back: the new pod takes over in milliseconds, and the GPUs never leave the node's status."""
+    """To another image and back: the new pod takes over at once, and the GPUs never leave the node's status."""
     node.install()
     updated(node, lambda: node.update(OTHER_IMAGE), lambda: node.update(IMAGE))
 

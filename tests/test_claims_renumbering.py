@@ -132,3 +132,24 @@ def test_another_model_in_the_slot_after_a_reboot_is_refused(restarts: int, tmp_
             await prepared(caller, one)
 
     trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_another_model_in_the_slot_after_a_second_reboot_is_refused(tmp_path: Path) -> None:
+    """Its pod did not start in the boot between: another claim was prepared there."""
+    world = ClaimsWorld(tmp_path, (replace(CARDS[0], driver="nvidia"), CARDS[1]))
+    one, two = world.claim("one", A), world.claim("two", B)
+
+    async def go() -> None:
+        async with world.daemon() as caller:
+            await prepared(caller, one)
+        world.boot()
+        async with world.daemon() as caller:
+            await prepared(caller, two)
+        world.swap_card(replace(CARDS[0], device="20b5", driver="nvidia"))
+        world.boot()
+        async with world.daemon() as caller:
+            answer = await caller.prepare(one)
+            assert isinstance(answer, Refused)
+            assert answer.causes == ("ReplacedByAnother",)
+
+    trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -24,6 +24,7 @@ from typing import Final
 
 from tests.mutations.bounds import BOUNDS
 from tests.mutations.domains import DOMAINS
+from tests.mutations.drift import DRIFT
 from tests.mutations.groups import GROUPS
 from tests.mutations.host import HOST
 from tests.mutations.mutations import MUTATIONS, Mutation
@@ -31,7 +32,7 @@ from tests.mutations.others import OTHERS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-ALL: Final = (*MUTATIONS, *BOUNDS, *HOST, *GROUPS, *OTHERS, *DOMAINS)
+ALL: Final = (*MUTATIONS, *BOUNDS, *HOST, *GROUPS, *OTHERS, *DOMAINS, *DRIFT)
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"

@@ -74,13 +74,6 @@ HOST: Final = (
         "tests/core/gpus/test_renumbering.py::test_of_two_files_that_swap_numbers_the_old_ones_are_removed_first",
     ),
     Mutation(
-        "another cdev is no drift",
-        "core/gpus/placement.py",
-        '    if bound.cdev is not None and f"/dev',
-        '    if False and f"/dev',
-        "tests/core/gpus/test_renumbering.py::test_another_cdev_number_is_a_drift_as_well",
-    ),
-    Mutation(
         "a companion in another group is no drift",
         "core/gpus/placement.py",
         "    for first in gpu.functions if entry.has_files else ():\n"
@@ -88,13 +81,6 @@ HOST: Final = (
         "    for first in gpu.functions[:1] if entry.has_files else ():\n"
         "        bound = entry.bound.get(first.address)\n",
         "tests/core/gpus/test_renumbering.py::test_a_companion_in_another_group_is_a_drift_as_well",
-    ),
-    Mutation(
-        "a device that an act has just moved has drifted",
-        "core/gpus/placement.py",
-        "    return function.fault is None and function.address not in state.gpus.settled\n",
-        "    return function.fault is None\n",
-        "tests/core/gpus/test_renumbering.py::test_a_device_that_its_own_act_has_just_bound_has_not_drifted",
     ),
     Mutation(
         "missing files are written before the devices were seen",

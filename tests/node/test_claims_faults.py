@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 
 from tests.node import pods
+from tests.node.books import DRIVER
 from tests.node.claims import (
+    CDI,
+    IDLE,
     RETRY_S,
     ClaimNode,
     by_address,
@@ -289,3 +295,43 @@ def test_deeply_nested_parameters(claims: ClaimNode) -> None:
         pods.delete(claims.api, "vm-1")
         claims.renew_daemon()
         claims.nudge("vm-1")
+
+
+def test_two_cards_are_rescanned_and_their_groups_numbers_swapped(claims: ClaimNode) -> None:
+    """A container that restarts gets the CDI files without a call: at no time does a claim's file name the other's
+    group."""
+    slots = {"vm-1": 0x25, "vm-2": 0x26}
+    gpus = {pod: claims.host.plug(slot) for pod, slot in slots.items()}
+    claims.offered(*gpus.values())
+    for pod, gpu in gpus.items():
+        claims.template(pod, request(selector=by_address(gpu)))
+        claims.create(pod, from_template(pod), command=IDLE)
+        claims.comes_to(pod, "Running")
+    uids = {pod: claims.uid_of(pod) for pod in slots}
+    assert groups_in_files(uids) == {"vm-1": 0x25, "vm-2": 0x26}
+    for gpu in gpus.values():
+        claims.host.unplug(gpu)
+    eventually(lambda: groups_in_files(uids) == {}, "the removal of both claims' files")
+    claims.host.plug(0x25, group=0x26)
+    claims.host.plug(0x26, group=0x25)
+    eventually(lambda: groups_in_files(uids) == {"vm-1": 0x26, "vm-2": 0x25}, "files with the new numbers")
+    assert {line["claim"] for line in claims.logged("claim.astray")} == {
+        f"default/{claims.claim_of(pod)['metadata']['name']}" for pod in slots
+    }
+    for uid in uids.values():
+        claims.is_prepared(uid)
+    pods.clear(claims.api)
+    claims.nothing_is_left(dict.fromkeys(gpus.values(), "vfio-pci"))
+
+
+def groups_in_files(uids: Mapping[str, str]) -> dict[str, int]:
+    """The IOMMU group in the CDI file of each pod's claim that has one."""
+    found: dict[str, int] = {}
+    for pod, uid in uids.items():
+        with suppress(FileNotFoundError):
+            content = json.loads((CDI / f"k8s.{DRIVER}-claim_{uid}.json").read_text())
+            nodes = [n["path"] for d in content["devices"] for n in d["containerEdits"]["deviceNodes"]]
+            (group,) = {int(path.rpartition("/")[2]) for path in nodes if path != "/dev/vfio/vfio"}
+            assert group not in found.values(), f"two claims' files name group {group}"
+            found[pod] = group
+    return found

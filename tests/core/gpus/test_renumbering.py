@@ -155,11 +155,11 @@ def test_missing_files_are_written_after_a_start_only_when_the_device_was_seen()
     after = FilesCore(disk=core.disk)
     after.functions, after.api, after.at = core.functions, core.api, core.at
     after.files = {}
-    after.held_back = {"inspection"}
+    after.held_back = {"inspection", "files"}
     after.feed_answers()
     assert after.claim_state(ONE) is ClaimState.PREPARED
     assert dict(after.wanted.files) == {}
-    after.release("inspection")
+    after.release("inspection", "files")
     after.scanned()
     assert (after.groups(ONE), after.groups(TWO)) == ({"1"}, {"2"})
 
@@ -208,6 +208,8 @@ def test_another_cdev_number_is_a_drift_as_well() -> None:
     core.feed(replace(event, bound=bound))
     assert "/dev/vfio/devices/vfio0" in core.files[ONE.uid]
     core.held_back = {"files"}
+    core.changed(replace(on_cdev, nodes=(), fault="the nodes: EIO"))
+    assert dict(core.wanted.files) == {}, "what cannot be read is no drift"
     core.changed(replace(on_cdev, nodes=(*cdev[:2], "/dev/vfio/devices/vfio1")))
     (removal,) = core.wanted.files.values()
     assert removal.claim is None

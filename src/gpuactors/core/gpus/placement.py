@@ -109,8 +109,8 @@ def _drift(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> Reason | None:
 
 
 def _is_known(state: NodeState, function: PciFunction) -> bool:
-    """Its facts are whole, and not older than an act on it."""
-    return function.fault is None and function.address not in state.gpus.settled
+    """Its facts are not older than an act on it. Of what cannot be read the last known is kept, but for its nodes."""
+    return function.address not in state.gpus.settled
 
 
 def _moved(state: NodeState, bound: BoundFunction, function: PciFunction | None) -> Reason | None:
@@ -122,10 +122,9 @@ def _moved(state: NodeState, bound: BoundFunction, function: PciFunction | None)
     if function.iommu_group != bound.iommu_group:
         where = f"in IOMMU group {function.iommu_group}, and no longer in {bound.iommu_group}"
         return Reason(Cause.GROUP_CHANGED, f"{bound.address} is {where}")
-    if bound.cdev is not None and f"/dev/vfio/devices/{bound.cdev}" not in function.nodes:
-        return Reason(
-            Cause.GROUP_CHANGED, f"{bound.address} no longer has the node /dev/vfio/devices/{bound.cdev}"
-        )
+    node = f"/dev/vfio/devices/{bound.cdev}"
+    if bound.cdev is not None and function.fault is None and node not in function.nodes:
+        return Reason(Cause.GROUP_CHANGED, f"{bound.address} no longer has the node {node}")
     return None
 
 

@@ -1,0 +1,107 @@
+"""Bugs to plant in what becomes of a claim whose device moves, of the disk's queue and of shared reads: each names the
+test that finds it in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+_CORE: Final = "tests/core/gpus/test_renumbering.py"
+_NODE: Final = "tests/test_claims_renumbering.py"
+_QUEUE: Final = "tests/acts/test_blocking_runner.py"
+_READS: Final = "tests/actors/test_api_retry.py"
+
+DRIFT: Final = (
+    Mutation(
+        "files are written while another claim's may name the number",
+        "core/gpus/placement.py",
+        "        if not _may_be_healed(state, entry) or any(named[node] > 1 for node in _nodes(entry))\n",
+        "        if not _may_be_healed(state, entry)\n",
+        f"{_CORE}::test_a_new_claim_on_a_card_with_the_freed_number_waits_for_the_old_files_removal",
+    ),
+    Mutation(
+        "files are healed at a start before their devices were seen",
+        "core/gpus/placement.py",
+        "            return state.host.scanned and state.gpus.settled.keys().isdisjoint(_addresses(entry))\n",
+        "            return True\n",
+        f"{_CORE}::test_missing_files_are_written_after_a_start_only_when_the_device_was_seen",
+    ),
+    Mutation(
+        "a group that has another number is no drift",
+        "core/gpus/placement.py",
+        "    if function.iommu_group != bound.iommu_group:\n",
+        "    if function.iommu_group is None:\n",
+        f"{_NODE}::test_no_files_name_a_group_that_another_card_has_after_a_rescan",
+    ),
+    Mutation(
+        "a cdev that has another number is no drift",
+        "core/gpus/placement.py",
+        "    if bound.cdev is not None and function.fault is None and node not in function.nodes:\n",
+        "    if bound.cdev is not None and function.fault is None and not function.nodes:\n",
+        f"{_CORE}::test_another_cdev_number_is_a_drift_as_well",
+    ),
+    Mutation(
+        "what cannot be read is taken for a drift",
+        "core/gpus/placement.py",
+        "    if bound.cdev is not None and function.fault is None and node not in function.nodes:\n",
+        "    if bound.cdev is not None and node not in function.nodes:\n",
+        f"{_CORE}::test_another_cdev_number_is_a_drift_as_well",
+    ),
+    Mutation(
+        "a device that an act has just moved has drifted",
+        "core/gpus/placement.py",
+        "    return function.address not in state.gpus.settled\n",
+        "    return True\n",
+        f"{_CORE}::test_a_device_that_its_own_act_has_just_bound_has_not_drifted",
+    ),
+    Mutation(
+        "the models of an earlier boot's claims are forgotten at the start",
+        "acts/checkpoint.py",
+        "                Checkpoint(earlier_models=models_of(checkpoint)),\n",
+        "                Checkpoint(),\n",
+        f"{_NODE}::test_another_model_in_the_slot_after_a_reboot_is_refused",
+    ),
+    Mutation(
+        "the models of an earlier boot's claims are forgotten at the second start",
+        "core/claims/stored.py",
+        "    found = dict(checkpoint.earlier_models)\n",
+        "    found = dict[ClaimUid, Mapping[PciAddress, str]]()\n",
+        f"{_NODE}::test_another_model_in_the_slot_after_a_second_reboot_is_refused",
+    ),
+    Mutation(
+        "a model of an earlier boot is never forgotten",
+        "core/state/claims.py",
+        "        uid in claims.earlier_models and entry.state in OWNING | ENDED\n",
+        "        uid in claims.earlier_models and entry.state in OWNING\n",
+        f"{_CORE}::test_the_models_of_an_earlier_boot_are_kept_on_disk_until_the_claim_is_prepared_or_unprepared",
+    ),
+    Mutation(
+        "who waits for the disk behind others is late when its own time is over",
+        "acts/blocking_runner.py",
+        "                if not turn.is_set() and self._thread.ended == ended:\n",
+        "                if not turn.is_set() and self._thread.ended >= ended:\n",
+        f"{_QUEUE}::test_a_call_is_not_late_because_of_the_calls_before_it",
+    ),
+    Mutation(
+        "who gives up its place in the queue holds up the next",
+        "host/threads.py",
+        "            self._waiting.remove(turn)\n",
+        "            pass\n",
+        f"{_QUEUE}::test_who_gives_up_its_place_holds_up_nobody",
+    ),
+    Mutation(
+        "every read asks an overloaded server",
+        "actors/api_retry.py",
+        "                if self._failures and left_s > 0:\n",
+        "                if self._failures and left_s > limits.API_BACKOFF_S[-1]:\n",
+        f"{_READS}::test_an_overloaded_server_is_asked_by_one_read_after_each_wait",
+    ),
+    Mutation(
+        "one claim that must not be read holds up the others",
+        "actors/api_retry.py",
+        "            if _is_of_server(exc) and began >= self._closed_at:\n",
+        "            if began >= self._closed_at:\n",
+        f"{_READS}::test_what_is_about_one_object_holds_up_no_other",
+    ),
+)

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -355,6 +356,42 @@ def test_a_holder_by_another_inode_is_found(tmp_path: Path) -> None:
     with holding(str(own)) as process:
         (holder,) = reader.find((target(GPU),)).holders[51]
         assert holder.pid == process.pid
+
+
+@pytest.fixture
+def deep() -> Iterator[Path]:
+    """A directory that begins a chain whose path is longer than a link can tell."""
+    directory = Path(tempfile.mkdtemp(prefix="deep-"))
+    yield directory
+    # Each one out of the last but one: as many levels have no path that a call takes.
+    while (first := directory / "d").exists():
+        rest = first / "d"
+        if rest.exists():
+            rest.rename(directory / "next")
+        first.rmdir()
+        if (directory / "next").exists():
+            (directory / "next").rename(first)
+    directory.rmdir()
+
+
+def test_a_file_of_anyone_whose_path_is_too_long_blinds_nobody(deep: Path, tmp_path: Path) -> None:
+    """The kernel has no link for a path of more than a page (proc_pid_readlink: ENAMETOOLONG)."""
+    reader = stand_in(tmp_path, "/dev/full")
+    program = (
+        "import os, sys\n"
+        "for _ in range(2500): os.mkdir('d'); os.chdir('d')\n"
+        "os.open('.', os.O_RDONLY); os.open('/dev/full', os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program], cwd=deep, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"open\n"
+            (holder,) = reader.find((target(GPU),)).holders[51]
+            assert holder.pid == process.pid
+        finally:
+            process.kill()
 
 
 DAC_READ_SEARCH, SYS_PTRACE = "dac_read_search", "sys_ptrace"

@@ -13,6 +13,7 @@ PTRACE_MODE_READ_FSCREDS), which refuses another user's process, and one of our 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import stat
@@ -284,11 +285,16 @@ def _listing(directory: str) -> list[str]:
 
 
 def _link(path: str) -> str:
-    """Empty if the descriptor was closed meanwhile. Raises `PermissionError`."""
+    """Empty if the descriptor was closed meanwhile; `/` if its path is longer than a link can tell (ENAMETOOLONG: a
+    page), which anyone's may be. Raises `PermissionError`."""
     try:
         return os.readlink(path)
     except FileNotFoundError:
         return ""
+    except OSError as exc:
+        if exc.errno != errno.ENAMETOOLONG:
+            raise
+        return "/"
 
 
 def _read(path: str) -> str:

@@ -6,6 +6,7 @@ name: a character device with a driver, that any process may open, and one for e
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -74,6 +75,16 @@ def _command(pid: str) -> str:
         return file.read().rstrip()
 
 
+def _link(path: str) -> str:
+    """Empty if the path is longer than a link can tell: no node of a group has such a one here."""
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return ""
+
+
 def _owner(pid: int) -> str | None:
     """Who has what the process has open; None if it is ending: it is in no pod's cgroup any more, and its descriptors
     are closed a moment later (kernel/cgroup/cgroup.c, proc_cgroup_show)."""
@@ -122,7 +133,7 @@ class RealTenants(Tenants):
                     continue
                 for descriptor in os.scandir(f"/proc/{pid}/fd"):
                     # A container's path is the host's: it is cheaper to read than the device number.
-                    if os.readlink(descriptor.path).startswith("/dev/vfio/"):
+                    if _link(descriptor.path).startswith("/dev/vfio/"):
                         number = os.stat(descriptor.path).st_rdev
                         group = os.minor(number) - added
                         if os.major(number) == major and group in GROUPS:

@@ -106,6 +106,11 @@ def _without_dra_gates() -> Iterator[None]:
         yield
     finally:
         _restart_api_server({})
+        # Their clients, which have lost it twice, ask again up to half a minute later: until then no pod is made,
+        # scheduled or started, and the node becomes NotReady.
+        for name in ("kube-controller-manager", "kube-scheduler", "kubelet"):
+            component("down.sh", name)
+            component("up.sh", name)
 
 
 def _restart_api_server(environment: Mapping[str, str]) -> None:

@@ -71,7 +71,7 @@ class FakeHost:
 
     def plug(
         self, slot: int, device: str = H100, *, driver: str | None = "vfio-pci", group: int | None = None,
-        function: int = 0, class_code: str = "030200", numa_node: int = -1,
+        function: int = 0, class_code: str = "030200", numa_node: int = -1, vendor: str = "10de",
     ) -> str:  # fmt: skip
         """A function appears, and a driver takes it; its group is the slot unless named. Its PCI address."""
         name = address(slot, function)
@@ -79,7 +79,7 @@ class FakeHost:
         with self.lock:
             self._tenants.group_of[name] = group
             self.kernel.plug(
-                PciSpec(name, "10de", device, class_code, group, numa_node=numa_node, driver=driver)
+                PciSpec(name, vendor, device, class_code, group, numa_node=numa_node, driver=driver)
             )
         return name
 

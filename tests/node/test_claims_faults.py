@@ -89,6 +89,33 @@ def test_kubelet_restarts_in_a_prepare(claims: ClaimNode) -> None:
     claims.offered(gpu)
 
 
+def test_the_host_has_a_disk_in_the_group(claims: ClaimNode) -> None:
+    """The scheduler does not know yet that the host uses it: no uevent has come. The prepare looks again."""
+    gpu = claims.host.plug(0x21, driver=NVIDIA)
+    disk = claims.host.plug(0x31, "a808", vendor="144d", class_code="010802", group=0x21, driver=None)
+    claims.offered(gpu)
+    claims.template("one", request())
+    claims.host.silent = True
+    claims.host.bind(disk, "nvme")
+    claims.host.silent = False
+    claims.create("vm-1", from_template("one"))
+    words = f"{disk} is bound to nvme and is no part of the GPU"
+    eventually(
+        lambda: any(words in told for told in claims.refused("vm-1")), f"{words!r} in the pod's events"
+    )
+    assert (claims.host.drivers(), checkpoint()) == ({gpu: NVIDIA, disk: "nvme"}, {})
+    assert [claims.host.kernel.override(address) for address in (gpu, disk)] == ["", ""]
+    claims.offered()
+    claims.host.unbind(disk)
+    claims.runs("vm-1", gpu)
+    assert claims.host.drivers() == {gpu: "vfio-pci", disk: None}
+    pods.stop(claims.api, "vm-1")
+    claims.nothing_is_left({gpu: NVIDIA})
+    assert claims.host.drivers() == {gpu: NVIDIA, disk: None}
+    claims.host.unplug(disk)
+    claims.offered(gpu)
+
+
 @pytest.mark.long
 def test_the_api_server_is_away(claims: ClaimNode) -> None:
     """Pods run on; the one that is being deleted ends, and its GPU is returned without an API server."""

@@ -20,6 +20,9 @@ has no driver, as a GPU on a node whose host driver is not installed."""
 FIRST_PORT_SLOT: Final = 4
 """Slots 1 to 3 of the root bus hold the machine's own virtio devices, root ports come after them."""
 
+SWITCH_BUS: Final = 2
+"""Of the ports of a switch behind the first root port: that port's bus is 1."""
+
 MAX_PORTS: Final = 24
 """Slots 4 to 27; q35 keeps the last ones for its own chipset."""
 
@@ -112,9 +115,11 @@ class Machine:
     processes).
 
     With `image` the image of deploy/Containerfile has been built on the host, for the pod that runs it.
-    With `disk_mib` there is a disk with an empty ext4 (`/dev/vda` in the guest). With `power_cuts` the machine lives so
-    many times and once more, with the same disk: each life but the last is ended by the power cut that it announces
-    (CUT_MARKER).
+    The ports `without_acs`, the first ones if there are any, are those of a switch that keeps nothing apart, as on many
+    boards: functions of one device without ACS, so that all that is behind them is in one IOMMU group.
+    With `disk_mib` there is a disk with an empty ext4 (`/dev/vda` in the guest), behind `disk_port` if one is named.
+    With `power_cuts` the machine lives so many times and once more, with the same disk: each life but the last is
+    ended by the power cut that it announces (CUT_MARKER).
     """
 
     ports: tuple[str, ...]
@@ -129,7 +134,9 @@ class Machine:
     cpus: int = 2
     boot_timeout_s: float = 90.0
     scenario_timeout_s: float = 300.0
+    without_acs: tuple[str, ...] = ()
     disk_mib: int = 0
+    disk_port: str = ""
     power_cuts: int = 0
     image: bool = False
 
@@ -139,6 +146,10 @@ class Machine:
         places = [(function.port, function.function) for function in self.functions]
         if len(set(places)) != len(places):
             raise ValueError(f"two functions at one place: {places}")
+        if not {*self.without_acs, *filter(None, [self.disk_port])} <= set(self.ports):
+            raise ValueError(f"no root ports: {self.without_acs}, {self.disk_port}")
+        if self.without_acs != self.ports[: len(self.without_acs)]:
+            raise ValueError(f"ports without ACS come first: {self.without_acs}")
         for function in (*self.functions, *self.spares):
             if function.port not in self.ports:
                 raise ValueError(f"function {function.id} is at {function.port}, which is not a root port")
@@ -152,6 +163,8 @@ class Machine:
 
     def port_address(self, port: str) -> str:
         """PCI address of a root port in the guest, e.g. `0000:00:04.0`. Functions are at the bus behind it."""
+        if port in self.without_acs:
+            return f"0000:{SWITCH_BUS:02x}:00.{self.without_acs.index(port)}"
         return f"0000:00:{FIRST_PORT_SLOT + self.ports.index(port):02x}.0"
 
 
@@ -204,10 +217,20 @@ def qemu_arguments(
         # The host's cache outlives QEMU: what the guest's kernel has given to the disk is not lost, the rest is.
         disk = f"if=none,id=disk,format=raw,cache=writeback,file={_escaped(disk_image(artifacts))}"
         arguments += ["-drive", disk]
-        arguments += ["-device", f"virtio-blk-pci,drive=disk,bus=pcie.0,addr={DISK_SLOT:#x}"]
+    if machine.without_acs:
+        arguments += [
+            "-device",
+            f"pcie-root-port,id=above,bus=pcie.0,addr={FIRST_PORT_SLOT:#x},chassis=0,slot=0",
+        ]
+        arguments += ["-device", "x3130-upstream,id=switch,bus=above"]
     for number, port in enumerate(machine.ports):
-        place = f"bus=pcie.0,addr={FIRST_PORT_SLOT + number:#x},chassis={number + 1},slot={number + 1}"
-        arguments += ["-device", f"pcie-root-port,id={port},{place}"]
+        model, place = "pcie-root-port", f"bus=pcie.0,addr={FIRST_PORT_SLOT + number:#x}"
+        if port in machine.without_acs:
+            model, place = "xio3130-downstream", f"bus=switch,addr=0.{number},multifunction=on"
+        arguments += ["-device", f"{model},id={port},{place},chassis={number + 1},slot={number + 1}"]
+    if machine.disk_mib:
+        place = f"bus={machine.disk_port}" if machine.disk_port else f"bus=pcie.0,addr={DISK_SLOT:#x}"
+        arguments += ["-device", f"virtio-blk-pci,drive=disk,{place}"]
     for function in machine.functions:
         arguments += ["-device", _device(function, machine)]
     return arguments

@@ -24,6 +24,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
 )
+from gpuactors.ports.errors import HostShortError
 from gpuactors.ports.node import LedgerContents, LedgerError
 from tests.support.patience import patient
 
@@ -119,3 +120,23 @@ async def test_a_bug_costs_one_read(nursery: trio.Nursery) -> None:
         assert failed.reason.startswith("internal error: RecursionError('too deep'); please report it")
         wanted.set(LedgerWanted(8))
         assert await receive.receive() == LedgerRead(8, KUBELET, (ENTRY,), (), "-xyz", None, FILE)
+
+
+class UnreadableCdi:
+    """A CDI directory for which there are no descriptors, or whose reader has a bug."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def read(self) -> None:
+        raise self._error
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("error", [HostShortError("no descriptors"), RecursionError("a bug")])
+async def test_where_the_cdi_directory_cannot_be_read_the_ledger_counts(error: Exception) -> None:
+    ledger = Ledger()
+    ledger.go.set()
+    event = await pod_resources.read(1, (RESOURCE,), ledger, UnreadableCdi(error))
+    assert isinstance(event, LedgerRead)
+    assert (event.listed, event.cdi) == (CONTENTS.listed, None)

@@ -322,15 +322,15 @@ FOUND: Final[dict[str, Script]] = {
             "bind the companion to a host driver@6+3"
         ),
         "another driver's claim has a card by its file alone, and pods come": (
-            "another driver's claim takes a card@12+3; a pod comes; a pod comes; a pod comes+3; "
-            "another driver's claim ends+3"
+            "another driver prepares a card for a claim@12+3; a pod comes; a pod comes; a pod comes+3; "
+            "another driver unprepares its claim+3"
         ),
         "another driver's claim has a card by kubelet's list and its file": (
-            "another driver's claim takes a card@7+0.3; a pod for two cards comes+3; a pod comes+3; "
-            "a successor starts+3; another driver's claim ends"
+            "another driver prepares a card for a claim@7+0.3; a pod for two cards comes+3; a pod comes+3; "
+            "a successor starts+3; another driver unprepares its claim"
         ),
         "nothing says which card another driver's claim has": (
-            "a pod comes+3; another driver's claim takes a card@1+0.3; a pod comes+3; a successor starts+3"
+            "a pod comes+3; another driver prepares a card for a claim@1+0.3; a pod comes+3; a successor starts+3"
         ),
         "a card that is counted under another name goes, and nobody serves its old name": (
             "both cards of a group are released@2; the next daemon has another pci.ids; a successor starts+0.3; "

@@ -148,8 +148,10 @@ LEDGER_KINDS: Final = (
     Kind("another plugin has odd IDs", _has_room, _odd_ids, needs=_RUNS),
     Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours, needs=_RUNS),
     Kind("a claim takes a card", _has_room, _claim, needs=_RUNS),
-    Kind("another driver's claim takes a card", _is_free, _driver_prepares, needs=_RUNS),
-    Kind("another driver's claim ends", lambda w, _s: bool(w.other_driver.claims), _driver_unprepares),
+    Kind("another driver prepares a card for a claim", _is_free, _driver_prepares, needs=_RUNS),
+    Kind(
+        "another driver unprepares its claim", lambda w, _s: bool(w.other_driver.claims), _driver_unprepares
+    ),
     Kind("a pod of another plugin ends", lambda w, _s: bool(_others(w)), _ends),
 )
 """Every kind of event in kubelet's ledger that is not ours."""

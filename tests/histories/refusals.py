@@ -65,7 +65,7 @@ _HELD: Final = (
 _OTHERS: Final = (
     "another plugin gives a card away",
     "a claim takes a card",
-    "another driver's claim takes a card",
+    "another driver prepares a card for a claim",
     "a pod with a claim comes",
     "a pod with a claim for two cards comes",
     "a pod and a claim race for a card",

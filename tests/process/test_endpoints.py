@@ -225,4 +225,4 @@ def test_a_daemon_that_offers_nothing_says_so_once_and_registers_nothing() -> No
         (said,) = (line for line in daemon.log if line["event"] == "daemon.offers_nothing")
         assert all(flag in said["reason"] for flag in ("--device-plugin", "--dra", "--compute-domains"))
         assert node.kubelet.registrations == ()
-        assert list(node.kubelet.socket_dir.glob("gpuactors*")) == []
+        assert [*node.kubelet.socket_dir.rglob("gpuactors*")] == [node.kubelet.socket_dir / "gpuactors"]

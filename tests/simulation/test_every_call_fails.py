@@ -177,6 +177,7 @@ def test_both_lives_together_make_every_call_in_the_tables() -> None:
 
 ELSEWHERE: Final[dict[type, str]] = {
     ports.UeventSource: "tests/actors/test_udev_watcher.py",
+    ports.CdiReader: "tests/actors/test_pod_resources.py",
     ports.Observation: "tests/actors/test_sysfs_inspector.py",
     ports.Kubelet: "tests/actors/test_plugin.py",
     ports.Endpoint: "tests/actors/test_plugin.py",

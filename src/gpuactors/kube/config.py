@@ -192,7 +192,7 @@ class _KubeConfig(msgspec.Struct):
 
 
 _NO_YAML: Final = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
-"""What PyYAML lets through: a value that is not what its tag says, a text that nests too deep."""
+"""Errors that PyYAML does not wrap: of a value that is not what its tag says, of a text that nests too deep."""
 
 
 def from_kubeconfig(path: Path) -> FileAccess:

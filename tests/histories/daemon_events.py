@@ -26,6 +26,11 @@ def _can_have_successor(world: World, _slot: int) -> bool:
     return len(world.serving) == 1 and len(world.daemons) < DAEMONS_MAX
 
 
+def _can_lose_names(world: World, _slot: int) -> bool:
+    """The other order of `_keeps_names` (node_events.py)."""
+    return not world.has_other_names
+
+
 async def _start(world: World, _slot: int) -> None:
     await world.start_daemon()
 
@@ -95,14 +100,14 @@ DAEMON_KINDS: Final = (
     ),
     Kind(
         "a daemon starts with another state directory",
-        _can_have_successor,
+        lambda w, s: _can_have_successor(w, s) and _can_lose_names(w, s),
         _start_elsewhere,
         needs={Flag.ONE_SERVES: True, Flag.TWO_SERVE: False},
         leaves={Flag.ONE_SERVES: True, Flag.TWO_SERVE: True},
     ),
     Kind(
         "the state directory is deleted",
-        always,
+        _can_lose_names,
         lambda w, _s: w.change_state_directory(remove=True),
     ),
     crash("the hand-over crashes", Fault.HAND_OVER_CRASHES),

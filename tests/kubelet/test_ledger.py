@@ -157,7 +157,7 @@ def test_devices_of_claims_are_listed_with_their_claim() -> None:
     assert contents.waiting == (PodClaim("ml/three", named("vm")),)
     assert contents.listed == ()
     assert contents.claims == tuple(
-        ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"), found)
+        ClaimedDevice("gpu.example", "node-1", name, "ml/two", named("vm"), found, ids)
         for name, found in zip(names, (uid, ""), strict=True)
     ), "the CDI id of another device says nothing of this one"
 

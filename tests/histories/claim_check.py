@@ -216,7 +216,7 @@ class ClaimRules:
             return left  # a return that is owed is in the checkpoint, with the claim for which the card was bound
         if node.boot_id.encode() in content:  # else it is of another boot, and counts for nothing
             # The models of a claim of an earlier boot are kept until kubelet asks for it again: at most 1,024.
-            kept = json.dumps({**json.loads(content), "earlierModels": None})
+            kept = json.dumps({**json.loads(content)["checkpoint"], "earlierModels": None})
             left += [f"the checkpoint has {uid}" for uid in node.given if uid in kept]
         return left
 

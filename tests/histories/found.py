@@ -329,6 +329,9 @@ FOUND: Final[dict[str, Script]] = {
             "another driver prepares a card for a claim@7+0.3; a pod for two cards comes+3; a pod comes+3; "
             "a successor starts+3; another driver unprepares its claim"
         ),
+        "another driver's claim ends while its pod ends, and a pod comes": (
+            "another driver prepares a card for a claim; a pod for two cards comes; another driver unprepares its claim"
+        ),
         "nothing says which card another driver's claim has": (
             "a pod comes+3; another driver prepares a card for a claim@1+0.3; a pod comes+3; a successor starts+3"
         ),

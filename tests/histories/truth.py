@@ -16,6 +16,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.selector import matches
 from gpuactors.simulation.host.tree import PciSpec
 from gpuactors.simulation.kubelet.values import Phase
+from tests.histories.other_driver import DRIVER
 from tests.histories.world import GPU_CLASS, World, states_of
 
 HEALTHY: Final = "Healthy"
@@ -67,8 +68,10 @@ def others_cards(world: World) -> dict[str, str]:
 def is_any_withheld(world: World) -> bool:
     """Kubelet lists a claim of another driver, and nothing says which card it has: it may be each that is no other
     owner's."""
-    running = {pod.name for pod in world.kubelet.view.pods.values() if pod.phase not in ENDED_PHASES}
-    return any(not c.has_file and pod in running for pod, c in world.other_driver.claims.items())
+    placed = {claim.listed for claim in world.other_driver.claims.values() if claim.has_file}
+    pods = (pod for pod in world.kubelet.view.pods.values() if pod.phase not in ENDED_PHASES)
+    listed = {claim for pod in pods for claim in pod.claims if claim.driver == DRIVER}
+    return any(_claimed(claim.device) is None for claim in listed - placed)
 
 
 def claimed_cards(world: World) -> tuple[set[str], set[str]]:

@@ -188,7 +188,7 @@ class ClaimRules:
         functions = self._world.tree.functions
         cards = [functions[card] for card in self._node.given[uid] if card in functions]
         own = {"/dev/vfio/vfio", *(f"/dev/vfio/{card.group}" for card in cards)}
-        named = {node["path"] for node in _device_nodes(content)}
+        named = _node_paths(content)
         return f"the files of {uid} name {sorted(named - own)}" if named - own else ""
 
     def left(self) -> list[str]:
@@ -266,12 +266,17 @@ def _is_cdi(content: bytes | None) -> bool:
         return False
 
 
-def _device_nodes(content: bytes | None) -> list[dict[str, str]]:
-    """The device nodes in a CDI file; none if it is not one."""
-    if not _is_cdi(content):
-        return []
-    devices = json.loads(content or b"")["devices"]
-    return [node for device in devices for node in device["containerEdits"].get("deviceNodes", ())]
+def _node_paths(content: bytes | None) -> set[str]:
+    """The paths of the device nodes in a CDI file; none if it is not one, as after somebody has edited it."""
+    try:
+        devices = json.loads(content or b"")["devices"]
+        return {
+            str(node["path"])
+            for device in devices
+            for node in device["containerEdits"].get("deviceNodes", ())
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return set()
 
 
 def _not_offered(node: ClaimsNode) -> list[str]:

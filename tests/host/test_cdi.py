@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,20 @@ def test_whatever_a_file_is_it_costs_only_itself(tmp_path: Path, content: bytes)
     (tmp_path / "good.yaml").write_text(THEIRS)
     read = CdiFiles(HostRoot(), str(tmp_path)).read_now()
     assert [spec.devices for spec in read.specs] == [(ID,)]
+
+
+def test_a_file_of_many_kinds_and_names_costs_no_more_than_its_bytes() -> None:
+    """Each kind with each name, 10,000 of both, would be 100 million devices."""
+    text = "".join(f"kind: v{n}/c\n" for n in range(10_000)) + "".join(f"name: d{n}\n" for n in range(10_000))
+    tracemalloc.start()
+    try:
+        spec = spec_of("/var/run/cdi/x.yaml", text.encode())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert spec is not None
+    assert len(spec.devices) == 1024
+    assert peak < 50 * len(text), "the names that were found, and no product of them"
 
 
 def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:

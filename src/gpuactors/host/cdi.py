@@ -31,7 +31,10 @@ _NODE: Final = re.compile(
 )
 """A node of one GPU: of its IOMMU group, its vfio device, or the driver of its host."""
 
+_KINDS_MAX: Final = 8
+"""A file has one kind, and the word may be elsewhere in it as well."""
 _DEVICES_MAX: Final = 1024
+"""No claim's file has more. Those beyond are treated as if their file were missing."""
 
 Identity = tuple[int, int, int, int]
 
@@ -94,8 +97,7 @@ class CdiFiles:
 def spec_of(path: str, content: bytes) -> CdiSpec | None:
     """Search a file for the GPUs that it gives to containers; None if it defines no device."""
     text = content.decode(errors="replace").replace("\\/", "/")
-    kinds, names = {*KIND.findall(text)}, {*_NAME.findall(text)}
-    # More than that is no claim's, and of no use: what it defines is as if its file were missing.
+    kinds, names = sorted({*KIND.findall(text)})[:_KINDS_MAX], sorted({*_NAME.findall(text)})[:_DEVICES_MAX]
     devices = tuple(sorted(f"{kind}={name}" for kind in kinds for name in names)[:_DEVICES_MAX])
     if not devices:
         return None

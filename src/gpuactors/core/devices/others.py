@@ -4,7 +4,7 @@ claims here.
 Kubelet's list names such a device as its driver does, which says nothing of where it is. The device nodes that its CDI
 file gives the container do. A claim's file counts without kubelet's list as well: it is there from the prepare to the
 unprepare, and its driver may still bind the GPU to another driver. Where nothing says which GPU a name means, each that
-it may mean has this `Doubt`: unknown is not free.
+it may mean is withheld: unknown is not free.
 
 Must not judge what an owner means for a device: that is decided in `assessment/`.
 """
@@ -12,8 +12,9 @@ Must not judge what an owner means for a device: that is decided in `assessment/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Final, final
 
 from msgspec import Struct, field
 
@@ -34,8 +35,8 @@ _GROUP_NODE: Final = r"/dev/vfio/([0-9]+)"
 _NVIDIAS_NODE: Final = r"/dev/nvidia[0-9]+"
 
 
-class Doubt(Struct, frozen=True, gc=False):
-    """An owner of one of several GPUs."""
+class Placement(Struct, frozen=True, gc=False):
+    """The GPUs that an owner has: each of them, or, where there is a doubt (`Allocation.doubt`), one of them."""
 
     owner: Allocation
     among: frozenset[PciAddress]
@@ -52,7 +53,8 @@ class Others(Struct, frozen=True, gc=False):
 
     has: Mapping[PciAddress, tuple[Allocation, ...]] = field(default_factory=dict)
     """The GPUs that they have."""
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[Placement, ...] = ()
+    """The GPUs of which they have one."""
 
 
 NO_OTHERS: Final = Others()
@@ -64,50 +66,79 @@ def others(
     """`claims`: the devices that kubelet lists by names that are no PCI addresses."""
     if before.known is known and before.claims is claims and before.specs is specs and before.own is own:
         return before
-    has: dict[PciAddress, list[Allocation]] = {}
-    doubts: list[Doubt] = [
-        Doubt(_allocation(claimed, _TAKEN_OVER), _all_of(known, claimed.driver)) for claimed in own.unplaced
+    gpus = _Gpus(known)
+    placed = [
+        Placement(_allocation(claimed, _TAKEN_OVER), gpus.of_driver(claimed.driver))
+        for claimed in own.unplaced
     ]
     by_id = {device: spec for spec in specs.specs for device in spec.devices}
     listed = set[str]()
     for claimed in sorted(claims, key=lambda c: (c.driver, c.claim, c.device, str(c.pod))):
         listed.update(claimed.cdi_ids)
         if not (own.knows(claimed) or re.fullmatch(_OF_DOMAINS, claimed.device)):
-            _place(known, claimed, by_id, specs, own.driver, has, doubts)
+            placed += _placed(gpus, claimed, by_id, specs, own.driver)
     for spec in specs.specs:
         if spec.nodes and spec.claim and spec.claim not in own.uids and listed.isdisjoint(spec.devices):
             claimed = ClaimedDevice(spec.driver, "", spec.path, "", None, spec.claim)
-            _place_nodes(known, claimed, spec.nodes, has, doubts, is_certain=True)
+            placed += _by_nodes(gpus, claimed, spec.nodes, is_certain=True)
+    has: dict[PciAddress, dict[Allocation, None]] = {}
+    for one in placed:
+        for address in one.among if not one.owner.doubt else ():
+            has.setdefault(address, {})[one.owner] = None
     return Others(
         known,
         claims,
         specs,
         own,
-        same_if_equal(before.has, {address: tuple(dict.fromkeys(of)) for address, of in has.items()}),
-        same_if_equal(before.doubts, tuple(doubts)),
+        same_if_equal(before.has, {address: tuple(owners) for address, owners in has.items()}),
+        same_if_equal(before.doubts, tuple(one for one in placed if one.owner.doubt)),
     )
 
 
 _TAKEN_OVER: Final = "NVIDIA's driver has prepared it, and nothing says which GPU that is"
 
 
-def _place(
-    known: Inventory,
-    claimed: ClaimedDevice,
-    by_id: Mapping[str, CdiSpec],
-    specs: CdiSpecs,
-    own_driver: str,
-    has: dict[PciAddress, list[Allocation]],
-    doubts: list[Doubt],
-) -> None:
-    """Adds the GPUs of a device that kubelet lists to `has`, or a doubt to `doubts`; nothing if it is no GPU."""
+@final
+class _Gpus:
+    """The GPUs of the node by what a file or a driver says of one."""
+
+    def __init__(self, known: Inventory) -> None:
+        self._known = known
+        self._by_node: dict[str, set[PciAddress]] = {}
+        for address, function in known.functions.items():
+            for node in (*function.host_nodes, *function.nodes):
+                self._by_node.setdefault(node, set()).add(address)
+
+    def of_node(self, node: str) -> set[PciAddress]:
+        """Those that a container with this node has: whoever has an IOMMU group has all of its functions."""
+        if (match := re.fullmatch(_GROUP_NODE, node)) is not None:
+            members = self._known.groups.get(int(match[1]), ())
+            return {f.address for f in members if f.address in self._known.names}
+        return self._by_node.get(node, set())
+
+    def of_driver(self, driver: str) -> frozenset[PciAddress]:
+        """Every one that a driver may have given away: one of NVIDIA's gives away NVIDIA's."""
+        names, functions = self._known.names, self._known.functions
+        is_nvidias = driver.endswith(".nvidia.com")
+        return frozenset(a for a in names if not is_nvidias or functions[a].vendor in (_NVIDIA, ""))
+
+    @cached_property
+    def unnumbered(self) -> frozenset[PciAddress]:
+        """Those of which NVIDIA's driver does not say the number of the node."""
+        return frozenset(f.address for f in _on_nvidia(self._known) if not f.host_nodes)
+
+
+def _placed(
+    gpus: _Gpus, claimed: ClaimedDevice, by_id: Mapping[str, CdiSpec], specs: CdiSpecs, own_driver: str
+) -> Iterator[Placement]:
+    """Where a device is that kubelet lists; nothing if it is no GPU."""
     ids = [i for i in claimed.cdi_ids if not (is_metadata(i) or i.startswith(_MANAGEMENT))]
     found = [by_id[i] for i in ids if i in by_id]
     nodes = dict.fromkeys(node for spec in found for node in spec.nodes)
     if nodes:
         # Of a file of several devices that is no claim's it is not known here which of them has which node.
         is_certain = all(spec.claim or len(spec.devices) == 1 for spec in found)
-        _place_nodes(known, claimed, nodes, has, doubts, is_certain=is_certain)
+        yield from _by_nodes(gpus, claimed, nodes, is_certain=is_certain)
         return
     missing = [i for i in ids if i not in by_id]
     if not missing and (ids or claimed.driver not in (NVIDIAS_DRIVER, own_driver)):
@@ -120,58 +151,35 @@ def _place(
         else "no CDI device"
     )
     why = f"{said}, {file}, and nothing says which GPU that is"
-    doubts.append(Doubt(_allocation(claimed, why), _all_of(known, claimed.driver)))
+    yield Placement(_allocation(claimed, why), gpus.of_driver(claimed.driver))
 
 
-def _place_nodes(
-    known: Inventory,
-    claimed: ClaimedDevice,
-    nodes: Iterable[str],
-    has: dict[PciAddress, list[Allocation]],
-    doubts: list[Doubt],
-    *,
-    is_certain: bool,
-) -> None:
+def _by_nodes(
+    gpus: _Gpus, claimed: ClaimedDevice, nodes: Iterable[str], *, is_certain: bool
+) -> Iterator[Placement]:
     among = set[PciAddress]()
     for node in nodes:
-        gpus = _of_node(known, node)
-        if not gpus and re.fullmatch(_NVIDIAS_NODE, node):
-            # It is one of those of which the driver does not say the number.
-            unnumbered = frozenset(f.address for f in _on_nvidia(known) if not f.host_nodes)
+        of_node = gpus.of_node(node)
+        if not of_node and re.fullmatch(_NVIDIAS_NODE, node) and gpus.unnumbered:
             why = f"it has {node}, and NVIDIA's driver does not say which GPU that is"
-            if unnumbered:
-                doubts.append(Doubt(_allocation(claimed, why), unnumbered))
-        among |= gpus
+            yield Placement(_allocation(claimed, why), gpus.unnumbered)
+        among |= of_node
     if is_certain or len(among) == 1:
-        for address in among:
-            has.setdefault(address, []).append(_allocation(claimed))
+        yield Placement(_allocation(claimed), frozenset(among))
     elif among:
         why = f"{', '.join(first_of(claimed.cdi_ids))} is one of several devices of its CDI file"
-        doubts.append(Doubt(_allocation(claimed, why), frozenset(among)))
-
-
-def _of_node(known: Inventory, node: str) -> set[PciAddress]:
-    """The GPUs that a container with this node has: whoever has an IOMMU group has all of its functions."""
-    if (match := re.fullmatch(_GROUP_NODE, node)) is not None:
-        return {f.address for f in known.groups.get(int(match[1]), ()) if f.address in known.names}
-    return {a for a, f in known.functions.items() if node in f.host_nodes or node in f.nodes}
+        yield Placement(_allocation(claimed, why), frozenset(among))
 
 
 def _allocation(claimed: ClaimedDevice, doubt: str = "") -> Allocation:
     return Allocation(None, claimed.claim, claimed, doubt)
 
 
-def _all_of(known: Inventory, driver: str) -> frozenset[PciAddress]:
-    """Every GPU that a driver may have given away: one of NVIDIA's gives away NVIDIA's."""
-    is_nvidias = driver.endswith(".nvidia.com")
-    return frozenset(a for a in known.names if not is_nvidias or known.functions[a].vendor in (_NVIDIA, ""))
-
-
 def _on_nvidia(known: Inventory) -> list[PciFunction]:
     return [f for a in known.names if (f := known.functions[a]).driver == "nvidia"]
 
 
-def of_ids(known: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Doubt]:
+def of_ids(known: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Placement]:
     """The doubts by IDs of NVIDIA's device plugin in kubelet's ledger that do not say of which GPU they are.
 
     That of a MIG device may be of each GPU that is divided, or, where that is not known, that may be. A UUID that no
@@ -183,9 +191,9 @@ def of_ids(known: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod
     with_parts = frozenset(f.address for f in divided or undetermined or on_driver)
     nameless = frozenset(f.address for f in on_driver if f.gpu_uuid is None)
     return [
-        Doubt(Allocation(*name, entries[name], _MIG), with_parts)
+        Placement(Allocation(*name, entries[name], _MIG), with_parts)
         if is_mig_device(name[1])
-        else Doubt(Allocation(*name, entries[name], _NAMELESS), nameless)
+        else Placement(Allocation(*name, entries[name], _NAMELESS), nameless)
         for name in sorted(vague)
     ]
 
@@ -195,7 +203,7 @@ _NAMELESS: Final = "NVIDIA's driver does not say the UUID of this GPU"
 
 
 def doubted(
-    before: Mapping[PciAddress, Owner], doubts: Iterable[Doubt], owners: Mapping[PciAddress, Owner]
+    before: Mapping[PciAddress, Owner], doubts: Iterable[Placement], owners: Mapping[PciAddress, Owner]
 ) -> Mapping[PciAddress, Owner]:
     """The GPUs without an owner that one of these may have."""
     found: dict[PciAddress, list[Allocation]] = {}

@@ -15,6 +15,7 @@ from msgspec import Struct
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.model import PciAddress, is_bridge
 from gpuactors.core.values.text import encodable
+from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.iommu import read_group
 from gpuactors.host.procfs import NodeId, node_id
@@ -119,7 +120,7 @@ class GroupReader:
     def _function(self, address: PciAddress, group: int) -> GroupFunction:
         directory = self._directory(address)
         driver = _link_name(f"{directory}/driver")
-        cdevs = sorted(filter(_CDEV.fullmatch, _listing(f"{directory}/vfio-dev")))
+        cdevs = sorted(filter(_CDEV.fullmatch, names_in(f"{directory}/vfio-dev")))
         vfio = driver is not None and (driver in VFIO_DRIVERS or bool(cdevs))
         usable = bool(cdevs) and all(
             os.path.exists(self._root.real(node)) for node in (cdev_node(cdevs[0]), IOMMUFD_NODE)
@@ -135,9 +136,9 @@ class GroupReader:
             ),
             vendor=_text(f"{directory}/vendor").removeprefix("0x"),
             class_code=_text(f"{directory}/class").removeprefix("0x"),
-            has_virtual_functions=any(name.startswith("virtfn") for name in _listing(directory)),
+            has_virtual_functions=any(name.startswith("virtfn") for name in names_in(directory)),
             modalias=self._modalias(directory),
-            interrupts=len(_listing(f"{directory}/msi_irqs")),
+            interrupts=len(names_in(f"{directory}/msi_irqs")),
         )
 
     def _modalias(self, directory: str) -> str:
@@ -164,7 +165,7 @@ class GroupReader:
             address = function.address
             names = [group_node(group.number)]
             names += [
-                cdev_node(n) for n in _listing(f"{self._directory(address)}/vfio-dev") if _CDEV.fullmatch(n)
+                cdev_node(n) for n in names_in(f"{self._directory(address)}/vfio-dev") if _CDEV.fullmatch(n)
             ]
             for number, name in _devices(self._directory(address)):
                 found[-1, number] = address
@@ -205,14 +206,6 @@ def _text(path: str) -> str:
     except OSError as error:
         raise_if_short(error, path)
         return ""
-
-
-def _listing(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError as error:
-        raise_if_short(error, directory)
-        return []
 
 
 def _link_name(path: str) -> str | None:

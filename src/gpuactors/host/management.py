@@ -10,9 +10,9 @@ import re
 from typing import Final, final
 
 from gpuactors import limits
+from gpuactors.host.best_effort import text_of
 from gpuactors.host.cdi import ENDINGS, KIND
 from gpuactors.host.faults import raise_if_short
-from gpuactors.process.plain_files import read_plain
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -61,16 +61,7 @@ class ManagementDevice:
         for name in names[: limits.CDI_SPECS_MAX]:
             if name.startswith(".") or not name.endswith(ENDINGS):
                 continue
-            text = _text(os.path.join(self._cdi_dir, name))
+            text = text_of(os.path.join(self._cdi_dir, name), limits.CDI_SPEC_MAX_BYTES)
             if _NAME.search(text):
                 found.update(KIND.findall(text))
         return found
-
-
-def _text(path: str) -> str:
-    """Empty if it cannot be read: it is somebody else's."""
-    try:
-        return read_plain(path, limits.CDI_SPEC_MAX_BYTES).decode(errors="replace")
-    except OSError as error:
-        raise_if_short(error, path)
-        return ""

@@ -9,6 +9,7 @@ import os
 from typing import Final, final
 
 from gpuactors.core.values.model import PciAddress, is_pci_address
+from gpuactors.host.best_effort import names_in, text_of
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.nvidia import DRIVER, NvidiaGpus
 from gpuactors.host.root import (
@@ -20,7 +21,6 @@ from gpuactors.host.root import (
     VFIO_DEVICES,
     HostRoot,
 )
-from gpuactors.process.plain_files import read_plain
 
 _DISPLAY: Final = "0x03"
 """The first byte of the class of a GPU."""
@@ -65,17 +65,7 @@ class Places:
         return found.split("/")[-3:-2]
 
     def _names(self, path: str) -> list[str]:
-        real = self._root.real(path)
-        try:
-            return sorted(os.listdir(real))
-        except OSError as error:
-            raise_if_short(error, real)
-            return []
+        return sorted(names_in(self._root.real(path)))
 
     def _text(self, path: str) -> str:
-        real = self._root.real(path)
-        try:
-            return read_plain(real, 4096).decode("ascii", "replace")
-        except OSError as error:
-            raise_if_short(error, real)
-            return ""
+        return text_of(self._root.real(path), 4096)

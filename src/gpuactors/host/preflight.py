@@ -7,7 +7,6 @@ known: None. Must not judge.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from gpuactors.core.values.model import PciAddress, is_pci_address
-from gpuactors.host.faults import raise_if_short
+from gpuactors.host.best_effort import names_in, text_of
 from gpuactors.host.root import (
     INTERRUPTS,
     MEMORY_MAP,
@@ -26,7 +25,6 @@ from gpuactors.host.root import (
     HostRoot,
     module_parameter,
 )
-from gpuactors.process.plain_files import read_plain
 
 _MAP_MAX_BYTES: Final = 4 << 20
 _SHORT_MAX_BYTES: Final = 64 << 10
@@ -168,20 +166,9 @@ def _locked_memory(root: HostRoot) -> Iterator[LockedMemory]:
             yield LockedMemory(runtime, int(hard) if hard.isdecimal() and len(hard) < 20 else UNLIMITED)
 
 
-def _names(root: HostRoot, directory: str) -> tuple[str, ...]:
-    path = root.real(directory)
-    try:
-        return tuple(sorted(os.listdir(path)))
-    except OSError as error:
-        raise_if_short(error, path)
-        return ()
+def _names(root: HostRoot, directory: str) -> list[str]:
+    return sorted(names_in(root.real(directory)))
 
 
 def _text(root: HostRoot, path: str, bytes_max: int) -> str:
-    """Empty if it is not there, or may not be read."""
-    real = root.real(path)
-    try:
-        return read_plain(real, bytes_max).decode("ascii", "replace")
-    except OSError as error:
-        raise_if_short(error, real)
-        return ""
+    return text_of(root.real(path), bytes_max)

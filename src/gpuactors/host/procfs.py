@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import Holder, PciAddress
+from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
 
@@ -163,13 +164,13 @@ class ProcReader:
             name: target.group
             for target in targets
             for function in target.functions
-            for name in _listing(self._root.real(f"{PCI_DEVICES}/{function}/vfio-dev"))
+            for name in names_in(self._root.real(f"{PCI_DEVICES}/{function}/vfio-dev"))
         }
         nodes: dict[NodeId, int] = {}
-        for name in _listing(self._root.real(GROUP_NODES)):
+        for name in names_in(self._root.real(GROUP_NODES)):
             if name.isascii() and name.isdigit():
                 _add(nodes, self._root.real(group_node(int(name))), int(name))
-        for name in _listing(self._root.real(CDEV_NODES)):
+        for name in names_in(self._root.real(CDEV_NODES)):
             _add(nodes, self._root.real(cdev_node(name)), group_of_cdev.get(name, -1))
         return nodes
 
@@ -216,8 +217,8 @@ class ProcReader:
         zombie before the others close theirs.
         """
         directory = f"{self._proc}/{pid}"
-        threads = (f"{directory}/task/{name}/stat" for name in _listing(f"{directory}/task"))
-        return not _listing(f"{directory}/fd") and any(_runs(thread) for thread in threads)
+        threads = (f"{directory}/task/{name}/stat" for name in names_in(f"{directory}/task"))
+        return not names_in(f"{directory}/fd") and any(_runs(thread) for thread in threads)
 
     def _holder(self, pid: int) -> Holder | None:
         """Its name and pod; None if it is gone."""
@@ -274,14 +275,6 @@ def _add(nodes: dict[NodeId, int], path: str, group: int) -> None:
     node = node_id(path)
     if node is not None:
         nodes[node] = group
-
-
-def _listing(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError as exc:
-        raise_if_short(exc, directory)
-        return []
 
 
 def _link(path: str) -> str:

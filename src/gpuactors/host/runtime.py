@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import CONTAINERD_CONFIGS, CRIO_CONFIG, CRIO_CONFIGS, HostRoot
 from gpuactors.process.plain_files import read_plain
@@ -122,13 +123,8 @@ def _texts(value: object) -> tuple[str, ...] | None:
     return tuple(one for one in value if isinstance(one, str))
 
 
-def _names(root: HostRoot, directory: str) -> tuple[str, ...]:
-    path = root.real(directory)
-    try:
-        return tuple(sorted(os.listdir(path)))
-    except OSError as error:
-        raise_if_short(error, path)
-        return ()
+def _names(root: HostRoot, directory: str) -> list[str]:
+    return sorted(names_in(root.real(directory)))
 
 
 def _why(error: OSError | ValueError) -> str:

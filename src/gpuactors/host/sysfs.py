@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, pci_address
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
+from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
 from gpuactors.host.iommu import IommuGroup, read_group
 from gpuactors.host.nvidia import NvidiaGpus
@@ -478,12 +479,7 @@ class _Directory:
 
     def drm(self) -> list[str]:
         """The names of its DRM devices that a container may get: `card1`, `renderD128`."""
-        try:
-            names = os.listdir(f"{self.path}/drm")
-        except OSError as error:
-            raise_if_short(error, f"{self.path}/drm")
-            return []
-        return sorted(name for name in names if name.startswith(("card", "renderD")))
+        return sorted(n for n in names_in(f"{self.path}/drm") if n.startswith(("card", "renderD")))
 
     def group(self) -> int | None:
         """The number of its IOMMU group."""

@@ -137,18 +137,20 @@ class ClaimFiles:
         return [(placed.path, placed.text.encode()) for placed in contents.placed]
 
     def _metadata(self, contents: ClaimContents) -> Contents:
-        directory = self._claim_dir(contents.claim.uid)
+        uid = contents.claim.uid
         return [
-            (os.path.join(directory, f"{file.request}{_JSON}"), _stream(file.documents))
-            for file in contents.metadata
+            (self._metadata_path(uid, file.request), _stream(file.documents)) for file in contents.metadata
         ]
+
+    def _metadata_path(self, uid: ClaimUid, request: str) -> str:
+        return os.path.join(self._claim_dir(uid), f"{request}{_JSON}")
 
     def _cdi(self, contents: ClaimContents) -> Contents:
         """The mounts of its metadata, if there is any, and its devices."""
-        uid, files = contents.claim.uid, self._metadata(contents)
+        uid = contents.claim.uid
         mounts = [
-            (file.request, path, file.container_path)
-            for file, (path, _) in zip(contents.metadata, files, strict=True)
+            (file.request, self._metadata_path(uid, file.request), file.container_path)
+            for file in contents.metadata
         ]
         found = [(self._devices_path(uid), _text(contents.devices))]
         if mounts:

@@ -19,7 +19,6 @@ from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.remade import same_if_equal
@@ -27,17 +26,15 @@ from gpuactors.core.values.remade import same_if_equal
 
 def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     """Devices of one IOMMU group have the same functions: one act binds them."""
-    group_of = state.index.known.group_of
-    of_groups: dict[GroupKey, dict[PciAddress, OriginalDriver]] = {}
-    for gpu in gpus:
-        of_groups.setdefault(group_of.get(gpu.address, gpu.address), {}).update(
-            {f.address: f for f in gpu.functions}
-        )
-    return tuple(
-        replace(gpu, functions=tuple(of_its_group[a] for a in sorted(of_its_group)))
-        for gpu in gpus
-        for of_its_group in (of_groups[group_of.get(gpu.address, gpu.address)],)
-    )
+    known = state.index.known.group_of
+    group_of = {gpu.address: known.get(gpu.address, gpu.address) for gpu in gpus}
+
+    def whole(gpu: ClaimedGpu) -> tuple[OriginalDriver, ...]:
+        same = (g for g in gpus if group_of[g.address] == group_of[gpu.address])
+        functions = {f.address: f for g in same for f in g.functions}
+        return tuple(functions[address] for address in sorted(functions))
+
+    return tuple(replace(gpu, functions=whole(gpu)) for gpu in gpus)
 
 
 def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors.core.state.claims import StoredEntry
-from gpuactors.core.values.claim import ClaimUid, Json, OriginalDriver
+from gpuactors.core.values.claim import ClaimedModels, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.model import PciAddress, is_pci_address
 
 VERSION: Final = 1
@@ -55,12 +55,8 @@ class Checkpoint(Struct, frozen=True, gc=False):
     taken_from: str = ""
     """The checksum of its checkpoint as it was when they were taken over: they are not again, unless it has changed.
     Empty: never."""
-    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
-    """Of the claims of earlier boots that have neither been prepared nor unprepared since: see `Models`."""
-
-
-Models = Mapping[ClaimUid, Mapping[PciAddress, str]]
-"""The model of each device that a claim had, by the claim and the device's address (`OriginalDriver.ids`)."""
+    earlier_models: ClaimedModels = field(default_factory=dict)
+    """Of the claims of earlier boots that have neither been prepared nor unprepared since: see `ClaimedModels`."""
 
 
 class Origin(StrEnum):
@@ -161,11 +157,11 @@ def decoded(content: Json) -> tuple[str, Checkpoint]:
     return boot_id, replace(checkpoint, earlier_models=_models(content.get("earlierModels")))
 
 
-def _as_json(models: Models) -> Json:
+def _as_json(models: ClaimedModels) -> Json:
     return {uid: {str(a): ids for a, ids in of_claim.items()} for uid, of_claim in models.items()}
 
 
-def _models(content: Json) -> Models:
+def _models(content: Json) -> ClaimedModels:
     """An older daemon has written none; what is no model says nothing."""
     return {
         ClaimUid(uid): {PciAddress(a): ids for a, ids in of_claim.items() if isinstance(ids, str)}

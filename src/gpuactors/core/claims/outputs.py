@@ -23,7 +23,15 @@ from gpuactors.core.state.claims import (
     StoredEntry,
     load_of,
 )
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceHealth, FitnessCheck, OriginalDriver
+from gpuactors.core.values.claim import (
+    Claim,
+    ClaimedModels,
+    ClaimName,
+    ClaimUid,
+    DeviceHealth,
+    FitnessCheck,
+    OriginalDriver,
+)
 from gpuactors.core.values.claim_states import OWNING, REMOVING, ClaimState
 from gpuactors.core.values.model import PciAddress, Role
 from gpuactors.core.values.slices import AnyOffer
@@ -61,7 +69,7 @@ class CheckpointWanted(Struct, frozen=True, gc=False):
     """Of the functions whose present driver may be of our making."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed, by address."""
-    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    earlier_models: ClaimedModels = field(default_factory=dict)
     """`Checkpoint.earlier_models`."""
 
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from gpuactors import limits
-from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Models
+from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError
 from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
     AllocatedDevice,
     BoundFunction,
     Claim,
+    ClaimedModels,
     ClaimName,
     ClaimUid,
     Json,
@@ -93,7 +94,7 @@ def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
     )
 
 
-def models_of(checkpoint: Checkpoint) -> Models:
+def models_of(checkpoint: Checkpoint) -> ClaimedModels:
     """The model of each device of the claims that a checkpoint of an earlier boot has: kubelet prepares such a claim
     again, and another device may be in the slot by then. The newest, if there are more than EARLIER_CLAIMS_MAX. An
     entry that cannot be decoded has none."""

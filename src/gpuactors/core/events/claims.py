@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct, field
 
 from gpuactors import limits
@@ -16,13 +14,14 @@ from gpuactors.core.values.claim import (
     ActFault,
     BoundFunction,
     Claim,
+    ClaimedModels,
     ClaimName,
     ClaimsOf,
     ClaimUid,
     FitnessFinding,
     OriginalDriver,
 )
-from gpuactors.core.values.model import PciAddress, Token
+from gpuactors.core.values.model import Token
 from gpuactors.core.values.slices import Publication
 
 
@@ -78,7 +77,7 @@ class CheckpointRead(OfDriver, frozen=True, gc=False):
     """The returns that are owed."""
     is_lost: bool = False
     """No checkpoint of this boot names the claims: the entries are those of files that were found."""
-    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    earlier_models: ClaimedModels = field(default_factory=dict)
     """The model of each device of the claims of earlier boots."""
 
 

@@ -16,6 +16,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
     BoundFunction,
     Claim,
+    ClaimedModels,
     ClaimName,
     ClaimUid,
     OriginalDriver,
@@ -187,7 +188,7 @@ class Claims(Struct, frozen=True, gc=False):
     """The outstanding reads from the API server, by number."""
     publication: Publication | None = None
     """The publication of our devices; None before the first report of it."""
-    earlier_models: Mapping[ClaimUid, Mapping[PciAddress, str]] = field(default_factory=dict)
+    earlier_models: ClaimedModels = field(default_factory=dict)
     """The model of each device of the claims of earlier boots, until they are prepared or unprepared in this one."""
     relays_until: float = -math.inf
     """They have been handed over, and until then the sockets stay, though a successor has the answers."""
@@ -210,9 +211,8 @@ NO_CLAIMS: Final = Claims()
 def with_entry(claims: Claims, entry: Entry) -> Claims:
     """`claims` with this entry in place of the one of its UID; without it where it is absent."""
     uid = entry.name.uid
-    if (
-        uid in claims.earlier_models and entry.state in OWNING | ENDED
-    ):  # what it has, if anything, is in its entry
+    if uid in claims.earlier_models and (entry.state in OWNING or entry.state in ENDED):
+        # What it has, if anything, is in its entry.
         earlier = {u: models for u, models in claims.earlier_models.items() if u != uid}
         claims = replace(claims, earlier_models=earlier)
     if entry.state is ClaimState.ABSENT:

@@ -139,6 +139,10 @@ class OriginalDriver(Struct, frozen=True, gc=False):
     """Its model (`inventory.ids_of`); empty where it is not known: an older daemon has noted it."""
 
 
+ClaimedModels = Mapping[ClaimUid, Mapping[PciAddress, str]]
+"""The model of each device that a claim has had, by the claim and the device's address (`OriginalDriver.ids`)."""
+
+
 class BoundFunction(Struct, frozen=True, gc=False):
     """The driver of a function after an act; group and cdev are read anew after each bind."""
 

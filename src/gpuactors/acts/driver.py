@@ -43,6 +43,7 @@ _log = get_logger(__name__)
 
 _NVIDIA: Final = "nvidia"
 _PERSISTENCED_COMMAND: Final = "nvidia-persiste"
+"""As much of its name as the kernel keeps (TASK_COMM_LEN)."""
 _OF_THE_NODE: Final = frozenset(
     (
         "nv-hostengine",
@@ -58,7 +59,6 @@ _OF_THE_NODE: Final = frozenset(
 )
 """NVIDIA's daemons that have GPUs open, as /proc/PID/comm has them (15 characters): DCGM, the fabric manager, the
 device plugin, GPU Feature Discovery, the DRA driver. Their pods do not end."""
-"""As much of its name as the kernel keeps (TASK_COMM_LEN)."""
 
 _LOOKS: Final = round(limits.BIND_SETTLE_S / limits.BIND_SETTLE_STEP_S)
 

@@ -26,9 +26,8 @@ def yaml_of(as_json: str) -> str:
     import yaml
 
     found = json.loads(as_json)
-    shows_all = json.dumps(
-        found, ensure_ascii=False
-    ).isprintable()  # else a terminal may act on what is not escaped
+    # YAML leaves some characters as they are on which a terminal acts.
+    shows_all = json.dumps(found, ensure_ascii=False).isprintable()
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=shows_all, width=100).rstrip("\n")
 
 

@@ -295,7 +295,11 @@ def _changes(
         for was, now in found
         if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
     ]
-    told = {now.id for was, now in found if was is not None and now is not None and _is_told(state, was, now)}
+    told = {
+        now.id
+        for was, now in found
+        if was is not None and now is not None and _has_been_said(state, was, now)
+    }
     effects: list[Effect] = []
     for entry in _worth_a_line(state, gone):
         why = _why_unlisted(state, view, resource, entry)
@@ -331,7 +335,7 @@ def _changes(
     return effects
 
 
-def _is_told(state: NodeState, was: AdvertisedDevice, now: AdvertisedDevice) -> bool:
+def _has_been_said(state: NodeState, was: AdvertisedDevice, now: AdvertisedDevice) -> bool:
     """It tells nothing new. A poll that names the process, or one more, does not; nor does a moment in which nobody
     knows whose it is, as when a daemon begins to serve, nor what was said before that moment."""
     if was.health is not now.health:

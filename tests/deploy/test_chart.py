@@ -237,7 +237,7 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
             "enabled": True,
             "driverName": "gpus.example",
             "cdiDir": "/etc/cdi",
-            "driverRoot": "/opt/nvidia/root",
+            "driverRoot": "/opt/nvidia/driver",
         },
         "computeDomains": {
             "enabled": True,
@@ -251,8 +251,8 @@ def test_other_drivers_and_directories_are_followed_and_taken_by_the_daemon() ->
     pod = of_kind(objects, "DaemonSet")["spec"]["template"]["spec"]
     shown = {key: entry["value"] for key, entry in configuration_of(pod["containers"][0]).items()}
     assert (shown["driver_name"], shown["cdi_dir"]) == ("gpus.example", "/etc/cdi")
-    assert shown["driver_root"] == "/opt/nvidia/root"
-    assert seen_at(pod, "/host/opt/nvidia/root/run") == ("/opt/nvidia/root/run", False)
+    assert shown["driver_root"] == "/opt/nvidia/driver"
+    assert seen_at(pod, "/host/opt/nvidia/driver/run") == ("/opt/nvidia/driver/run", False)
     assert (shown["domains_driver"], shown["domains_namespace"]) == ("domains.example", "nvidia")
     assert shown["state_dir"] == "/srv/gpuactors"
     assert shown["device_plugin_dir"] == "/srv/device-plugins"
@@ -291,7 +291,7 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
             "enabled": True,
             "driverName": "gpus.example",
             "cdiDir": "/etc/cdi",
-            "driverRoot": "/opt/nvidia/root",
+            "driverRoot": "/opt/nvidia/driver",
             "loadModules": True,
         },
         "computeDomains": {

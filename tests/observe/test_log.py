@@ -146,9 +146,9 @@ def test_a_reader_that_went_away_does_not_end_the_program() -> None:
 
 def says(text: str, *values: object, at: float) -> None:
     """A library writes at that time of day."""
-    record = logging.LogRecord("some.library", logging.WARNING, "/x.py", 1, text, values, None)
+    record = logging.LogRecord("a.package", logging.WARNING, "/x.py", 1, text, values, None)
     record.created = at
-    logging.getLogger("some.library").handle(record)
+    logging.getLogger("a.package").handle(record)
 
 
 def test_of_a_line_that_a_library_repeats_a_few_are_written_and_the_others_counted() -> None:

@@ -72,8 +72,8 @@ DRIFT: Final = (
     Mutation(
         "a model of an earlier boot is never forgotten",
         "core/state/claims.py",
-        "        uid in claims.earlier_models and entry.state in OWNING | ENDED\n",
-        "        uid in claims.earlier_models and entry.state in OWNING\n",
+        "    if uid in claims.earlier_models and (entry.state in OWNING or entry.state in ENDED):\n",
+        "    if uid in claims.earlier_models and entry.state in OWNING:\n",
         f"{_CORE}::test_the_models_of_an_earlier_boot_are_kept_on_disk_until_the_claim_is_prepared_or_unprepared",
     ),
     Mutation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +176,12 @@ def test_a_hang_ends_when_it_is_told_to(tmp_path: Path) -> None:
     tree.make_hang(GPU.address, "device")
     reader = threading.Thread(target=attribute.read_bytes, daemon=True)
     reader.start()
+    # A reader between the lookup of the name and the wait in open() would miss the writer that ends the hang.
+    waits_in = Path(f"/proc/self/task/{reader.native_id}/wchan")
+    deadline = time.monotonic() + 30
+    while waits_in.read_text() != "wait_for_partner":  # fs/pipe.c, fifo_open
+        assert time.monotonic() < deadline, f"the reader waits in {waits_in.read_text()}"
+        time.sleep(0.01)
     tree.end_hang(GPU.address, "device", b"0x2330\n")
     reader.join(timeout=10)
     assert not reader.is_alive()

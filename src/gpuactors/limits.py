@@ -43,8 +43,8 @@ INSPECTION_STALL_S: Final = 0.1
 ms; on a node that is starved of processor time nothing is lost but that each is inspected by itself."""
 
 INSPECTION_CONCURRENCY: Final = 16
-"""Inspections that run side by side, so that one hanging inspection delays no other device. 16 = GPUs of the largest
-node."""
+"""Inspections of one function each that run side by side; the others wait in a queue, in order. One that hangs leaves
+it after INSPECTION_STALL_S: 256 of them hold up the last one by 1.6 s. 16 = GPUs of the largest node."""
 
 UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
 """When to repeat an inspection of a function that failed or was incomplete (a missing node, an unreadable attribute);

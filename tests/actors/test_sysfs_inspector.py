@@ -121,6 +121,37 @@ async def test_an_inspection_that_hangs_delays_no_other(autojump_clock: MockCloc
             nursery.cancel_scope.cancel()
 
 
+class ManyStuck(HalfStuck):
+    """One for which every function but one hangs, and none answers at once."""
+
+    async def inspect(
+        self, address: PciAddress, given: Collection[PciAddress] = ()
+    ) -> tuple[PciFunction, ...]:
+        return await super().inspect(FINE if address == FINE else STUCK, given)
+
+    async def inspect_all(
+        self,
+        addresses: Sequence[PciAddress],
+        given: Collection[PciAddress] = (),
+        beside: Observation | None = None,
+    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+        await trio.lowlevel.checkpoint()
+        return {}
+
+
+async def test_however_many_hang_they_delay_no_other(autojump_clock: MockClock) -> None:
+    stuck = [PciAddress(f"0000:{n:02x}:00.0") for n in range(0x10, 0x10 + limits.INSPECTION_CONCURRENCY + 1)]
+    wanted = Latest(InspectionsWanted(None, dict.fromkeys(stuck, 1), frozenset()))
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), ManyStuck(), Uses(), post)
+            await trio.testing.wait_all_tasks_blocked()
+            wanted.set(InspectionsWanted(None, {**dict.fromkeys(stuck, 1), FINE: 2}, frozenset()))
+            assert await inbox.receive() == FunctionInspected(2, FINE, ())
+            nursery.cancel_scope.cancel()
+
+
 async def test_what_is_asked_for_while_a_read_lasts_is_read_once_after_it(autojump_clock: MockClock) -> None:
     """Sixteen calls: the first one's function is being read when the others come."""
     others = [PciAddress(f"0000:{n:02x}:00.0") for n in range(0x10, 0x1F)]

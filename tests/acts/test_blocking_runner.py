@@ -87,6 +87,25 @@ async def test_a_call_is_not_late_because_of_the_calls_before_it() -> None:
     assert order == [*range(30)], "in the order in which they came"
 
 
+async def test_a_call_is_not_late_because_the_loop_is() -> None:
+    gate, done = threading.Event(), list[str]()
+    apart = OneThread("claim files", deadline_s=0.2)
+
+    def writes() -> None:
+        gate.wait(PATIENCE_S)
+        done.append("written")
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(apart, writes)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(apart, partial(done.append, "the next"))
+            await trio.testing.wait_all_tasks_blocked()
+            gate.set()
+            time.sleep(0.4)  # noqa: ASYNC251 -- it holds up the loop
+    assert done == ["written", "the next"]
+
+
 async def test_all_that_wait_behind_a_call_that_hangs_are_given_up_together() -> None:
     gate = threading.Event()
     apart = OneThread("claim files", deadline_s=0.1)

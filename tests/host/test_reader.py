@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from gpuactors import limits
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.host import reader as reader_module
+from gpuactors.host import threads
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import start_thread
-from gpuactors.ports.errors import HostError
+from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
@@ -186,6 +189,59 @@ async def test_hanging_inspections_use_up_no_slots(tree: HostTree) -> None:
         assert len(await reader.inspect(address(limits.INSPECTION_CONCURRENCY + 1))) == 1
     for hangs in hanging:
         tree.end_hang(hangs, "device", b"0x2330\n")
+
+
+@pytest.mark.trio
+async def test_inspections_that_hang_hold_up_no_other_until_their_deadline(tree: HostTree) -> None:
+    """More of them than slots: the queue before an inspection is no part of what it is late for."""
+    reader = ThreadedReader(sysfs(tree), inspection_deadline_s=10 * PATIENCE_S)
+    hanging = [address(number) for number in range(limits.INSPECTION_CONCURRENCY + 1)]
+    for hangs in hanging:
+        tree.make_hang(hangs, "device")
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for hangs in hanging:
+                nursery.start_soon(reader.inspect, hangs)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(await reader.inspect(address(limits.INSPECTION_CONCURRENCY + 1))) == 1
+            for hangs in hanging:
+                tree.end_hang(hangs, "device", b"0x2330\n")
+
+
+@pytest.mark.trio
+async def test_an_inspection_is_not_late_because_the_loop_is(tree: HostTree) -> None:
+    """As while the registry works on what a thousand claims bring, or the process has no processor time."""
+    reader, found = ThreadedReader(sysfs(tree), inspection_deadline_s=0.2), list[PciFunction]()
+    tree.make_hang(address(1), "device")
+
+    async def inspect() -> None:
+        found.extend(await reader.inspect(address(1)))
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(inspect)
+            await trio.testing.wait_all_tasks_blocked()
+            tree.end_hang(address(1), "device", b"0x2331\n")
+            time.sleep(0.4)  # noqa: ASYNC251 -- it holds up the loop
+    assert [function.address for function in found] == [address(1)]
+
+
+@pytest.mark.trio
+async def test_an_inspection_whose_thread_does_not_begin_is_no_read_that_hangs(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, turn = ThreadedReader(sysfs(tree), inspection_deadline_s=SHORT_S), threading.Event()
+
+    def start(call: Callable[[], object], end: Callable[[object], None], *, name: str) -> None:
+        start_thread(lambda: turn.wait(PATIENCE_S) and call(), end, name=name)
+
+    monkeypatch.setattr(threads, "start_thread", start)
+    with trio.fail_after(PATIENCE_S):
+        with pytest.raises(HostShortError, match=r"thread has not begun within 0\.05 s.*no processor time"):
+            await reader.inspect(address(1))
+        turn.set()
+        await until(lambda: not reader._threads)
+        assert len(await reader.inspect(address(1))) == 1
 
 
 @pytest.mark.trio

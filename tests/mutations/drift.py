@@ -9,6 +9,7 @@ from tests.mutations.mutations import Mutation
 
 _CORE: Final = "tests/core/gpus/test_renumbering.py"
 _NODE: Final = "tests/test_claims_renumbering.py"
+_INSPECTIONS: Final = "tests/host/test_reader.py"
 _QUEUE: Final = "tests/acts/test_blocking_runner.py"
 _READS: Final = "tests/actors/test_api_retry.py"
 
@@ -82,6 +83,21 @@ DRIFT: Final = (
         "                if not turn.is_set() and self._thread.ended == ended:\n",
         "                if not turn.is_set() and self._thread.ended >= ended:\n",
         f"{_QUEUE}::test_a_call_is_not_late_because_of_the_calls_before_it",
+    ),
+    Mutation(
+        "a read is late when the loop is",
+        "concurrency/patience.py",
+        "                self._steps -= 1\n",
+        "                self._steps = 0\n",
+        "tests/concurrency/test_patience.py::test_a_loop_that_is_late_costs_one_step",
+    ),
+    Mutation(
+        "inspections that hang keep their slots",
+        "host/reader.py",
+        "                with trio.move_on_after(self._inspection_stall_s):\n"
+        "                    await reading.over.wait()\n",
+        "                await patience.ends(reading.over)\n",
+        f"{_INSPECTIONS}::test_inspections_that_hang_hold_up_no_other_until_their_deadline",
     ),
     Mutation(
         "who gives up its place in the queue holds up the next",

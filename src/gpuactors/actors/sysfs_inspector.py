@@ -40,7 +40,6 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
     """Runs for ever."""
-    limiter = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
     done: dict[PciAddress, int] = {}
     """The number of the last inspection that was carried out, of the functions that are wanted."""
     slow: set[PciAddress] = set()
@@ -58,7 +57,7 @@ async def run(
         scans = False
 
     async def by_itself(address: PciAddress, number: int) -> None:
-        event = await _inspect(address, number, wanted.value.given, host, limiter)
+        event = await _inspect(address, number, wanted.value.given, host)
         done[address] = number
         slow.remove(address)
         await post(inbox, event)
@@ -165,12 +164,10 @@ async def _inspect(
     number: int,
     given: frozenset[PciAddress],
     host: HostReader,
-    limiter: trio.CapacityLimiter,
 ) -> Event:
     try:
-        async with limiter:
-            with raises_only(HostError, "sysfs_inspector"):
-                functions = await host.inspect(address, given)
+        with raises_only(HostError, "sysfs_inspector"):
+            functions = await host.inspect(address, given)
     except HostError as exc:
         return _failed(number, address, exc)
     return FunctionInspected(number, address, functions)

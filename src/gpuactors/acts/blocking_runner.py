@@ -17,6 +17,7 @@ from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.state_lock import ReadOnlyError
+from gpuactors.concurrency.patience import Patience
 from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid
@@ -37,8 +38,8 @@ class BlockingRunner(Protocol):
 @final
 class OneThread:
     """Runs calls in threads, never two at once: a write that was given up may still come to its end, and must not do so
-    after a later one. The deadline is that of one call. The queue before it is served in order, and waited in for as
-    long as calls come to their end."""
+    after a later one. The deadline is that of one call, from the moment its thread begins. The queue before it is
+    served in order, and waited in for as long as calls come to their end."""
 
     def __init__(self, what: str, *, deadline_s: float = limits.FILES_DEADLINE_S) -> None:
         self._what = what
@@ -58,11 +59,12 @@ class OneThread:
             await self._turn()
         finally:
             self._waiting -= 1
-        with trio.move_on_after(self.deadline_s):
-            try:
-                return await self._thread.run(call)
-            except HostShortError as error:
-                raise StateFileError(str(error)) from None
+        try:
+            running = self._thread.begin(call)
+            if await running.ends_within(self.deadline_s):
+                return running.result()
+        except HostShortError as error:
+            raise StateFileError(str(error)) from None
         raise self._late("")
 
     async def _turn(self) -> None:
@@ -71,8 +73,7 @@ class OneThread:
         try:
             while not turn.is_set():
                 ended = self._thread.ended
-                with trio.move_on_after(self.deadline_s):
-                    await turn.wait()
+                await Patience(self.deadline_s).ends(turn)
                 if not turn.is_set() and self._thread.ended == ended:
                     raise self._late(" an earlier write")
         except BaseException:

@@ -5,23 +5,22 @@ Must not decide anything: the sysfs reader selects functions, the core decides t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, final
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, final
 
 import trio
 
 from gpuactors import limits
+from gpuactors.concurrency.patience import Patience
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.host.threads import in_thread, start_thread
+from gpuactors.host.threads import Running, start_thread
 from gpuactors.ports.errors import HostError
 
 if TYPE_CHECKING:
     import outcome
 
     from gpuactors.ports.node import Observation
-
-T = TypeVar("T")
 
 
 @final
@@ -32,9 +31,10 @@ class ThreadedReader:
     inspection. Where it hangs at one, it is given up, and those after that one are inspected by themselves.
 
     An inspection that hangs is given up at its deadline; its thread cannot be ended and stays until the kernel answers.
-    Two rules limit the effect: a slot is held by the task that waits for an inspection, not by the thread, so that
-    given-up inspections use up no slots; and there is never more than one thread per address, so that repeated
+    Two rules limit the effect. One that does not answer within the stall gives its slot to the next in the queue, so
+    that those that hang hold up no other. And there is never more than one thread per address, so that repeated
     inspections of a hanging function do not pile up threads: a new inspection first waits for the old thread to end.
+    The deadline is that of the read: neither the queue before it nor a loop that is late counts.
 
     A scan that hangs at one function is made anew without that one, which is at fault then; so are later scans, as long
     as its thread hangs there. So scans have one hanging thread per function at most, and one at what is no function's.
@@ -76,9 +76,10 @@ class ThreadedReader:
         self, address: PciAddress, given: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.inspect`."""
-        with trio.move_on_after(self._inspection_deadline_s):
-            async with self._slots:
-                return await self._in_thread(address, lambda: self._sysfs.inspect(address, given))
+        patience = Patience(self._inspection_deadline_s)
+        reading = await self._begin_inspection(address, given, patience)
+        if reading is not None and await reading.ends_within(self._inspection_deadline_s, patience):
+            return reading.result()
         raise HostError(
             f"the inspection of {address} did not end within {self._inspection_deadline_s:g} s: a read of its sysfs "
             "directory hangs, as it does while an unbind waits until a virtual machine closes the device; stop that VM"
@@ -159,17 +160,32 @@ class ThreadedReader:
         finally:
             scan.given_up = True
 
-    async def _in_thread(self, key: PciAddress, read: Callable[[], T]) -> T:
-        """Runs `read` in a thread. When cancelled it stops waiting; the thread ends when it can."""
-        while (earlier := self._threads.get(key)) is not None:
-            await earlier.wait()
-        over = self._threads[key] = trio.Event()
+    async def _begin_inspection(
+        self, address: PciAddress, given: Collection[PciAddress], patience: Patience
+    ) -> Running[tuple[PciFunction, ...]] | None:
+        """Starts one in its turn, and waits for it while it has a slot. None if an earlier one hangs there."""
+        while True:
+            while (earlier := self._threads.get(address)) is not None:
+                if not await patience.ends(earlier):
+                    return None
+            async with self._slots:
+                if address in self._threads:
+                    continue
+                reading = self._in_thread(address, given)
+                with trio.move_on_after(self._inspection_stall_s):
+                    await reading.over.wait()
+                return reading
+
+    def _in_thread(
+        self, address: PciAddress, given: Collection[PciAddress]
+    ) -> Running[tuple[PciFunction, ...]]:
+        over = self._threads[address] = trio.Event()
 
         def ended() -> None:
-            del self._threads[key]
+            del self._threads[address]
             over.set()
 
-        return await in_thread(read, name=f"inspect {key}", ended=ended)
+        return Running(lambda: self._sysfs.inspect(address, given), name=f"inspect {address}", ended=ended)
 
 
 @final

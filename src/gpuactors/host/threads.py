@@ -9,10 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 import trio
 
+from gpuactors.concurrency.patience import Patience
 from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
@@ -25,33 +26,67 @@ T = TypeVar("T")
 async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> T:
     """Return or raise what `call` does. When cancelled it stops waiting; the thread cannot be ended and runs on.
 
-    `ended` is called once, in the trio run, as soon as the thread is over, whether or not a task still waits; not at
-    all if the run is over by then. It is a daemon thread, so it does not keep the process from ending.
+    Raises `HostShortError` if no thread can be started; `ended` has been called then (`Running`).
+    """
+    running = Running(call, name=name, ended=ended)
+    await running.over.wait()
+    return running.result()
+
+
+@final
+class Running(Generic[T]):
+    """A call in a thread of its own. It is a daemon thread, so it does not keep the process from ending.
 
     Not trio.to_thread: there the thread of a call that was given up keeps its place in the limiter, and whether a
     cancelled call had started its thread cannot be known.
-
-    Raises `HostShortError` if no thread can be started; `ended` has been called then.
     """
-    over = trio.Event()
-    results: list[outcome.Outcome[T]] = []
 
-    def end(result: outcome.Outcome[T]) -> None:
-        results.append(result)
-        ended()
-        over.set()
+    def __init__(self, call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> None:
+        """Begins with it.
 
-    try:
-        start_thread(call, end, name=name)
-    except HostShortError:
-        ended()
-        raise
-    await over.wait()
-    return results[0].unwrap()
+        `ended` is called once, in the trio run, as soon as the thread is over, whether or not a task still waits; not
+        at all if the run is over by then. Raises `HostShortError` if no thread can be started; `ended` has been called
+        then.
+        """
+        self.over = trio.Event()
+        self._name = name
+        self._began = trio.Event()
+        self._results: list[outcome.Outcome[T]] = []
+        run = trio.lowlevel.current_trio_token()
+
+        def begins() -> T:
+            with suppress(trio.RunFinishedError):
+                run.run_sync_soon(self._began.set)
+            return call()
+
+        def end(result: outcome.Outcome[T]) -> None:
+            self._results.append(result)
+            ended()
+            self.over.set()
+
+        try:
+            start_thread(begins, end, name=name)
+        except HostShortError:
+            ended()
+            raise
+
+    async def ends_within(self, seconds: float, patience: Patience | None = None) -> bool:
+        """Whether the call ends in this time, which begins when the thread does (`Patience`). `patience`: what is left
+        of that time. Raises `HostShortError` where as long no thread begins with it."""
+        if not await Patience(seconds).ends(self._began):
+            raise HostShortError(
+                f"{self._name}: its thread has not begun within {seconds:g} s, as this machine has no processor time "
+                "for it; see the load of the node and the CPU limit of the daemon's container"
+            )
+        return await (patience or Patience(seconds)).ends(self.over)
+
+    def result(self) -> T:
+        """Return or raise what the call did, once it is over."""
+        return self._results[0].unwrap()
 
 
 def start_thread(call: Callable[[], T], end: Callable[[outcome.Outcome[T]], None], *, name: str) -> None:
-    """Begins `call`, and waits for nothing. `end` is called as `ended` of `in_thread`, with what it returned or raised.
+    """Begins `call`, and waits for nothing. `end` is called as `ended` of `Running`, with what it returned or raised.
 
     Raises `HostShortError` if no thread can be started; `end` is not called then.
     """
@@ -97,10 +132,12 @@ class OneByOne:
         except BaseException:
             self.leave(turn)
             raise
-        return await self.run(call)
+        running = self.begin(call)
+        await running.over.wait()
+        return running.result()
 
     def queue(self) -> trio.Event:
-        """A place in the queue, which is set when it is its turn. Who has one calls `run` then, or `leave` at any
+        """A place in the queue, which is set when it is its turn. Who has one calls `begin` then, or `leave` at any
         time."""
         turn = trio.Event()
         if self._is_free:
@@ -117,14 +154,14 @@ class OneByOne:
         else:
             self._waiting.remove(turn)
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """Implement `in_thread`, for whose turn it is."""
+    def begin(self, call: Callable[[], T]) -> Running[T]:
+        """Begins with it, for whose turn it is. Raises `HostShortError`."""
 
         def ended() -> None:
             self.ended += 1
             self._pass_on()
 
-        return await in_thread(call, name=self._name, ended=ended)
+        return Running(call, name=self._name, ended=ended)
 
     def _pass_on(self) -> None:
         if self._waiting:

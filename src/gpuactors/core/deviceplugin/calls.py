@@ -586,7 +586,10 @@ def _late(state: NodeState, call: Call) -> Refused:
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):
-        message = f"sysfs did not answer in time for {unseen}; a driver may be stuck there, see dmesg"
+        message = (
+            f"the inspection of {unseen} has not come back in time: the daemon is behind, see the load of the node and "
+            "its own CPU limit; or a driver is stuck there, see dmesg"
+        )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.INSPECTION_LATE, message))
     if unpolled := ", ".join(quoted_ids(_unpolled(state, call))):
         message = (

@@ -248,7 +248,9 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "See the message, and raise that limit of the daemon's container.",
     ),
     Cause.INSPECTION_LATE: Meaning(
-        CALL, "sysfs did not answer in time for the device.", "A driver may be stuck: see dmesg."
+        CALL,
+        "The device was not inspected in time: the daemon is behind, or sysfs does not answer.",
+        "See the load of the node, the CPU limit of the daemon's container, and dmesg for hung tasks of a driver.",
     ),
     Cause.USE_LATE: Meaning(
         CALL,

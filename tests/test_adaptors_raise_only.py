@@ -140,7 +140,7 @@ def test_the_checkpoint_and_the_files_of_claims_raise_their_own_error(tmp_path: 
         await kept.found(owns=True)
         await kept.write(contents)
         await kept.remove(CLAIM.uid)
-        await kept.clear_mounted()
+        await kept.clear_mounted(None)
 
     struck(use, {disk: {}, plain_files: {}}, (StateFileError,), tmp_path)
 

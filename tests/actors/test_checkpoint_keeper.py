@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
 from gpuactors.actors import checkpoint_keeper
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.checkpoint import CheckpointFile
+from gpuactors.acts.disk import RealDisk
+from gpuactors.acts.files import ClaimFiles
+from gpuactors.acts.theirs import TheirClaims
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.claims.cdi import device_name
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin, Restored
@@ -16,6 +23,7 @@ from gpuactors.core.claims.outputs import CheckpointWanted, DiskWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
+from gpuactors.core.values.domain import DomainUid
 from gpuactors.ports.errors import StateFileError
 
 PATIENCE_S = 3600.0
@@ -50,7 +58,7 @@ class Store:
         for sentence in self.stuck:
             raise StateFileError(sentence)
 
-    async def clear_mounted(self) -> tuple[str, ...]:
+    async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
         self.cleared += 1
         return self.stuck
 
@@ -156,3 +164,69 @@ async def test_what_cannot_be_removed_at_the_start_stops_no_claim_and_is_named(
     assert read.warning == "the directory /x is stuck; the directory /x is stuck", (
         "the files' and the directory's"
     )
+
+
+DAEMON_CLAIM = "8b3f0c52-0000-4000-8000-000000000004"
+LIVE, ENDED, MOUNTED = (f"8b3f0c52-0000-4000-8000-00000000000{n}" for n in "abc")
+"""A domain with a claim that NVIDIA's driver has prepared, one without any, and one that only a CDI file names."""
+
+
+async def test_directories_of_domains_that_ended_under_nvidias_driver_are_removed(tmp_path: Path) -> None:
+    """Files as its driver leaves them when it goes: no sweep of its own follows, which comes each 10 minutes."""
+    plugin, cdi = tmp_path / "compute-domain.nvidia.com", tmp_path / "cdi"
+    for domain in (LIVE, ENDED, MOUNTED):
+        (plugin / "domains" / domain).mkdir(parents=True)
+        for name in ("imexd.cfg.tmpl", "imexd.cfg", "nodes.cfg"):
+            (plugin / "domains" / domain / name).write_text("x")
+    cdi.mkdir()
+    (cdi / f"k8s.compute-domain.nvidia.com-claim_{LOST}.yaml").write_text(f"hostPath: /d/domains/{MOUNTED}\n")
+    device = {"Requests": ["daemon"], "PoolName": "node-1", "DeviceName": "daemon-0", "CDIDeviceIDs": ["c"]}
+    prepared = {
+        "devices": [{"channel": None, "daemon": {"info": {"id": 0}, "device": device}}],
+        "configState": {"Type": "daemon", "ComputeDomain": LIVE},
+    }
+    claim = {
+        "checkpointState": "PrepareCompleted",
+        "preparedDevices": [prepared],
+        "name": "one",
+        "namespace": "default",
+    }
+    v2 = {"checksum": 2, "preparedClaims": {DAEMON_CLAIM: claim}, "nodeBootID": "b1"}
+    (plugin / "checkpoint.json").write_text(json.dumps({"checksum": 1, "v1": {}, "v2": v2}))
+
+    disk, driver = RealDisk(), "compute-domain.nvidia.com"
+    theirs = TheirClaims(disk, driver=driver, cdi_dir=str(cdi), places=None)
+    store = StoredCheckpoint(CheckpointFile(disk, str(plugin), "b1", theirs), inline)
+    files = StoredFiles(ClaimFiles(disk, driver=driver, cdi_dir=str(cdi), plugin_dir=str(plugin)), inline)
+    wanted = Latest(DiskWanted(load=2))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                checkpoint_keeper.run, wanted.subscribe(), store, files, post, ClaimsOf.DOMAINS
+            )
+            read = await inbox.receive()
+            nursery.cancel_scope.cancel()
+    assert isinstance(read, CheckpointRead)
+    assert ([entry.name.uid for entry in read.entries], read.warning) == ([DAEMON_CLAIM], "")
+    assert sorted(path.name for path in (plugin / "domains").iterdir()) == [LIVE, MOUNTED]
+
+
+@dataclass
+class UnclearableStore(Store):
+    """Of whose directories nobody can say which are mounted."""
+
+    async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
+        raise StateFileError("the CDI files cannot be read")
+
+
+async def test_directories_that_stay_are_said_and_end_nothing(autojump_clock: object) -> None:
+    store, wanted = UnclearableStore(Origin.OTHER_BOOT), Latest(DiskWanted(load=2))
+    post, inbox = trio.open_memory_channel[Event](10)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoint_keeper.run, wanted.subscribe(), store, store, post, ClaimsOf.GPUS)
+            read = await inbox.receive()
+            assert isinstance(read, CheckpointRead)
+            assert read.warning == "the CDI files cannot be read"
+            nursery.cancel_scope.cancel()

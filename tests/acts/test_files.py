@@ -21,6 +21,7 @@ from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.claims.metadata import PCI_BUS_ID, metadata_files
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Claim, ClaimName, ClaimUid
+from gpuactors.core.values.domain import DomainUid
 from gpuactors.core.values.model import PciAddress
 from tests.memory.disk import FakeDisk, StoppedError
 
@@ -301,12 +302,40 @@ def test_a_mounted_directory_goes_with_what_its_container_has_written_and_after_
 def test_all_mounted_directories_can_be_cleared_and_the_files_of_claims_stay() -> None:
     disk = with_domain()
     disk.put(f"{DOMAIN}/nodes_config.cfg", b"x")
-    files(disk).clear_mounted()
+    files(disk).clear_mounted(None)
     assert not [path for path in disk.files if path.startswith(DOMAIN)]
     with pytest.raises(FileNotFoundError):
         disk.names(DOMAIN)
     assert DEVICES in disk.files
-    files(disk).clear_mounted()  # none is there: no error
+    files(disk).clear_mounted(None)  # none is there: no error
+
+
+def test_directories_of_domains_that_ended_under_nvidias_driver_are_cleared_and_no_other() -> None:
+    """NVIDIA's driver leaves them to a sweep each 10 minutes, which ours has ended."""
+    ended, claimed, mounted = (DomainUid(f"0f1e2d3c-0000-4000-8000-0000000000{n:02x}") for n in (1, 2, 3))
+    domains, disk = f"{PLUGIN_DIR}/domains", FakeDisk()
+    for uid in (ended, claimed, mounted, "of-an-operator"):
+        for name in ("imexd.cfg.tmpl", "imexd.cfg", "nodes.cfg"):
+            disk.put(f"{domains}/{uid}/{name}", b"x")
+    spec = f'{{"hostPath": "{domains}/{mounted}", "containerPath": "/imexd"}}'
+    disk.put(f"{CDI_DIR}/k8s.compute-domain.nvidia.com-claim_{UID}.yaml", spec.encode())
+    assert files(disk).clear_mounted({claimed}) == ()
+    assert disk.names(domains) == (claimed, mounted, "of-an-operator")
+
+
+def test_no_directory_is_cleared_while_a_cdi_file_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may name any of them."""
+    disk, domain, path = FakeDisk(), f"{PLUGIN_DIR}/domains/{UID}", f"{CDI_DIR}/k8s.other-claim.yaml"
+    disk.put(f"{domain}/nodes.cfg", b"x")
+    disk.put(path, b"x")
+
+    def read(path: str, bytes_max: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(disk, "read", read)
+    with pytest.raises(FilesError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: .*next start"):
+        files(disk).clear_mounted(())
+    assert disk.names(domain) == ("nodes.cfg",)
 
 
 def test_a_link_in_a_mounted_directory_goes_and_what_it_names_stays(tmp_path: Path) -> None:

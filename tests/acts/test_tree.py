@@ -70,7 +70,7 @@ def test_a_nested_directory_of_a_container_ends_with_its_claim(tmp_path: Path, o
     if of_a_claim:
         claim_files(tmp_path).remove(UID, (str(path),))
     else:
-        assert claim_files(tmp_path).clear_mounted() == ()
+        assert claim_files(tmp_path).clear_mounted(None) == ()
     assert not path.exists()
 
 
@@ -147,10 +147,10 @@ def test_a_stuck_directory_is_named_and_those_beside_it_go(tmp_path: Path) -> No
     with _immutable(stuck / "nodes.cfg"):
         with pytest.raises(DirectoryLeftError, match=r"nodes\.cfg: Operation not permitted"):
             claim_files(tmp_path).remove(UID, (str(stuck),))
-        (sentence,) = claim_files(tmp_path).clear_mounted()
+        (sentence,) = claim_files(tmp_path).clear_mounted(None)
         assert str(stuck) in sentence
         assert os.listdir(tmp_path / "domains") == ["a"]
-    assert claim_files(tmp_path).clear_mounted() == ()
+    assert claim_files(tmp_path).clear_mounted(None) == ()
     assert not (tmp_path / "domains").exists()
 
 

@@ -22,6 +22,22 @@ DOMAINS: Final = (
         "tests/core/domains/test_unprepare.py::test_a_directory_that_cannot_be_removed_costs_its_own_domain_only",
     ),
     Mutation(
+        "the directory of a domain that another driver's claim has mounted is removed",
+        "acts/files.py",
+        "                ended -= {domain for domain in ended if domain.encode() in content}\n",
+        "                ended -= {domain for domain in ended if not content}\n",
+        "tests/acts/test_files.py"
+        "::test_directories_of_domains_that_ended_under_nvidias_driver_are_cleared_and_no_other",
+    ),
+    Mutation(
+        "directories are removed where it is not known for which domains there are claims",
+        "core/claims/restoration.py",
+        "        clear_mounted=owns and (is_over or (says_all and len(domains) == len(entries))),\n",
+        "        clear_mounted=owns and (is_over or says_all),\n",
+        "tests/core/claims/test_restoration.py"
+        "::test_directories_are_left_where_it_is_not_known_for_which_domains_there_are_claims",
+    ),
+    Mutation(
         "a status counts at once against a clique that has just lost the node",
         "core/domains/exclusion.py",
         "    return view.read_at >= max(prepared_at, view.unready_since) + limits.STATUS_SETTLES_S\n",

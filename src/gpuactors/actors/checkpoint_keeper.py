@@ -101,5 +101,8 @@ async def _read(
         except StateFileError as exc:
             left.append(str(exc))
     if found.clear_mounted:
-        left += await files.clear_mounted()
+        try:
+            left += await files.clear_mounted(found.mounted)
+        except StateFileError as exc:
+            left.append(str(exc))
     return found, left

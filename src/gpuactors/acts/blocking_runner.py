@@ -6,7 +6,7 @@ Must not decide anything: the core says what is to be on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar, final
@@ -21,6 +21,7 @@ from gpuactors.concurrency.patience import Patience
 from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.domain import DomainUid
 from gpuactors.host.threads import OneByOne, in_thread
 from gpuactors.ports.errors import HostShortError, StateFileError
 
@@ -184,6 +185,8 @@ class StoredFiles:
         """Implement `ports.claims.ClaimFileStore.remove`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
-    async def clear_mounted(self) -> tuple[str, ...]:
+    async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
         """Implement `ports.claims.ClaimFileStore.clear_mounted`."""
-        return await self._run_blocking(_under(self._lock.writing(), self._files.clear_mounted))
+        return await self._run_blocking(
+            _under(self._lock.writing(), partial(self._files.clear_mounted, kept))
+        )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, final
@@ -40,7 +40,8 @@ from gpuactors.acts.theirs import remove_files
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid, Json
-from gpuactors.core.values.names import is_label, is_uid
+from gpuactors.core.values.domain import DomainUid
+from gpuactors.core.values.names import is_domain_id, is_label, is_uid
 from gpuactors.decoding import decode_json_stream
 from gpuactors.ports.errors import DirectoryLeftError, StateFileError
 from gpuactors.process.plain_files import NotPlainError
@@ -206,26 +207,38 @@ class ClaimFiles:
         for mounted in directories:
             self._remove_mounted(mounted)
 
-    def clear_mounted(self) -> tuple[str, ...]:
-        """No directory is there that a container had mounted when this returns, of whatever claim, but those that
-        cannot be removed. Returns a sentence for each of these. Raises `FilesError` where they cannot be listed."""
+    def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
+        """Implement `ports.claims.ClaimFileStore.clear_mounted`. Raises `FilesError` where it cannot be known which
+        these are."""
         left: list[str] = []
         try:
-            for name in self._names(self._mounted_dir):
+            for name in self._unmounted(kept):
                 try:
                     self._remove_mounted(os.path.join(self._mounted_dir, name))
                 except DirectoryLeftError as error:
                     left.append(str(error))
-            if not left:
+            if kept is None and not left:
                 with suppress(FileNotFoundError):
                     self._disk.remove_directory(self._mounted_dir)
             self._sync(os.path.dirname(self._mounted_dir))
         except OSError as error:
             raise FilesError(
-                f"{self._mounted_dir} cannot be cleared ({error.strerror}): check the disk and the mounts of this pod; "
-                "it is tried again"
+                f"{self._mounted_dir} cannot be cleared ({error.filename or self._mounted_dir}: {error.strerror}): "
+                "check the disk and the mounts of this pod; it is tried again at the next start"
             ) from None
         return tuple(left)
+
+    def _unmounted(self, kept: Collection[DomainUid] | None) -> Iterable[str]:
+        """The directories to clear. Raises `OSError`: a CDI file that cannot be read may name any of them."""
+        names = self._names(self._mounted_dir)
+        if kept is None:
+            return names
+        ended = {name for name in names if is_domain_id(name) and name not in kept}
+        for name in self._names(self._cdi_dir) if ended else ():
+            with suppress(FileNotFoundError, NotPlainError):
+                content = self._disk.read(os.path.join(self._cdi_dir, name), limits.CLAIMS_FILE_MAX_BYTES)
+                ended -= {domain for domain in ended if domain.encode() in content}
+        return sorted(ended)
 
     def _remove_mounted(self, directory: str) -> None:
         """Raises `DirectoryLeftError`."""

@@ -27,7 +27,7 @@ from gpuactors.core.values.claim import (
     Target,
     Unprepared,
 )
-from gpuactors.core.values.domain import ImexFacts
+from gpuactors.core.values.domain import DomainUid, ImexFacts
 from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import PciAddress
 from gpuactors.ports.errors import HostError
@@ -150,9 +150,10 @@ class ClaimFileStore(Protocol):
         `DirectoryLeftError` where something is left of a directory only."""
         ...
 
-    async def clear_mounted(self) -> tuple[str, ...]:
-        """Removes every directory that a container of whatever claim had mounted, of a boot that has ended. Returns a
-        sentence for each that cannot be removed: its claim has ended."""
+    async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
+        """Removes the directories that containers had mounted, of claims that have ended. None: every one, of a boot
+        that has ended; else those of domains that are not `kept`, and that no CDI file of whatever driver names.
+        Returns a sentence for each that cannot be removed: its claim has ended."""
         ...
 
 

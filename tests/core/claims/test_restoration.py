@@ -16,11 +16,13 @@ from gpuactors.core.claims.stored import encoded_entry
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import ClaimedDomain, DomainUid
 from gpuactors.core.values.model import PciAddress
 
 ONE = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
 TWO = ClaimUid("8b3f0c52-0000-4000-8000-000000000002")
 GPU = PciAddress("0000:23:00.0")
+BLUE = DomainUid("8b3f0c52-0000-4000-8000-00000000000b")
 
 EMPTY = Restored(Checkpoint(), Origin.FOUND, "")
 
@@ -149,10 +151,38 @@ def test_each_state_of_nvidias_checkpoint_is_taken_over_once() -> None:
     assert restored(again).entries == both.entries
 
 
-def test_directories_that_nvidias_driver_has_made_in_this_boot_are_left() -> None:
-    """Our own checkpoint is of another boot; the daemon of a domain has one of them mounted."""
-    assert not restored(Restored(Checkpoint(), Origin.OTHER_BOOT, "", theirs(ONE))).clear_mounted
-    assert restored(Restored(Checkpoint(), Origin.OTHER_BOOT, "", theirs())).clear_mounted
+def for_domain(uid: ClaimUid, domain: DomainUid | None) -> StoredEntry:
+    own = ClaimedDomain(domain, "", "", (), None) if domain is not None else None
+    return replace(stored(uid, ClaimState.TAKEN_OVER), domain=own)
+
+
+@pytest.mark.parametrize("origin", [Origin.NONE, Origin.FOUND, Origin.OTHER_BOOT])
+def test_directories_of_domains_without_a_claim_are_removed_where_nvidias_driver_was(origin: Origin) -> None:
+    """Its own sweep is gone with it. The daemon of a domain with a claim has its directory mounted."""
+    begins = Restored(Checkpoint(), origin, "", Theirs("sha256:00", (for_domain(ONE, BLUE),)))
+    found = restored(begins, of=ClaimsOf.DOMAINS)
+    assert (found.clear_mounted, found.mounted) == (True, frozenset({BLUE}))
+    ended = next_content(found.kept, CheckpointWanted(1, (), ()))
+    found = restored(replace(begins, checkpoint=ended, origin=Origin.FOUND), of=ClaimsOf.DOMAINS)
+    assert (found.entries, found.clear_mounted, found.mounted) == ((), True, frozenset())
+    assert not restored(begins, of=ClaimsOf.DOMAINS, owns=False).clear_mounted
+    assert not restored(begins, of=ClaimsOf.GPUS).clear_mounted
+
+
+def test_directories_are_left_where_it_is_not_known_for_which_domains_there_are_claims() -> None:
+    """Unknown is not empty."""
+    unknown = Theirs("sha256:00", (for_domain(ONE, BLUE), for_domain(TWO, None)))
+    assert not restored(Restored(Checkpoint(), Origin.FOUND, "", unknown), of=ClaimsOf.DOMAINS).clear_mounted
+    for lost in (Origin.CORRUPT, Origin.NONE):
+        found = restored(Restored(Checkpoint(), lost, "", theirs()), (files(ONE),), ClaimsOf.DOMAINS)
+        assert not found.clear_mounted
+    assert not restored(Restored(Checkpoint(), Origin.FOUND, ""), of=ClaimsOf.DOMAINS).clear_mounted
+
+
+def test_after_a_boot_every_directory_goes_unless_nvidias_driver_has_served_since() -> None:
+    for left in (None, theirs()):
+        found = restored(Restored(Checkpoint(), Origin.OTHER_BOOT, "", left), of=ClaimsOf.DOMAINS)
+        assert (found.clear_mounted, found.mounted) == (True, None)
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.domain import DomainUid
 from gpuactors.core.values.status import Reason
 
 
@@ -42,7 +43,9 @@ class Restoration(Struct, frozen=True, gc=False):
     stray: tuple[ClaimUid, ...]
     """Claims whose files are to be removed."""
     clear_mounted: bool
-    """Whether all directories that containers mount are to be removed."""
+    """Whether directories that containers mount are to be removed."""
+    mounted: frozenset[DomainUid] | None
+    """Those of these domains stay, as do those that a CDI file names. None: none stays, as no container runs."""
 
 
 def restoration(
@@ -52,8 +55,9 @@ def restoration(
     claim may be in its files and not yet in what was read: nothing is removed.
 
     Where the checkpoint is of another boot, no container runs that has mounted a directory of a claim, and nobody knows
-    whose these are: all are removed. Except where claims of NVIDIA's driver are taken over: its directories are in the
-    same place.
+    whose these are: all are removed. Where NVIDIA's driver has left a checkpoint, its directories are in the same
+    place, and those of domains that ended under it stay until a sweep that it does not make any more: they are removed
+    if both checkpoints say for which domains this node has a claim.
     """
     checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.original_drivers.values())
     lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and bool(found))
@@ -78,8 +82,10 @@ def restoration(
             )
     else:
         claimed = {entry.name.uid for entry in entries}
-    is_theirs = restored.theirs is not None and bool(restored.theirs.claims)
     entries, checkpoint = _taken_over(entries, checkpoint, restored.theirs)
+    is_over = restored.origin is Origin.OTHER_BOOT and not (restored.theirs and restored.theirs.claims)
+    says_all = of is ClaimsOf.DOMAINS and restored.theirs is not None and not lost
+    domains = [entry.domain.uid for entry in entries if entry.domain is not None]
     return Restoration(
         entries=entries,
         original_drivers=drivers,
@@ -88,7 +94,8 @@ def restoration(
         is_lost=lost or restored.origin is Origin.NONE,
         kept=checkpoint,
         stray=tuple(uid for uid in found if uid not in claimed) if owns else (),
-        clear_mounted=owns and restored.origin is Origin.OTHER_BOOT and not is_theirs,
+        clear_mounted=owns and (is_over or (says_all and len(domains) == len(entries))),
+        mounted=None if is_over else frozenset(domains),
     )
 
 

@@ -29,6 +29,8 @@ class Counts:
     claims: int
     crowd: int
     """Prepares at once."""
+    waiting: int
+    """Claims that the API server refuses to be read."""
     claims_kept: int
     """In the checkpoint, beside Allocates."""
     binds: int
@@ -83,6 +85,7 @@ FULL: Final = Counts(
     bursts=8,
     claims=100,
     crowd=300,
+    waiting=200,
     claims_kept=1000,
     binds=100,
     storms=3,
@@ -101,6 +104,7 @@ QUICK: Final = Counts(
     bursts=1,
     claims=2,
     crowd=8,
+    waiting=8,
     claims_kept=8,
     binds=2,
     storms=1,

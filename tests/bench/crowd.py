@@ -1,4 +1,5 @@
-"""Many claims: prepares that come at once, and calls beside a checkpoint of many claims.
+"""Many claims: prepares that come at once, those that wait for an API server that refuses all of them, and calls beside
+a checkpoint of many claims.
 
 As in `claims.py`: pre-bound GPUs, a fake API server on loopback, kubelet's calls by grpcio. A figure of what failed is
 0 where all were served.
@@ -6,6 +7,7 @@ As in `claims.py`: pre-bound GPUs, a fake API server on loopback, kubelet's call
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,8 @@ from typing import Any, Final
 
 import grpc
 
-from tests.bench.claims import ServedNode, claims_node
+from gpuactors.simulation.kube.server import ApiFault
+from tests.bench.claims import ServedNode, claims_node, requests_of
 from tests.bench.context import Bench
 from tests.bench.node import DidNotWork, gpu_addresses
 from tests.support.claims import prepare, unprepare
@@ -23,6 +26,7 @@ from tests.support.device_plugin_grpcio import message, stub
 ALLOCATES: Final = 50
 GPUS_BESIDE: Final = 8
 WAIT_S: Final = 60.0
+SAMPLE_S: Final = 0.02
 AT_ONCE: Final = 20
 TRIES: Final = 5
 """Of the claims that are only to be there."""
@@ -30,13 +34,15 @@ TRIES: Final = 5
 
 def measure(bench: Bench) -> None:
     """Raises `DidNotWork`."""
-    crowd, kept = bench.counts.crowd, bench.counts.claims_kept
+    crowd, waiting, kept = bench.counts.crowd, bench.counts.waiting, bench.counts.claims_kept
     for party in bench.daemons:
         with claims_node(bench.fresh(), party, crowd) as one:
             names = [f"claim-{i}" for i in range(crowd)]
             uids = [one.api.claim(name, a) for name, a in zip(names, gpu_addresses(crowd), strict=True)]
             for call in (prepare, unprepare):
                 _at_once(bench, one, call, names, uids)
+        with claims_node(bench.fresh(), party, waiting) as one:
+            _refused_by_server(bench, one, waiting)
         with claims_node(bench.fresh(), party, GPUS_BESIDE) as one:
             _beside(bench, one, kept)
 
@@ -60,6 +66,29 @@ def _at_once(bench: Bench, one: ServedNode, call: Any, names: Sequence[str], uid
     )
     for error in dict.fromkeys(errors[:3]):
         print(f"{one.party}: {error}", flush=True)
+
+
+def _refused_by_server(bench: Bench, one: ServedNode, waiting: int) -> None:
+    """The server answers every read of the claims with 429 and `Retry-After: 1`, until the prepares are answered."""
+    names = [f"waiting-{i}" for i in range(waiting)]
+    uids = [one.api.claim(name, a) for name, a in zip(names, gpu_addresses(waiting), strict=True)]
+    one.api.do(one.api.server.order, ApiFault.THROTTLED, 10**9, "GET")
+    asked, open_before = requests_of(one.api)["GET"], _descriptors(one)
+    most = open_before
+    with ThreadPoolExecutor(waiting) as pool:
+        answers = [pool.submit(prepare, one.plugin, *of) for of in zip(names, uids, strict=True)]
+        while not all(answer.done() for answer in answers):
+            most = max(most, _descriptors(one))
+            time.sleep(SAMPLE_S)
+    made = requests_of(one.api)["GET"] - asked
+    what, key = f"{waiting} claims wait for a server that answers 429", f"crowd.waiting.{waiting}"
+    bench.sheet.add(f"{key}.requests", f"{what}: requests in 35 s", "", one.party, made)
+    more = most - open_before
+    bench.sheet.add(f"{key}.descriptors", f"{what}: descriptors more than before", "", one.party, more)
+
+
+def _descriptors(one: ServedNode) -> int:
+    return len(os.listdir(f"/proc/{one.pid}/fd"))
 
 
 def _beside(bench: Bench, one: ServedNode, kept: int) -> None:

@@ -40,7 +40,9 @@ PARTS: Final[Mapping[str, Part]] = {
     "event": Part(event.measure, 65, "from a uevent to the list; lists by their length; a storm"),
     "restart": Part(restart.measure, 45, "kubelet is back; hand-overs"),
     "claims": Part(claims.measure, 50, "prepare and unprepare of claims"),
-    "crowd": Part(crowd.measure, 120, "300 prepares at once; Allocate beside 1,000 claims"),
+    "crowd": Part(
+        crowd.measure, 170, "300 prepares at once; 200 claims that wait; Allocate beside 1,000 claims"
+    ),
     "memory": Part(memory.measure, 50, "resident: idle, after Allocates, after 100,000 events"),
     "commands": Part(commands.measure, 70, "`inspect` and `explain`"),
     "overhead": Part(overhead.measure, 20, "of the journal and the endpoints; a scrape"),

@@ -57,6 +57,13 @@ DRIFT: Final = (
         f"{_CORE}::test_a_device_that_its_own_act_has_just_bound_has_not_drifted",
     ),
     Mutation(
+        "a daemon that takes over says a drift before it serves",
+        "core/claims/progress.py",
+        "    if state.daemon.role is not Role.SERVING or not driver.claims(state).loaded:\n",
+        "    if not driver.claims(state).loaded:\n",
+        f"{_CORE}::test_what_has_moved_is_said_once_at_a_start_which_reads_the_checkpoint_twice",
+    ),
+    Mutation(
         "the models of an earlier boot's claims are forgotten at the start",
         "acts/checkpoint.py",
         "                Checkpoint(earlier_models=models_of(checkpoint)),\n",

@@ -10,13 +10,14 @@ from gpuactors import limits
 from gpuactors.core.claims.files import contents_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead, FilesTouched
+from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.gpus.cdi import ClaimDevice, nodes
 from gpuactors.core.gpus.report import claim_reports
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Json, OpaqueConfig, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import PciAddress, PciFunction
-from tests.core.builders import audio, gpu
+from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
@@ -147,6 +148,24 @@ def test_what_has_moved_while_no_daemon_ran_is_found_by_the_next(back: tuple[Pci
     assert all(act.claim is None for act in after.wanted.files.values()), "nothing is written by old numbers"
     after.release("inspection")
     after.release("files")
+    assert (after.groups(ONE), after.groups(TWO)) == (({"2"}, {"1"}) if back else (set(), set()))
+
+
+@pytest.mark.parametrize("back", [(), (gpu(A, 2), gpu(B, 1))], ids=["gone", "swapped"])
+def test_what_has_moved_is_said_once_at_a_start_which_reads_the_checkpoint_twice(
+    back: tuple[PciFunction, ...],
+) -> None:
+    """A daemon that takes over touches no file: it says so when it serves."""
+    core = two_prepared()
+    after = FilesCore(settings=replace(SETTINGS, hand_over=True), disk=core.disk)
+    after.files, after.functions, after.api, after.at = (
+        core.files, {f.address: f for f in back}, core.api, core.at,
+    )  # fmt: skip
+    after.scanned()
+    assert after.logged("claim.astray") == []
+    assert (after.groups(ONE), after.groups(TWO)) == ({"1"}, {"2"})
+    after.feed(PredecessorGone("there was none"))
+    assert [line.fields["claim"] for line in after.logged("claim.astray")] == ["default/one", "default/two"]
     assert (after.groups(ONE), after.groups(TWO)) == (({"2"}, {"1"}) if back else (set(), set()))
 
 

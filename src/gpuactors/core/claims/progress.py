@@ -29,6 +29,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction, ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.model import Role
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
 
@@ -49,8 +50,11 @@ def advanced(driver: ClaimDriver, before: NodeState, state: NodeState, at: float
 
 
 def _files_withdrawn(driver: ClaimDriver, before: NodeState, state: NodeState, at: float) -> Stepped:
-    """The files of every claim that has drifted are to be removed: of all at once, as they may be a whole node's."""
+    """The files of every claim that has drifted are to be removed: of all at once, as they may be a whole node's. A
+    daemon that takes over touches none, and finds the drift when it has read the checkpoint again."""
     effects: list[Effect] = []
+    if state.daemon.role is not Role.SERVING or not driver.claims(state).loaded:
+        return state, effects
     for prepared, why in driver.drifted(before, state):
         # What has changed is read anew, and may be outdated again when the devices are back.
         state, entry = driver.request_reads(state, replace(prepared, why=why, is_outdated=True), at)

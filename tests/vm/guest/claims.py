@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -286,11 +286,21 @@ class Cluster:
 
     # --- the node's files -------------------------------------------------------------------------------------
 
+    @property
+    def named(self) -> dict[str, list[str]]:
+        """UID → the device nodes that the claim's CDI file names; without the claims that have no file."""
+        found = {}
+        for path in CDI_DIR.glob(f"k8s.{DRIVER}-claim_*.json"):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                (device,) = json.loads(path.read_text(encoding="utf-8"))["devices"]
+                edits = device.get("containerEdits", {})
+                uid = path.stem.partition("-claim_")[2]
+                found[uid] = [node["path"] for node in edits.get("deviceNodes", ())]
+        return found
+
     def check_cdi(self, uid: str, function: Function) -> None:
         """The claim's CDI file names the nodes by which a virtual machine has the function, and they are there."""
-        content = json.loads((CDI_DIR / f"k8s.{DRIVER}-claim_{uid}.json").read_text(encoding="utf-8"))
-        (device,) = content["devices"]
-        paths = [node["path"] for node in device["containerEdits"]["deviceNodes"]]
+        paths = self.named[uid]
         assert paths == [str(function.group_node), "/dev/vfio/vfio"], paths
         assert all(stat.S_ISCHR(Path(path).stat().st_mode) for path in paths), paths
 

@@ -158,6 +158,12 @@ def rescan() -> None:
     _write(PCI / "rescan", "1\n")
 
 
+def rescan_behind(machine: Machine, port: str) -> None:
+    """The same behind one root port alone: so a scenario decides which of several functions is found first."""
+    (bus,) = (PCI / "devices" / machine.port_address(port) / "pci_bus").iterdir()
+    _write(bus / "rescan", "1\n")
+
+
 def _write(path: Path, text: str) -> None:
     # One write(2), no O_CREAT, no O_TRUNC: a missing attribute is an error, not a new file.
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

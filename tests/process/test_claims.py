@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.process.test_domains import Call
 from tests.process.test_endpoints import metrics, page
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
+from tests.support.mounts import mount, tmpfs
 from tests.support.nvidia_checkpoint import GPUS, prepared, their_checkpoint, vfio
 from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
 
@@ -120,6 +121,30 @@ def test_a_cdi_file_that_somebody_removes_is_written_again(how: str) -> None:
             lambda: {path: path.read_bytes() for path in before if path.is_file()} == before,
             "the files that were removed",
         )
+
+
+@pytest.mark.parametrize("which", [("plugins",), ("cdi",), ("plugins", "cdi")], ids=" and ".join)
+def test_a_claim_is_prepared_again_on_a_read_only_file_system(which: tuple[str, ...]) -> None:
+    """After an error of its disk kubelet restarts, and prepares each claim again: nothing is to be written."""
+    with claims_node(g23="vfio-pci") as (node, api, cdi), ExitStack() as stack:
+        places = {"plugins": node.kubelet_dir / "plugins", "cdi": cdi}
+        for directory in places.values():
+            directory.mkdir(exist_ok=True)
+            stack.enter_context(tmpfs(directory))
+        stack.enter_context(daemon_of(node, cdi))
+        plugin = stack.enter_context(plugin_of(node.kubelet_dir))
+        uid = api.claim("one", address(0x23))
+        first = prepare(plugin, "one", uid)
+        assert first.error == ""
+        for name in which:
+            mount("remount,ro", places[name])
+            with pytest.raises(OSError, match="Read-only file system"):
+                (places[name] / "a file").touch()
+        assert prepare(plugin, "one", uid) == first
+        for name in which:
+            mount("remount,rw", places[name])
+        assert unprepare(plugin, "one", uid).error == ""
+        assert list(cdi.iterdir()) == []
 
 
 def test_a_cdi_directory_that_is_removed_under_its_mount_ends_the_containers_life() -> None:

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 from tests.process.daemon import eventually
 from tests.process.node import A100, H100, HEALTHY, K40S, address, open_node, refusal
 from tests.support.device_plugin_grpcio import message, stub
+from tests.support.mounts import mount, tmpfs
 from tests.support.tiny_plugin import TinyPlugin
 
 GPU, OTHER, THIRD = address(0x23), address(0x31), address(0x51)
@@ -159,7 +159,7 @@ def test_the_socket_directory_is_a_file() -> None:
 
 
 def test_the_socket_directory_is_full_and_then_read_only() -> None:
-    with open_node(started=False) as node, _tmpfs(node.kubelet_dir, inodes=12):
+    with open_node(started=False) as node, tmpfs(node.kubelet_dir, inodes=12):
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.kubelet, node.daemon() as daemon:
             device_lists = {H100: {GPU: HEALTHY}}
@@ -177,7 +177,7 @@ def test_the_socket_directory_is_full_and_then_read_only() -> None:
             device_lists[A100] = {OTHER: HEALTHY}
             node.wait_device_lists(device_lists)
 
-            _mount("remount,ro", node.kubelet_dir)
+            mount("remount,ro", node.kubelet_dir)
             node.tell(node.plug(0x51, "1024", driver="vfio-pci"))
             daemon.wait_event("plugin.unregistered", resource=K40S, has=[directory, "read-only", "writable"])
             node.tell(node.tree.unbind(OTHER))
@@ -187,7 +187,7 @@ def test_the_socket_directory_is_full_and_then_read_only() -> None:
             node.kubelet.cut_stream(H100)
             node.kubelet.wait_for(lambda _: len(node.accepted(H100)) == 2, 20)
             node.wait_device_lists(device_lists)
-            _mount("remount,rw", node.kubelet_dir)
+            mount("remount,rw", node.kubelet_dir)
             device_lists[K40S] = {THIRD: HEALTHY}
             node.wait_device_lists(device_lists)
             node.assert_sound(daemon)
@@ -321,28 +321,6 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         listener.bind(str(path))
         listener.listen()
         yield listener
-
-
-@contextmanager
-def _tmpfs(directory: Path, *, inodes: int) -> Iterator[None]:
-    """A file system of its own at `directory`. Skips the test where mounting is not allowed."""
-    _mount(f"size=1m,nr_inodes={inodes}", directory, "-t", "tmpfs", "tmpfs")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True, timeout=10)
-
-
-def _mount(options: str, directory: Path, *words: str) -> None:
-    mount = shutil.which("mount") or "mount"
-    done = subprocess.run(
-        [mount, "-o", options, *words, str(directory)], capture_output=True, text=True, timeout=10, check=False
-    )  # fmt: skip
-    if done.returncode != 0 and os.geteuid() != 0:
-        pytest.skip(f"a full and a read-only file system need root to be mounted: {done.stderr.strip()}")
-    if done.returncode != 0 and "permission denied" in done.stderr:
-        pytest.skip(f"this container may not mount a file system: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
 
 
 def _fill(directory: Path) -> Iterator[Path]:

@@ -42,7 +42,7 @@ from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports.claims import ClaimCaller, ClaimsKubelet, PluginStatus
 from gpuactors.ports.errors import KubeletError
-from gpuactors.ports.node import Caller, Endpoint, LedgerContents, Sockets
+from gpuactors.ports.node import Caller, Endpoint, LedgerContents, LedgerQuestion, Sockets
 from gpuactors.simulation.host.kernel import FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.kube.server import FakeApiServer
@@ -304,6 +304,6 @@ async def _never() -> AsyncIterator[AsyncIterator[Sockets]]:
 class _Ledger:
     """Implements `ports.node.LedgerReader`: no pod has a device by the device plugin."""
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+    async def read(self, question: LedgerQuestion) -> LedgerContents:
         await trio.lowlevel.checkpoint()
         return LedgerContents()

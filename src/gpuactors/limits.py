@@ -174,9 +174,45 @@ OPEN_WITHIN_S: Final = 0.5
 and a container takes longer to start."""
 
 LEDGER_S: Final = 5.0
-"""How often kubelet's ledger is read while it lists any device of gpuactors: how late a forced deletion is noticed,
-after which the old process runs on without any event. Kubelet allows 100 reads a second for all its clients
-together."""
+"""How often kubelet's ledger is read, without List, while it lists any device of gpuactors: how late a forced deletion
+is noticed, after which the old process runs on without any event."""
+
+GETS_MAX: Final = 8
+"""Pods that kubelet is asked for with one read of its ledger: it allows a burst of 10 questions, and 100 a second, to
+all clients of PodResources together."""
+
+LIST_S: Final = 3600.0
+"""How often kubelet is asked to list its pods where no pod has come and nothing else leads to it. Not harmless, see
+`core/host/asking.py`."""
+
+LIST_UNSEEN_S: Final = 300.0
+"""The same where no pod's cgroup is seen: how late it is noticed that another DRA driver has a GPU, if nothing opens
+it."""
+
+LIST_NAMES_S: Final = 10.0
+"""The least time from one List to the next because a pod has come: how late its name is known, and that it has a GPU by
+another driver's claim. On a kubelet without Get also how late a forced deletion is noticed."""
+
+LIST_SOON_S: Final = 5.0
+"""The same for the first pod after twice that time without List."""
+
+LIST_AGAIN_S: Final = 1.0
+"""The least time from one List to the next, if no claim waits for it."""
+
+LIST_HELD_S: Final = 1.0
+"""While a List is wanted, and an Allocate of ours is in flight: when it is looked again whether it may be asked for."""
+
+GRANT_FILE_S: Final = 10.0
+"""From the answer to an Allocate until kubelet is taken to be done with it, if its file does not show the device: the
+file is written when the container has the devices of all resources, and another plugin may be slow. Seen: 4.5 s."""
+
+ADMISSION_S: Final = 1.0
+"""How long an Allocate waits for a device that has just been given to a pod: the same pod asks for it again where an
+init container had it; then no cgroup of that pod appears, as kubelet makes that after the last container. Seen: 0.03 s
+after the Allocate."""
+
+ADMISSION_READ_S: Final = 0.1
+"""How often kubelet's ledger is read meanwhile."""
 
 LEDGER_QUIET_S: Final = 30.0
 """The same while it lists no device of gpuactors: how late it is noticed that a DRA driver, or another plugin under its
@@ -268,7 +304,7 @@ GRANT_LEDGER_S: Final = 0.5
 """When kubelet's ledger is read after an Allocate was answered. Seen: kubelet lists it as soon as it has the answer,
 before PreStartContainer; so a device that is missing in a read requested later than this is not allocated."""
 
-assert GRANT_LEDGER_S < GRANT_GRACE_S
+assert GRANT_LEDGER_S < GRANT_FILE_S < GRANT_GRACE_S
 
 PRE_START_WAIT_S: Final = 25.0
 """How long PreStartContainer waits for the previous holder to close the device: under kubelet's 30 s. A wait ends at

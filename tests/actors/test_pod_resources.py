@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,7 +24,7 @@ from gpuactors.core.values.model import (
     RunningKubelet,
 )
 from gpuactors.ports.errors import HostShortError
-from gpuactors.ports.node import LedgerContents, LedgerError
+from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
@@ -47,9 +46,9 @@ class Ledger:
     reads: int = 0
     asked: list[tuple[ResourceName, ...]] = field(default_factory=list)
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+    async def read(self, question: LedgerQuestion) -> LedgerContents:
         self.reads += 1
-        self.asked.append(tuple(resources))
+        self.asked.append(tuple(question.resources))
         await self.go.wait()
         answer = self.answers.pop(0) if self.answers else CONTENTS
         if isinstance(answer, Exception):
@@ -137,6 +136,6 @@ class UnreadableCdi:
 async def test_where_the_cdi_directory_cannot_be_read_the_ledger_counts(error: Exception) -> None:
     ledger = Ledger()
     ledger.go.set()
-    event = await pod_resources.read(1, (RESOURCE,), ledger, UnreadableCdi(error))
+    event = await pod_resources.read(1, LedgerWanted(1, (RESOURCE,)), ledger, UnreadableCdi(error))
     assert isinstance(event, LedgerRead)
     assert (event.listed, event.cdi) == (CONTENTS.listed, None)

@@ -64,12 +64,16 @@ def numbers_of(state: NodeState) -> Iterator[int]:
         *(s.poll for s in state.host.polls.seen.values()),
         *(n for d in state.kubelet.orphans.values() for n in (d.read, d.use or 0)),
         *(c.since for c in state.calls.waiting.values()),
+        *(c.doubted or 0 for c in state.calls.waiting.values()),
+        state.kubelet.ledger.asking.listed,
+        state.kubelet.ledger.asking.done,
     }
 
 
 def of_ledger(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
     """Of kubelet's ledger."""
     ledger = state.kubelet.ledger
+    asking, books = ledger.asking, ledger.books
     is_exact = bool(state.kubelet.pending_allocations or state.calls.waiting)
     return (
         ranks[ledger.read],
@@ -82,6 +86,13 @@ def of_ledger(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
         ranks[ledger.done],
         _age(ledger.read_at - at, exact=is_exact),
         _age(ledger.asked_at - at, exact=is_exact),
+        (asking.lists, asking.pods, asking.wanted, ranks[asking.listed], ranks[asking.done], asking.has_get),
+        (books.came - asking.came, asking.gap_s),
+        _age(asking.listed_at - at, exact=is_exact),
+        (frozenset(books.uids.items()), books.ended, frozenset(books.lives.items()), books.seen),
+        frozenset((uid, since - at) for uid, since in books.absent_since.items()),
+        frozenset((name, since - at) for name, since in books.granted.items()),
+        books.confirmed,
     )
 
 
@@ -109,7 +120,7 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
         frozenset(
             (
                 *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
-                *(c.came_at - at, c.doubts),
+                *(c.came_at - at, None if c.doubted is None else ranks[c.doubted]),
             )
             for t, c in state.calls.waiting.items()
         ),

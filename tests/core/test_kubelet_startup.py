@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.host import HostScanned
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.ledger.kubelet_startup import called, counted
+from gpuactors.core.ledger.ledger import first_ledger
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
@@ -20,7 +22,6 @@ from gpuactors.core.values.model import (
     LedgerFile,
     LedgerSource,
     Pod,
-    ResourceName,
     RunningKubelet,
 )
 from tests.core.builders import H100, NO_FILE, Core, gpu, ledger_read, read_of_young
@@ -48,8 +49,7 @@ class Reads:
     def __init__(self) -> None:
         self.at = 1000.0
         self.kubelet = RunningKubelet("first", 0.0)
-        self.young = KubeletStartup()
-        self.known: dict[tuple[ResourceName, DeviceId], Pod] = {}
+        self.ledger = first_ledger(1, lists=True)
         self.source = LedgerSource.LIST
 
     def restarts(self, socket: str = "second", age_s: float = 0.0) -> None:
@@ -69,12 +69,17 @@ class Reads:
             names_end = f"vm-{devices[0]}" if len(devices) == 1 else ""
         return self.read(LedgerRead(1, self.kubelet, listed(*devices), (), names_end, file=beside), after_s)
 
+    def called(self, at: float) -> None:
+        """Kubelet asks for a claim."""
+        self.ledger = replace(self.ledger, young=called(self.ledger.young, at))
+
     def read(self, event: LedgerRead, after_s: float = 0.0) -> tuple[LedgerEntry, ...]:
         """What counts after this."""
         self.at += after_s
-        result = counted(self.young, self.known, event, self.at)
-        self.young, self.source = result.young, result.source
-        self.known = {(e.resource, e.device): e.pod for e in result.entries}
+        result = counted(self.ledger, (), event, self.at)
+        self.source = result.source
+        known = {(e.resource, e.device): e.pod for e in result.entries}
+        self.ledger = replace(self.ledger, young=result.young, books=result.books, entries=known)
         return result.entries
 
 
@@ -174,18 +179,18 @@ def test_a_kubelet_that_asks_for_a_claim_knows_its_pods(reads: Reads) -> None:
     sends a list for which kubelet would write its file anew."""
     reads.restarts("first", OLD_S)
     assert reads.lists(file=["a"]) == filed("a")
-    reads.young = called(reads.young, reads.at + 100)
+    reads.called(reads.at + 100)
     assert reads.lists(file=["a"], names_end="vm-1", after_s=100) == filed("a"), (
         "it may be taking over its pods"
     )
-    reads.young = called(reads.young, reads.at + 1)
+    reads.called(reads.at + 1)
     assert reads.lists(file=["a"], names_end="vm-1", after_s=limits.LEDGER_CALLED_S) == ()
     assert reads.source is LedgerSource.LIST
 
 
 def test_a_kubelet_that_has_just_started_and_asks_for_a_claim_is_believed_later(reads: Reads) -> None:
     assert reads.lists(file=["a"]) == filed("a")
-    reads.young = called(reads.young, reads.at)
+    reads.called(reads.at)
     assert reads.lists(file=["a"], names_end="vm-1", after_s=limits.LEDGER_CALLED_S) == filed("a")
     assert reads.lists(file=["a"], names_end="vm-1", after_s=SETTLE_S) == ()
 
@@ -193,7 +198,7 @@ def test_a_kubelet_that_has_just_started_and_asks_for_a_claim_is_believed_later(
 def test_what_one_kubelet_asked_for_says_nothing_of_the_next(reads: Reads) -> None:
     reads.restarts("first", OLD_S)
     reads.lists(file=["a"])
-    reads.young = called(reads.young, reads.at)
+    reads.called(reads.at)
     reads.restarts("second", OLD_S)
     assert reads.lists(file=["a"], after_s=limits.LEDGER_CALLED_S) == filed("a")
     assert called(KubeletStartup(), reads.at) == KubeletStartup(), "none has answered yet"
@@ -261,15 +266,17 @@ class Name(str):
 
 def test_of_a_kubelet_that_knows_its_pods_nothing_is_kept() -> None:
     """A pod's device of some plugins is named anew each time: that would grow for ever."""
-    young = KubeletStartup()
+    ledger = first_ledger(1, lists=True)
     for age_s, at in ((OLD_S, 0.0), (0.0, SETTLE_S), (0.0, SETTLE_S * 2)):
         name = Name("an ID that comes once")
         kept = weakref.ref(name)
         kubelet = RunningKubelet("old" if age_s else "young", age_s)
         event = LedgerRead(1, kubelet, (LedgerEntry(H100, DeviceId(name), Pod("", "pod", "")),), (), API)
-        young = counted(young, {}, event, at).young
-        assert bool(young.listed) == (at == SETTLE_S), "it is young at that time"
-        young = counted(young, {}, LedgerRead(1, kubelet, (), (), API), at + SETTLE_S).young
+        ledger = replace(ledger, young=counted(ledger, (), event, at).young)
+        assert bool(ledger.young.listed) == (at == SETTLE_S), "it is young at that time"
+        later = counted(ledger, (), LedgerRead(1, kubelet, (), (), API), at + SETTLE_S)
+        ledger = replace(ledger, young=later.young)
+        del later
         del name, event
         assert kept() is None
 
@@ -277,10 +284,10 @@ def test_of_a_kubelet_that_knows_its_pods_nothing_is_kept() -> None:
 def test_reads_of_a_kubelet_that_knows_its_pods_leave_what_is_remembered_as_it_is(reads: Reads) -> None:
     reads.restarts(age_s=OLD_S)
     reads.lists("a", names_end=API)
-    before = reads.young
-    assert before == KubeletStartup("second", frozenset(), -math.inf)
+    before = reads.ledger.young
+    assert before == KubeletStartup("second", frozenset(), -math.inf, since=reads.at)
     reads.lists("a", "b", names_end=API, after_s=5.0)
-    assert reads.young is before
+    assert reads.ledger.young is before
 
 
 # --- in the state of the node -----------------------------------------------------------------------------------

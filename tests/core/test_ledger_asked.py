@@ -122,6 +122,7 @@ def test_a_read_that_was_out_already_when_the_call_came_is_followed_by_another()
     second = by_hand(core)
     assert second > core.state.calls.waiting[T].since
     claimed = ClaimedDevice("gpu.nvidia.com", "node", CLAIM, "default/train", Pod("default", "train", ""))
+    core.feed(Ticked(), after_s=0.0)
     (answer,) = core.answers(ledger_read(second, claims=(claimed,)))
     assert isinstance(answer, Refused)
 
@@ -172,7 +173,7 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
     assert answer.reason == (
-        "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
+        "kubelet's ledger could not be read in time; check whether kubelet, or the disk of its file, hangs"
     )
 
 

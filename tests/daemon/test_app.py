@@ -14,11 +14,11 @@ import trio.testing
 
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import LedgerContents, Observation, UeventSource
+from gpuactors.ports.node import LedgerContents, LedgerQuestion, Observation, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
@@ -64,7 +64,7 @@ class FailingLedger:
         self.failures = failures
         self.error = error
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+    async def read(self, question: LedgerQuestion) -> LedgerContents:
         await trio.lowlevel.checkpoint()
         if self.failures:
             self.failures -= 1

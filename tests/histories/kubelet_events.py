@@ -22,6 +22,7 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     ListAndWatchResponse,
     RegisterRequest,
 )
+from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodResourcesListerStub
 from gpuactors.simulation.kubelet.plugins import LIST_AND_WATCH
 from gpuactors.simulation.kubelet.transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
 from gpuactors.simulation.kubelet.values import Phase
@@ -36,6 +37,9 @@ BOTH_WITHIN_S: Final = 0.5
 
 STAYS_S: Final = 3.0
 """How long another client than kubelet stays on our endpoint."""
+
+LIST_EVERY_S: Final = 0.1
+"""Of another program, and less than kubelet allows all together."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS: Final = b"\0\0\0\x04\0\0\0\0\0"
@@ -170,6 +174,27 @@ async def _gives_up(channel: Channel, slot: int, world: World) -> None:
 
 def _visits(call: _Visit) -> Act:
     return lambda w, s: _visit(w, s, call)
+
+
+async def lists(world: World) -> None:
+    """Another program asks kubelet for all pods, as exporters of metrics do."""
+    stream = await world.transport.try_dial(POD_RESOURCES_SOCKET, OTHER_CLIENT)
+    if stream is None:
+        return
+    async with stream, open_channel(stream) as channel:
+        await PodResourcesListerStub(channel).list(ListPodResourcesRequest())
+
+
+def _lists(world: World, slot: int) -> None:
+    """Several times in a row; half of them for as long as an Allocate may take."""
+
+    async def again() -> None:
+        for _ in range(2 + slot % 20):
+            with suppress(GRPCError):
+                await lists(world)
+            await trio.sleep(LIST_EVERY_S)
+
+    world.in_background(again)
 
 
 # --- pods -------------------------------------------------------------------------------------------------
@@ -327,6 +352,7 @@ KUBELET_KINDS: Final = (
     Kind("the next Register is cut", always, _cut_next(KUBELET_SOCKET)),
     Kind("the next List is cut", always, _cut_next(POD_RESOURCES_SOCKET)),
     Kind("garbage on our endpoint", always, _garbage),
+    Kind("another program lists", _runs, _lists),
     Kind("another client watches", always, _visits(_watches)),
     Kind("another client allocates nonsense", always, _visits(_allocates_nonsense)),
     Kind("another client sends a wrong message", always, _visits(_sends_a_wrong_message)),

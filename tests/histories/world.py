@@ -36,12 +36,14 @@ from gpuactors.daemon.claims import DraOutside
 from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
 from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.ports.node import Step
+from gpuactors.simulation.host.pod_cgroups import CgroupTree
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
 from gpuactors.simulation.kubelet.containers import TreeTenancy
@@ -175,7 +177,9 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     around = dra.surroundings if dra is not None else None
     machines = _Machines(tree, tell, held_back)
     async with (
-        open_fake_kubelet(transport, seed=seed, tenancy=machines, dra=around) as kubelet,
+        open_fake_kubelet(
+            transport, seed=seed, tenancy=machines, dra=around, cgroups=CgroupTree(root)
+        ) as kubelet,
         trio.open_nursery() as nursery,
     ):
         world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
@@ -763,7 +767,7 @@ class World:
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),
             use=FaultyUse(use, self.faults),
-            ledger=memory_ledger(self.transport, self.faults, daemon.name),
+            ledger=memory_ledger(self.transport, self.faults, daemon.name, PodCgroups(host)),
             cdi=self.other_driver,
             open_uevents=daemon.uevents.open,
             kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),

@@ -43,7 +43,7 @@ from gpuactors.kubelet.ledger import Answers, KubeletLedger, checkpoint_contents
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin_pb
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.ports.errors import KubeletError
-from gpuactors.ports.node import LedgerContents, LedgerError
+from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion
 from tests.support.patience import patient
 
 GPU = "nvidia.com/GH100_H100_SXM5_80GB"
@@ -51,6 +51,7 @@ ODD = "\x1b[2J\x9b\u202e"
 """A terminal's control sequences, and a mark that turns the direction of writing."""
 
 WITHIN_S = patient(10.0)
+LISTS = LedgerQuestion(lists=True)
 
 
 def entry(device: str, pod: Pod, resource: str = GPU) -> LedgerEntry:
@@ -347,21 +348,21 @@ def node(tmp_path: Path) -> Node:
     return found
 
 
-def unlisted(contents: LedgerContents) -> tuple[LedgerEntry, ...]:
+def in_file(contents: LedgerContents) -> tuple[LedgerEntry, ...]:
     """What only the file names."""
     assert contents.file is not None
     return contents.file.entries
 
 
 @pytest.mark.trio
-async def test_what_list_names_and_what_only_the_file_names_are_told_apart(node: Node) -> None:
-    """A thousand entries of other plugins that both name are not to be journaled twice."""
+async def test_what_list_names_and_what_the_file_names_are_both_given(node: Node) -> None:
+    """The file has the UIDs of the pods that List names."""
     node.file.write_bytes(file_with({"0": ["a", "b"], "1": ["c"]}))
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("b", "d")))])):
-            contents = await node.ledger().read()
+            contents = await node.ledger().read(LISTS)
     assert contents.listed == (entry("b", named("vm")), entry("d", named("vm")))
-    assert unlisted(contents) == (entry("a", by_uid("uid-1")), entry("c", by_uid("uid-1")))
+    assert in_file(contents) == tuple(entry(device, by_uid("uid-1")) for device in "abc")
 
 
 @pytest.mark.trio
@@ -373,21 +374,21 @@ async def test_without_a_kubelet_only_the_file_says_anything(node: Node, left_be
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(node.socket))
     with trio.fail_after(WITHIN_S):
-        contents = await node.ledger().read()
+        contents = await node.ledger().read(LISTS)
     assert contents == LedgerContents(file=LedgerFile((entry("a", by_uid("uid-1")),)))
 
 
 @pytest.mark.trio
 async def test_no_file_in_kubelets_directory_is_an_empty_one_that_says_why(node: Node) -> None:
     with trio.fail_after(WITHIN_S):
-        contents = await node.ledger().read()
+        contents = await node.ledger().read(LISTS)
     assert contents == LedgerContents(file=LedgerFile(exists=False))
 
 
 @pytest.mark.trio
 async def test_no_kubelet_directory_is_an_error(tmp_path: Path) -> None:
     with trio.fail_after(WITHIN_S), pytest.raises(KubeletError, match="does not exist: is kubelet installed"):
-        await KubeletLedger(str(tmp_path / "no"), str(tmp_path / "no/device-plugins")).read()
+        await KubeletLedger(str(tmp_path / "no"), str(tmp_path / "no/device-plugins")).read(LISTS)
 
 
 @pytest.mark.trio
@@ -397,15 +398,15 @@ async def test_something_else_by_the_files_name_is_an_error(
     with trio.fail_after(WITHIN_S):
         node.file.write_bytes(b"{")
         with pytest.raises(KubeletError, match=f"^{node.file} is damaged"):
-            await node.ledger().read()
+            await node.ledger().read(LISTS)
         node.file.write_bytes(file_with(["a"]))
         monkeypatch.setattr(limits, "CHECKPOINT_MAX_BYTES", 100)
         with pytest.raises(KubeletError, match="more than 100 bytes, so it is not kubelet's ledger"):
-            await node.ledger().read()
+            await node.ledger().read(LISTS)
         node.file.unlink()
         node.file.mkdir()
         with pytest.raises(KubeletError, match=r"cannot read .*it is a directory.*: check that disk"):
-            await node.ledger().read()
+            await node.ledger().read(LISTS)
 
 
 @pytest.mark.trio
@@ -431,7 +432,7 @@ async def test_a_kubelet_that_refuses_is_a_failed_read_and_no_reason_to_believe_
             with pytest.raises(
                 KubeletError, match=f"{status.name}.*the last contents stay in effect.*"
             ) as failed:
-                await node.ledger().read()
+                await node.ledger().read(LISTS)
             assert lister.asked == 1
     failed.match(words)
 
@@ -442,7 +443,7 @@ async def test_what_kubelet_says_of_its_refusal_is_quoted(node: Node) -> None:
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
             with pytest.raises(KubeletError) as failed:
-                await node.ledger().read()
+                await node.ledger().read(LISTS)
     assert str(failed.value).isprintable()
     assert len(str(failed.value)) < 2 * limits.QUOTED_TEXT_CHARS_MAX
 
@@ -455,10 +456,10 @@ async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: py
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
             with pytest.raises(KubeletError, match=r"did not answer PodResources List on .* within 0\.1 s"):
-                await node.ledger().read()
+                await node.ledger().read(LISTS)
             lister.hang = False
             monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", WITHIN_S)
-            assert (await node.ledger().read()).kubelet is not None
+            assert (await node.ledger().read(LISTS)).kubelet is not None
 
 
 @pytest.mark.trio
@@ -476,12 +477,12 @@ async def test_something_else_on_the_socket_is_a_failed_read(node: Node) -> None
             trio.fail_after(WITHIN_S),
             pytest.raises(KubeletError, match=r"^cannot ask kubelet for its ledger"),
         ):
-            await node.ledger().read()
+            await node.ledger().read(LISTS)
         await listener.aclose()
     node.socket.touch()
     with trio.fail_after(WITHIN_S):
         # A file that is no socket refuses as a dead kubelet's socket does.
-        assert (await node.ledger().read()).kubelet is None
+        assert (await node.ledger().read(LISTS)).kubelet is None
 
 
 # --- a kubelet that has just started ----------------------------------------------------------------------------
@@ -496,7 +497,7 @@ async def test_beside_a_young_kubelet_a_file_that_says_nothing_is_no_error(
         node.file.write_bytes(content)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister([pod("vm", container(devices("a")))]), age_s=0):
-            contents = await node.ledger().read()
+            contents = await node.ledger().read(LISTS)
     assert contents.listed == (entry("a", named("vm")),)
     assert contents.file == (LedgerFile(exists=False) if content is None else None)
 
@@ -512,10 +513,10 @@ async def test_who_answered_is_read_with_the_age_of_its_socket(node: Node) -> No
     lister, ledger = Lister(list(DAEMONS)), node.ledger()
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
-            assert (await aged(ledger, 7.5, "x").read()).kubelet == RunningKubelet("x", 7.5)
-            assert (await aged(ledger, 7.6, "y").read()).kubelet == RunningKubelet("y", 7.6)
+            assert (await aged(ledger, 7.5, "x").read(LISTS)).kubelet == RunningKubelet("x", 7.5)
+            assert (await aged(ledger, 7.6, "y").read(LISTS)).kubelet == RunningKubelet("y", 7.6)
             ledger._io = replace(ledger._io, socket_file=lambda _path: None)
-            gone = (await ledger.read()).kubelet
+            gone = (await ledger.read(LISTS)).kubelet
             assert gone == RunningKubelet("", limits.LEDGER_SETTLE_S), "its socket was removed meanwhile"
 
 
@@ -526,11 +527,11 @@ async def test_an_unchanged_ledger_is_read_the_same_however_old_its_kubelet_is(n
     lister = Lister([*DAEMONS, pod("vm", container(devices("b")))])
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
-            first = await aged(node.ledger(), limits.LEDGER_SETTLE_S).read()
+            first = await aged(node.ledger(), limits.LEDGER_SETTLE_S).read(LISTS)
             ledger = aged(node.ledger(), 3600)
-            assert await ledger.read() == first
+            assert await ledger.read(LISTS) == first
             lister.pods = [*DAEMONS[::-1], pod("cni-aaaaa"), pod("vm", container(devices("b")))]
-            assert await aged(ledger, 100_000).read() == first
+            assert await aged(ledger, 100_000).read(LISTS) == first
 
 
 # --- kubelet's own list ---------------------------------------------------------------------------------------
@@ -548,11 +549,13 @@ async def test_of_kubelets_own_list_only_what_was_asked_about_is_kept_each_devic
     lister = Lister(healthy=healthy)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
-            contents = await node.ledger().read([ours])
+            contents = await node.ledger().read(LedgerQuestion([ours], lists=True))
             assert contents.healthy == {ours: (DeviceId("a"), DeviceId("b"))}
-            assert (await node.ledger().read([ResourceName("nvidia.com/Y")])).healthy == {}
+            assert (
+                await node.ledger().read(LedgerQuestion([ResourceName("nvidia.com/Y")], lists=True))
+            ).healthy == {}
             assert lister.asked_for_list == 2
-            assert (await node.ledger().read()).healthy is None
+            assert (await node.ledger().read(LISTS)).healthy is None
             assert lister.asked_for_list == 2, "nobody asked"
 
 
@@ -573,7 +576,7 @@ async def test_a_kubelet_that_does_not_say_what_it_has_is_no_failed_read(
     lister = Lister([pod("vm", container(devices("b")))], list_error=error)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
-            contents = await node.ledger().read([ResourceName("nvidia.com/X")])
+            contents = await node.ledger().read(LedgerQuestion([ResourceName("nvidia.com/X")], lists=True))
     assert contents.healthy is None
     assert contents.listed == (entry("b", named("vm")),)
 
@@ -581,7 +584,9 @@ async def test_a_kubelet_that_does_not_say_what_it_has_is_no_failed_read(
 @pytest.mark.trio
 async def test_the_file_says_nothing_of_kubelets_list(node: Node) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
-    assert (await node.ledger().read([ResourceName("nvidia.com/X")])).healthy is None
+    assert (
+        await node.ledger().read(LedgerQuestion([ResourceName("nvidia.com/X")], lists=True))
+    ).healthy is None
 
 
 # --- a kubelet that is started anew during a read ---------------------------------------------------------------
@@ -601,14 +606,14 @@ async def test_a_kubelet_that_starts_while_it_is_asked_is_not_taken_for_the_one_
     ledger._io = replace(ledger._io, socket_file=socket_file)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
-            assert (await ledger.read()).kubelet == RunningKubelet("before", limits.LEDGER_SETTLE_S)
+            assert (await ledger.read(LISTS)).kubelet == RunningKubelet("before", limits.LEDGER_SETTLE_S)
             lister.pods = []
             kubelets[:] = ["before", "new"]
             with pytest.raises(LedgerError, match="restarted while its ledger was read"):
-                await ledger.read()
-            contents = await ledger.read()
+                await ledger.read(LISTS)
+            contents = await ledger.read(LISTS)
             assert contents.kubelet == RunningKubelet("new", 0.0)
-            assert (contents.listed, unlisted(contents)) == ((), (entry("a", by_uid("uid-1")),))
+            assert (contents.listed, in_file(contents)) == ((), (entry("a", by_uid("uid-1")),))
 
 
 # --- what Allocate answered (issue 10, item 12) -----------------------------------------------------------------
@@ -626,10 +631,11 @@ async def test_what_allocate_answered_is_read_beside_list(node: Node) -> None:
     node.file.write_bytes(file_with({"0": ["a"], "1": ["b"]}, AllocResp=given))
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("a", "b")))])):
-            contents = await node.ledger().read()
+            contents = await node.ledger().read(LISTS)
     nodes = ("/dev/vfio/81", "/dev/vfio/vfio")
     cached = tuple(CachedAnswer(ResourceName(GPU), DeviceId(d), nodes) for d in ("a", "b"))
-    assert contents.file == LedgerFile(cached=cached)
+    assert contents.file is not None
+    assert contents.file.cached == cached
 
 
 def test_an_init_containers_answer_counts_beside_that_of_the_container_after_it() -> None:
@@ -661,7 +667,7 @@ async def failed_read(node: Node, how: Failing) -> LedgerError:
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister(error=how.error, hang=how.error is None)):
             with pytest.raises(LedgerError, match=how.words) as failed:
-                await node.ledger().read()
+                await node.ledger().read(LISTS)
     return failed.value
 
 
@@ -704,7 +710,7 @@ async def test_what_allocate_answered_is_read_where_no_descriptor_was_left_for_l
 
     ledger._io = replace(ledger._io, dial=short)
     with trio.fail_after(WITHIN_S), pytest.raises(LedgerError, match="no file descriptors left") as failed:
-        await ledger.read()
+        await ledger.read(LISTS)
     assert failed.value.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
 
 
@@ -720,7 +726,7 @@ async def test_list_and_a_disk_that_hang_together_are_a_failed_read_that_names_l
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister(hang=True)):
             with pytest.raises(LedgerError, match=HANGING.words) as failed:
-                await ledger.read()
+                await ledger.read(LISTS)
             go.set()
     assert failed.value.cached is None
 
@@ -735,7 +741,7 @@ async def test_without_a_kubelet_a_disk_that_hangs_is_what_the_error_names(
     monkeypatch.setattr(ledger, "_read_file", go.wait)
     with trio.fail_after(WITHIN_S):
         with pytest.raises(LedgerError, match=rf"^{node.file} could not be read within 0\.1 s"):
-            await ledger.read()
+            await ledger.read(LISTS)
         go.set()
 
 
@@ -784,7 +790,7 @@ async def test_a_disk_that_hangs_holds_no_read_of_list_up(
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(Lister([*DAEMONS, pod("vm", container(devices("a")))])):
             for _ in range(50):  # more than trio has threads
-                contents = await ledger.read()
+                contents = await ledger.read(LISTS)
                 assert (contents.listed, contents.file) == ((entry("a", named("vm")),), None)
             go.set()
             await trio.to_thread.run_sync(lambda: None)
@@ -798,7 +804,7 @@ class Dials:
 
     def __init__(self, node: Node) -> None:
         self.streams: list[UnixStream] = []
-        io = replace(kubelet_ledger._io_of_the_node(), dial=self.dial)
+        io = replace(kubelet_ledger._io_of_the_node(None), dial=self.dial)
         self.ledger = KubeletLedger(str(node.kubelet_dir), str(node.file.parent), io)
 
     async def dial(self, path: str, *, deadline_s: float) -> trio.abc.Stream:
@@ -823,7 +829,7 @@ async def test_a_connection_is_kept_for_the_next_read_which_asks_anew(node: Node
     async with node.kubelet(lister), dials.kept() as ledger:
         for i in range(3):
             lister.pods.append(pod(f"vm-{i}", container(devices(f"{i}"))))
-            contents = await ledger.read([ResourceName(GPU)])
+            contents = await ledger.read(LedgerQuestion([ResourceName(GPU)], lists=True))
             assert contents.listed == tuple(entry(f"{n}", named(f"vm-{n}")) for n in range(i + 1))
             assert contents.healthy == {GPU: ("a",)}
         assert (len(dials.streams), lister.asked) == (1, 3)
@@ -834,10 +840,10 @@ async def test_a_connection_is_kept_for_the_next_read_which_asks_anew(node: Node
 async def test_a_kept_connection_that_broke_is_made_again_at_once(node: Node) -> None:
     dials, lister = Dials(node), Lister(pods=[*DAEMONS])
     async with node.kubelet(lister), dials.kept() as ledger:
-        await ledger.read()
+        await ledger.read(LISTS)
         dials.streams[0]._socket.shutdown(socket.SHUT_RDWR)  # nobody has seen it when the read begins
-        assert (await ledger.read()).kubelet is not None
-        await ledger.read()
+        assert (await ledger.read(LISTS)).kubelet is not None
+        await ledger.read(LISTS)
         assert len(dials.streams) == 2
 
 
@@ -847,13 +853,13 @@ async def test_another_kubelet_is_asked_over_another_connection(node: Node) -> N
     dials = Dials(node)
     async with dials.kept() as ledger:
         async with node.kubelet(Lister(pods=[pod("old", container(devices("a")))])):
-            assert (await ledger.read()).listed == (entry("a", named("old")),)
+            assert (await ledger.read(LISTS)).listed == (entry("a", named("old")),)
             node.socket.rename(node.kubelet_dir / "former")
             async with node.kubelet(Lister(pods=[pod("new", container(devices("a")))])):
-                assert (await ledger.read()).listed == (entry("a", named("new")),)
+                assert (await ledger.read(LISTS)).listed == (entry("a", named("new")),)
         node.socket.unlink(missing_ok=True)
         node.file.write_bytes(file_with({"0": ["a"]}))
-        contents = await ledger.read()
+        contents = await ledger.read(LISTS)
         assert contents.kubelet is None, "none runs"
         assert len(dials.streams) == 2
 
@@ -864,14 +870,14 @@ async def test_a_connection_over_which_no_answer_came_is_not_kept(
 ) -> None:
     dials, lister = Dials(node), Lister(pods=[*DAEMONS])
     async with node.kubelet(lister), dials.kept() as ledger:
-        await ledger.read()
+        await ledger.read(LISTS)
         monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.05)
         lister.hang = True
         with pytest.raises(LedgerError, match="did not answer PodResources List"):
-            await ledger.read()
+            await ledger.read(LISTS)
         lister.hang = False
         monkeypatch.undo()
-        assert (await ledger.read()).kubelet is not None
+        assert (await ledger.read(LISTS)).kubelet is not None
         assert (len(dials.streams), lister.asked) == (2, 3)
         assert [stream._socket.fileno() == -1 for stream in dials.streams] == [True, False]
 
@@ -883,9 +889,9 @@ async def test_a_read_that_failed_leaves_no_connection_behind(node: Node) -> Non
     async with node.kubelet(lister), dials.kept() as ledger:
         for _ in range(3):
             with pytest.raises(LedgerError, match="did not return its ledger"):
-                await ledger.read()
+                await ledger.read(LISTS)
         await trio.testing.wait_all_tasks_blocked()
         assert [stream._socket.fileno() for stream in dials.streams] == [-1, -1, -1]
         lister.error = None
-        assert (await ledger.read()).kubelet is not None
+        assert (await ledger.read(LISTS)).kubelet is not None
         assert len(dials.streams) == 4

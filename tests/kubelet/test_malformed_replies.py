@@ -18,6 +18,7 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports.errors import ControlError, KubeletError
+from gpuactors.ports.node import LedgerQuestion
 from tests.support.patience import patient
 
 WITHIN_S = patient(10.0)
@@ -67,9 +68,9 @@ async def test_a_malformed_ledger_is_a_failed_read(tmp_path: Path, body: bytes) 
             answering(socket, body),
             pytest.raises(KubeletError, match="not a valid ListPodResourcesResponse"),
         ):
-            await ledger.read()
+            await ledger.read(LedgerQuestion(lists=True))
         with answering(socket, b"\x0a\x04\x0a\x02vm"):
-            assert (await ledger.read()).listed == ()
+            assert (await ledger.read(LedgerQuestion(lists=True))).listed == ()
 
 
 @pytest.mark.trio

@@ -15,12 +15,13 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.values.model import LedgerFile
+from gpuactors.core.values.model import LedgerFile, SeenPods
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims
 from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
 from gpuactors.kubelet.sockets import Change, Changes, Directory, DirectoryIo
+from gpuactors.ports.node import PodsSeen
 from gpuactors.simulation.kubelet.transport import (
     CHECKPOINT_FILE,
     MemoryTransport,
@@ -157,11 +158,19 @@ class _Changes:
 
 
 def memory_ledger(
-    transport: MemoryTransport, faults: Faults | None = None, owner: str = _DAEMON
+    transport: MemoryTransport,
+    faults: Faults | None = None,
+    owner: str = _DAEMON,
+    pods: PodsSeen | None = None,
 ) -> KubeletLedger:
     """The daemon's own reader of the ledger, of a fake kubelet on a `MemoryTransport`."""
     io = _MemoryLedgerIo(transport, faults or Faults(), owner)
-    return KubeletLedger("", "device-plugins", LedgerIo(io.dial, io.socket_file, io.read_file, io.apart))
+    return KubeletLedger(
+        "", "device-plugins", LedgerIo(io.dial, io.socket_file, io.read_file, io.apart, pods)
+    )
+
+
+Seen = tuple[LedgerFile, SeenPods]
 
 
 @final
@@ -196,8 +205,8 @@ class _MemoryLedgerIo:
         content = self._transport.checkpoint_file()
         return None if content is None else content[:max_bytes]
 
-    async def apart(self, function: Callable[[], LedgerFile]) -> LedgerFile:
-        """The last part of a read: a slow one has read at once and returns later, outdated."""
+    async def apart(self, function: Callable[[], Seen]) -> Seen:
+        """The first part of a read: a slow one has read at once and returns later, outdated."""
         await trio.lowlevel.checkpoint()
         contents = function()
         if self._faults.strikes(Fault.READ_SLOW):

@@ -163,6 +163,18 @@ MUTATIONS: Final = (
         "                await endpoint.drain(limits.DRAIN_S)\n",
         "                await endpoint.drain(0.0)\n",
     ),
+    Mutation(
+        "any owner of a device is taken for the pod of the call",
+        "core/deviceplugin/calls.py",
+        "            return entry.to is None or has_kept(ledger.books, name, at) is not True\n",
+        "            return True\n",
+    ),
+    Mutation(
+        "kubelet is asked for List while an Allocate is in flight",
+        "core/host/asking.py",
+        "    if any(call.kind is CallKind.ALLOCATE for call in state.calls.waiting.values()):\n        return False\n",
+        "",
+    ),
     # --- actors and their tools -----------------------------------------------------------------------------
     Mutation(
         "a reader misses what is set while it is not waiting",

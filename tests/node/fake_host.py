@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, final
 
+from gpuactors.host.root import CGROUPS
 from gpuactors.simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel
 from gpuactors.simulation.host.tree import HostTree, PciSpec
 from gpuactors.simulation.host.uevents import Uevent
@@ -146,7 +147,11 @@ def opened_host() -> Iterator[FakeHost]:
         stack.enter_context(_mounted(str(devices), "--bind", at=Path("/proc/devices")))
         for process in _sealed():
             stack.enter_context(_mounted("tmpfs", "-t", "tmpfs", at=process / "fd"))
+        cgroups = Path(CGROUPS)
+        (BACKING / cgroups.relative_to("/")).mkdir(parents=True, exist_ok=True)
         stack.enter_context(SysfsMount(host.kernel, host.lock).mounted(HOST / "sys"))
+        # Those of the node's pods, which kubelet makes.
+        stack.enter_context(_mounted(CGROUPS, "--rbind", at=HOST / cgroups.relative_to("/")))
         yield host
 
 

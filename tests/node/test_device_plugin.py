@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import grpc
 import pytest
 
 from tests.node import pods
+from tests.node.books import pod_resources
 from tests.node.cluster import Object, eventually, kubectl
 from tests.node.fake_host import A100, A100_RESOURCE, H100, H100_RESOURCE
 from tests.node.node import Node
 from tests.support.patience import patient
 
 H = H100_RESOURCE
+
+ALLOCATES = int(os.environ.get("TEST_NODE_ALLOCATES", "200"))
+"""Of the scenario with another program that lists; 2,000 take a quarter of an hour."""
 
 IDLE = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
 """A program that opens no device."""
@@ -213,6 +220,55 @@ def test_forced_deletion(node: Node) -> None:
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_gpu_is_given_to_two_pods_while_another_program_lists(node: Node) -> None:
+    """List makes kubelet forget the device of an Allocate in flight, if a pod has ended meanwhile. Each pod has four
+    containers with a GPU each, and ends by itself; the sampler sees a GPU of two pods (rules.py)."""
+    node.install()
+    for slot in range(0x21, 0x29):
+        node.host.plug(slot)
+    node.settled({H: 8})
+    made = refused = 0
+    with another_program_lists() as lists:
+        while made < ALLOCATES:
+            for pod in pods.all_tenants(node.api):
+                if pods.phase(pod) in ("Succeeded", "Failed"):
+                    refused += pods.phase(pod) == "Failed"
+                    assert pods.phase(pod) == "Succeeded" or "had forgotten that" in pods.told(pod), (
+                        pods.told(pod)
+                    )
+                    pods.delete(node.api, pod["metadata"]["name"], grace_s=0)
+            if len(pods.all_tenants(node.api)) < 3:
+                pod = pods.tenant(f"churn-{made}", {H: 1}, command="sleep 0.3")
+                (container,) = pod["spec"]["containers"]
+                pod["spec"]["containers"] = [{**container, "name": f"c{n}"} for n in range(4)]
+                pods.create(node.api, pod)
+                made += 4
+            time.sleep(0.05)
+        print(f"{made} Allocates, {len(lists)} Lists of another program, {refused} pods refused")
+    pods.clear(node.api)
+    node.settled({H: 8})
+
+
+@contextmanager
+def another_program_lists() -> Iterator[list[float]]:
+    """List in a loop, by a thread; when it was answered."""
+    over, answered = threading.Event(), list[float]()
+
+    def run() -> None:
+        while not over.wait(0.02):
+            with suppress(grpc.RpcError):  # the rate limit is for all clients together
+                pod_resources("List")
+                answered.append(time.monotonic())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield answered
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

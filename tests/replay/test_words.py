@@ -16,10 +16,17 @@ A, B = (LedgerEntry(H100, DeviceId(device), Pod("default", "vm", "")) for device
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (LedgerRead(7, KUBELET, (A, B), (), file=LedgerFile()), "PodResources: 2 devices given to pods"),
+        (
+            LedgerRead(7, KUBELET, (A, B), (), file=LedgerFile()),
+            "PodResources: 2 devices given to pods; 0 in its file",
+        ),
         (
             LedgerRead(7, KUBELET, (A,), (), file=LedgerFile((B,))),
-            "PodResources: 1 device given to pods; 1 more in its file",
+            "PodResources: 1 device given to pods; 1 in its file",
+        ),
+        (
+            LedgerRead(7, KUBELET, (), (), file=LedgerFile((B,)), passive=True),
+            "without PodResources: 1 in its file",
         ),
         (LedgerRead(7, KUBELET, (), ()), "PodResources: 0 devices given to pods; its file could not be read"),
         (

@@ -176,6 +176,7 @@ def test_both_lives_together_make_every_call_in_the_tables() -> None:
 
 
 ELSEWHERE: Final[dict[type, str]] = {
+    ports.PodsSeen: "tests/host/test_pod_cgroups.py",
     ports.UeventSource: "tests/actors/test_udev_watcher.py",
     ports.CdiReader: "tests/actors/test_pod_resources.py",
     ports.Observation: "tests/actors/test_sysfs_inspector.py",

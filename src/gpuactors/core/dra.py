@@ -144,7 +144,7 @@ def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> St
 def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
     effects: list[Effect] = []
     match event:
-        case LedgerRead(read) if read == before.kubelet.ledger.outstanding:
+        case LedgerRead(read, passive=False) if read == before.kubelet.ledger.outstanding:
             for driver in drivers_of(state):
                 state, lines = recovery.ledger_read(driver, state, at)
                 state = claims.ledger_read(driver, state, at)

@@ -35,6 +35,7 @@ from gpuactors.core.state import (
     NodeState,
     Published,
     with_inspections,
+    with_ledger,
     with_plugins,
 )
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
@@ -74,7 +75,7 @@ def initial_state(
         kubelet=Kubelet(
             socket=None,
             missing="",
-            ledger=ledger.first_ledger(wanted.last + 1),
+            ledger=ledger.first_ledger(wanted.last + 1, lists=not settings.hand_over),
             pending_allocations={},
             resolved={},
             orphans={},
@@ -362,7 +363,9 @@ def _kubelet(state: NodeState, event: events.kubelet.KubeletEvent, at: float) ->
             if socket == state.kubelet.socket:
                 return state, []
             plugins = {r: registration.kubelet_appeared(p, at) for r, p in state.published.plugins.items()}
-            state = schedule.ask_ledger(state, at)
+            asking = replace(state.kubelet.ledger.asking, has_get=True)
+            state = with_ledger(state, replace(state.kubelet.ledger, asking=asking))
+            state = schedule.ask_ledger(state, at, lists=True)
             return replace(
                 state,
                 kubelet=replace(state.kubelet, socket=socket, missing=""),

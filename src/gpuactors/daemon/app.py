@@ -60,6 +60,7 @@ from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.cdi import CdiFiles
 from gpuactors.host.pci_ids import PciIds
+from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import BOOT_ID, HostRoot
 from gpuactors.host.sysfs import SysfsReader
@@ -188,7 +189,13 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
-        ledger=(ledger := KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir))),
+        ledger=(
+            ledger := KubeletLedger(
+                str(config.kubelet_dir),
+                str(config.device_plugin_dir),
+                pods=PodCgroups(HostRoot(str(config.host_root))),
+            )
+        ),
         keep_ledger=ledger.keep,
         cdi=CdiFiles(HostRoot(str(config.host_root)), str(config.cdi_dir)),
         open_uevents=open_uevents(config.uevents),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import raise_if_short
+from gpuactors.host.pod_cgroups import uid_of
 from gpuactors.host.root import CDEV_NODES, GROUP_NODES, PCI_DEVICES, PROC, HostRoot, cdev_node, group_node
 
 NodeId = tuple[int, int]
@@ -37,13 +37,6 @@ _VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
 """The descriptor that VFIO_GROUP_GET_DEVICE_FD returns (drivers/vfio/group.c): its device is not shown."""
 
 _NOBODY: Final[Mapping[int, tuple[Holder, ...]]] = MappingProxyType({})
-
-_POD_SLICE: Final = re.compile(r"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod([0-9A-Za-z_]+)\.slice")
-"""Kubelet with the systemd driver: `kubepods-burstable-pod<UID with _ for ->.slice`; guaranteed pods have no class in
-it, and a prefix comes from kubelet's --cgroup-root (pkg/kubelet/cm/cgroup_manager_linux.go)."""
-
-_POD_DIRECTORY: Final = re.compile(r"pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})")
-"""Kubelet with the cgroupfs driver: `/kubepods/burstable/pod<UID>`. A static pod's UID is a hash without dashes."""
 
 
 class Found(Struct, frozen=True):
@@ -245,10 +238,8 @@ def pod_uid(cgroup: str) -> str | None:
     """
     for line in cgroup.splitlines():
         for part in reversed(line.split(":", 2)[-1].split("/")):
-            if match := _POD_SLICE.fullmatch(part):
-                return match[1].replace("_", "-")
-            if match := _POD_DIRECTORY.fullmatch(part):
-                return match[1]
+            if (uid := uid_of(part)) is not None:
+                return uid
     return None
 
 

@@ -20,6 +20,7 @@ VFIO_DEVICES: Final = "/sys/class/vfio-dev"
 
 PLATFORM_DEVICES: Final = "/sys/bus/platform/devices"
 PLATFORM_DRIVERS: Final = "/sys/bus/platform/drivers"
+CGROUPS: Final = "/sys/fs/cgroup"
 
 PROC: Final = "/proc"
 MEMORY_MAP: Final = "/proc/iomem"

@@ -1,9 +1,13 @@
 """Kubelet's ledger: which devices it has given to which pods. Implements `ports.node.LedgerReader`.
 
-Each read asks PodResources, and then reads the ledger *file*: only it has the answers to Allocate, which kubelet gives
-every container that it makes, and it names the pods while no kubelet runs (no socket, or no process behind it) or one
-has just started. A kubelet that runs and cannot answer (rate limit, timeout) is a failed read, and never a reason to
-take owners from the file; Allocate's answers are passed on all the same.
+Each read reads the ledger *file*: it names the pods, by their UIDs, and only it has the answers to Allocate, which
+kubelet gives every container that it makes. Whether these pods live is read of the kernel. PodResources is then asked
+what the core wants to know, List as seldom as can be (`core/host/asking.py`). A kubelet that runs and does not answer
+List (rate limit, timeout) is a failed read; Allocate's answers are passed on all the same. The other questions may stay
+without an answer: then nothing follows.
+
+The file is read before List is asked: kubelet has inserted what the file names, so a device that List lacks then was
+released.
 
 On a full node nearly all that a read says is what the last one said, and to decode it took most of a read's time. So
 what was decoded of the last read is kept, by the very bytes that it was decoded of.
@@ -39,6 +43,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.deviceplugin.listing import comparable
 from gpuactors.core.values.model import (
+    NO_PODS,
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -46,9 +51,11 @@ from gpuactors.core.values.model import (
     LedgerFile,
     LedgerSource,
     Pod,
+    PodAnswer,
     PodClaim,
     ResourceName,
     RunningKubelet,
+    SeenPods,
 )
 from gpuactors.core.values.names import uid_in_cdi_id
 from gpuactors.core.values.quote import quoted
@@ -68,7 +75,7 @@ from gpuactors.grpc_trio.messages import not_valid
 from gpuactors.grpc_trio.protobuf import decode, parts
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse
 from gpuactors.kubelet.pb.podresources import v1 as pb
-from gpuactors.ports.node import LedgerContents, LedgerError
+from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion, PodsSeen
 from gpuactors.process.plain_files import read_plain
 from gpuactors.process.resource_exhaustion import shortage
 
@@ -78,6 +85,9 @@ CHECKPOINT: Final = str(LedgerSource.FILE)
 _VFIO: Final = b"/dev/vfio/"
 
 _LIST: Final = "/v1.PodResourcesLister/List"
+_GET: Final = "/v1.PodResourcesLister/Get"
+_GET_IS_OFF: Final = "Get method disabled"
+"""Part of kubelet's error where the feature gate KubeletPodResourcesGet is off (server_v1.go)."""
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 
 _DAMAGED_MAX: Final = 4
@@ -95,16 +105,24 @@ class LedgerIo(Struct, frozen=True):
     read_file: Callable[[str, int], bytes | None]
     """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
     `OSError`."""
-    run_blocking: Callable[[Callable[[], LedgerFile]], Awaitable[LedgerFile]]
+    run_blocking: Callable[[Callable[[], _FileAndPods]], Awaitable[_FileAndPods]]
     """Runs blocking code apart from the event loop. A cancelled call is no longer awaited."""
+    pods: PodsSeen | None = None
+    """See `ports.node.PodsSeen`; None: nothing is seen of pods."""
 
 
 @final
 class KubeletLedger:
     """The ledger of one kubelet: PodResources below its root, and the file in its directory of device plugins."""
 
-    def __init__(self, kubelet_dir: str, device_plugin_dir: str, io: LedgerIo | None = None) -> None:
-        self._io = io or _io_of_the_node()
+    def __init__(
+        self,
+        kubelet_dir: str,
+        device_plugin_dir: str,
+        io: LedgerIo | None = None,
+        pods: PodsSeen | None = None,
+    ) -> None:
+        self._io = io or _io_of_the_node(pods)
         self._socket = os.path.join(kubelet_dir, "pod-resources", "kubelet.sock")
         self._directory = device_plugin_dir
         self._file = os.path.join(self._directory, CHECKPOINT)
@@ -113,11 +131,11 @@ class KubeletLedger:
         self._answers = Answers()
         self._nodes = Known(_nodes)
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+    async def read(self, question: LedgerQuestion) -> LedgerContents:
         """Implement `ports.node.LedgerReader.read`; take at most `LEDGER_DEADLINE_S`."""
         try:
             with trio.fail_after(limits.LEDGER_DEADLINE_S):
-                return await self._read(resources)
+                return await self._read(question)
         except (OSError, RuntimeError) as exc:
             raise _of_error(exc) from exc
         except trio.TooSlowError as exc:  # List has a deadline of its own, and the file beside it
@@ -136,22 +154,22 @@ class KubeletLedger:
             finally:
                 self._keeper = self._kept = None
 
-    async def _read(self, resources: Collection[ResourceName]) -> LedgerContents:
+    async def _read(self, question: LedgerQuestion) -> LedgerContents:
         socket = self._io.socket_file(self._socket)
+        file, pods = await self._beside()
         try:
-            listed = await self._list(resources, socket)
-            if listed is not None and self._is_another(socket):
+            answered = await self._answered(question, socket)
+            if answered is not None and self._is_another(socket):
                 raise LedgerError(
                     "kubelet restarted while its ledger was read; the last contents stay in effect: it is read again"
                 )
         except LedgerError as exc:
-            raise _with_answers(exc, await self._beside()) from exc
-        if listed is None:
-            return LedgerContents(file=await self._checkpoint())
-        file = await self._beside()
-        return replace(
-            listed, kubelet=_running(socket), file=None if file is None else _without(file, listed.listed)
-        )
+            raise _with_answers(exc, file) from exc
+        if answered is None:
+            # Not what was read before: a kubelet may have written it and ended meanwhile.
+            file, pods = await self._file_and_pods()
+            return LedgerContents(file=file, pods=pods)
+        return replace(answered, kubelet=_running(socket), file=file, pods=pods)
 
     def _is_another(self, before: SocketFile | None) -> bool:
         """Another kubelet's socket is there than before: which of the two has answered cannot be known, and a new one
@@ -159,24 +177,22 @@ class KubeletLedger:
         now = self._io.socket_file(self._socket)
         return now is not None and (before is None or now.identity != before.identity)
 
-    async def _beside(self) -> LedgerFile | None:
-        """The file beside List. One that cannot be read, or not soon, counts as absent."""
+    async def _beside(self) -> tuple[LedgerFile | None, SeenPods]:
+        """The file of a kubelet that runs, and its pods. One that cannot be read, or not soon, counts as absent."""
         with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(LedgerError):
-            return await self._checkpoint()
-        return None
+            return await self._file_and_pods()
+        return None, NO_PODS
 
     # --- PodResources -------------------------------------------------------------------------------------
 
-    async def _list(
-        self, resources: Collection[ResourceName], socket: SocketFile | None
-    ) -> LedgerContents | None:
+    async def _answered(self, question: LedgerQuestion, socket: SocketFile | None) -> LedgerContents | None:
         """None if no kubelet runs."""
         try:
             with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
-                return await self._asked(resources, socket)
+                return await self._asked(question, socket)
         except trio.TooSlowError as exc:
             raise LedgerError(
-                f"kubelet did not answer PodResources List on {self._socket} within "
+                f"kubelet did not answer PodResources {'List ' if question.lists else ''}on {self._socket} within "
                 f"{limits.LEDGER_LIST_DEADLINE_S:g} s; the last contents stay in effect: check whether kubelet hangs"
             ) from exc
         except ConnectError as exc:
@@ -188,15 +204,15 @@ class KubeletLedger:
         except (OSError, RuntimeError) as exc:
             raise _of_error(exc) from exc
 
-    async def _asked(self, resources: Collection[ResourceName], socket: SocketFile | None) -> LedgerContents:
+    async def _asked(self, question: LedgerQuestion, socket: SocketFile | None) -> LedgerContents:
         was_kept = self._kept is not None
         async with self._connected(socket) as channel:
             try:
-                return await self._list_over(channel, resources)
+                return await self._over(channel, question)
             except GRPCError as exc:
                 if not (was_kept and channel.lost.is_set()):
                     raise LedgerError(_refusal(exc)) from exc
-        return await self._asked(resources, socket)  # that connection is not kept any more
+        return await self._asked(question, socket)  # that connection is not kept any more
 
     @asynccontextmanager
     async def _connected(self, socket: SocketFile | None) -> AsyncIterator[Channel]:
@@ -232,30 +248,38 @@ class KubeletLedger:
             self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
         )
 
-    async def _list_over(self, channel: Channel, resources: Collection[ResourceName]) -> LedgerContents:
-        """Calls List over an open channel to kubelet, and asks it for its own list of `resources` if there are any.
-        Raises `GRPCError` if kubelet refuses List.
+    async def _over(self, channel: Channel, question: LedgerQuestion) -> LedgerContents:
+        """Asks the question over an open channel to kubelet. Raises `GRPCError` if kubelet refuses List.
 
-        Kubelet may not list its own: it is too old, the feature is switched off, its rate limit is reached, it is
+        Kubelet may not answer the rest: it is too old, the feature is switched off, its rate limit is reached, it is
         stopping. Nothing follows from that."""
-        listed = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
-        if not resources:
-            return listed
-        with suppress(GRPCError):
-            allocatable = await channel.encoded(_ALLOCATABLE, pb.AllocatableResourcesRequest())
-            return replace(listed, healthy=self._answers.healthy(allocatable, resources))
-        return listed
+        found = LedgerContents(passive=True)
+        if question.lists:
+            found = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
+        if question.resources:
+            with suppress(GRPCError):
+                allocatable = await channel.encoded(_ALLOCATABLE, pb.AllocatableResourcesRequest())
+                found = replace(found, healthy=self._answers.healthy(allocatable, question.resources))
+        answers = list[PodAnswer]()
+        for pod in question.pods:
+            try:
+                answers += await _pod_answer(channel, pod)
+            except _GetIsOffError:
+                return replace(found, has_get=False)
+        return replace(found, answers=tuple(answers))
 
     # --- the file -----------------------------------------------------------------------------------------
 
-    async def _checkpoint(self) -> LedgerFile:
-        return await self._io.run_blocking(self._read_checkpoint)
+    async def _file_and_pods(self) -> _FileAndPods:
+        return await self._io.run_blocking(self._read_file_and_pods)
 
-    def _read_checkpoint(self) -> LedgerFile:
+    def _read_file_and_pods(self) -> _FileAndPods:
         content = self._read_file()
         if content is None:
-            return LedgerFile(exists=False)
-        return checkpoint_contents(content, self._file, self._nodes)
+            return LedgerFile(exists=False), NO_PODS
+        file = checkpoint_contents(content, self._file, self._nodes)
+        seen = self._io.pods
+        return file, NO_PODS if seen is None else seen.look({entry.pod.uid for entry in file.entries})
 
     def _read_file(self) -> bytes | None:
         """None if there is none in a directory that exists."""
@@ -296,15 +320,45 @@ class _Kept:
         return self._socket.identity == socket.identity
 
 
-def _io_of_the_node() -> LedgerIo:
+_FileAndPods = tuple[LedgerFile, SeenPods]
+"""The file, and what is seen of the pods that it names."""
+
+
+class _GetIsOffError(Exception):
+    """This kubelet does not answer Get, whatever pod is asked for."""
+
+
+async def _pod_answer(channel: Channel, asked: Pod) -> tuple[PodAnswer, ...]:
+    """Kubelet's answer to Get; empty if it has none now. Raises `_GetIsOffError`."""
+    request = pb.GetPodResourcesRequest(pod_name=asked.name, pod_namespace=asked.namespace)
+    pod = Pod(asked.namespace, asked.name, "")
+    try:
+        encoded = await channel.encoded(_GET, request)
+        with _valid("GetPodResourcesResponse"):
+            listed = decode(encoded, pb.GetPodResourcesResponse).pod_resources
+    except GRPCError as exc:
+        if exc.status is Status.UNIMPLEMENTED or _GET_IS_OFF in (exc.message or ""):
+            raise _GetIsOffError from exc
+        # Kubelet has no status of its own for a pod that it does not know (server_v1.go).
+        if exc.status in (Status.UNKNOWN, Status.NOT_FOUND) and "not found" in (exc.message or ""):
+            return (PodAnswer(pod, is_known=False),)
+        return ()
+    if listed is None or (listed.namespace, listed.name) != (pod.namespace, pod.name):
+        return ()
+    devices = {(e.resource, e.device) for of in listed.containers for e in _devices(of, pod)}
+    claims = {claim for container in listed.containers for claim in _claims(container, pod)}
+    return (PodAnswer(pod, tuple(sorted(devices)), tuple(sorted(claims, key=_claim_order))),)
+
+
+def _io_of_the_node(pods: PodsSeen | None) -> LedgerIo:
     # A limiter of its own: on a disk that hangs the threads of given-up reads must not block other threads.
     threads = trio.CapacityLimiter(2)
 
-    async def in_thread(function: Callable[[], LedgerFile]) -> LedgerFile:
+    async def in_thread(function: Callable[[], _FileAndPods]) -> _FileAndPods:
         """A disk that hangs must not stop the daemon."""
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=threads)
 
-    return LedgerIo(connect_unix, socket_file, _read_file, in_thread)
+    return LedgerIo(connect_unix, socket_file, _read_file, in_thread, pods)
 
 
 def _read_file(path: str, max_bytes: int) -> bytes | None:
@@ -321,12 +375,6 @@ def _running(socket: SocketFile | None) -> RunningKubelet:
     if socket is None:
         return RunningKubelet("", limits.LEDGER_SETTLE_S)
     return RunningKubelet(socket.identity, min(socket.age_s, limits.LEDGER_SETTLE_S))
-
-
-def _without(file: LedgerFile, listed: Iterable[LedgerEntry]) -> LedgerFile:
-    """The file, of its entries only those whose device is not listed."""
-    names = {(entry.resource, entry.device) for entry in listed}
-    return replace(file, entries=tuple(e for e in file.entries if (e.resource, e.device) not in names))
 
 
 def _with_answers(failure: LedgerError, file: LedgerFile | None) -> LedgerError:

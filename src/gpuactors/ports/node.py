@@ -20,6 +20,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.effects import Answer, Effect
 from gpuactors.core.values.model import (
+    NO_PODS,
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -29,9 +30,12 @@ from gpuactors.core.values.model import (
     LedgerFile,
     PciAddress,
     PciFunction,
+    Pod,
+    PodAnswer,
     PodClaim,
     ResourceName,
     RunningKubelet,
+    SeenPods,
 )
 from gpuactors.ports.errors import HostError, KubeletError
 
@@ -103,12 +107,20 @@ class UseReader(Protocol):
         ...
 
 
+class PodsSeen(Protocol):
+    """What the kernel shows of the node's pods."""
+
+    def look(self, uids: Collection[str]) -> SeenPods:
+        """At these pods. May block; never raises: what cannot be read is left out."""
+        ...
+
+
 class LedgerReader(Protocol):
     """Reads kubelet's ledger."""
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
-        """The entries of PodResources and of the checkpoint file; and kubelet's own healthy IDs of `resources`, if
-        there are any and kubelet lists them. Which entries count is not decided here, and nothing is kept.
+    async def read(self, question: LedgerQuestion) -> LedgerContents:
+        """The checkpoint file and what is seen of its pods; of PodResources what is asked. Which entries count is not
+        decided here, and nothing is kept.
 
         Raises `LedgerError` if a kubelet that runs does not answer PodResources, or none runs and the file cannot be
         read.
@@ -125,6 +137,18 @@ class CdiReader(Protocol):
         ...
 
 
+class LedgerQuestion(Struct, frozen=True):
+    """What PodResources is asked with one read of kubelet's ledger."""
+
+    resources: Collection[ResourceName] = ()
+    """The resources of which kubelet's own healthy IDs are wanted (GetAllocatableResources)."""
+    pods: Collection[Pod] = ()
+    """The pods that are to be asked for (Get), by their names."""
+    lists: bool = False
+    """Every pod is to be listed (List). Kubelet then forgets the device of an Allocate in flight, if any other pod has
+    ended meanwhile (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices)."""
+
+
 class LedgerContents(Struct, frozen=True):
     """Kubelet's ledger as one read found it; all as in `LedgerRead`."""
 
@@ -136,6 +160,10 @@ class LedgerContents(Struct, frozen=True):
     file: LedgerFile | None = None
     waiting: tuple[PodClaim, ...] = ()
     """Claims of which List has no device yet, sorted."""
+    passive: bool = False
+    answers: tuple[PodAnswer, ...] = ()
+    has_get: bool = True
+    pods: SeenPods = NO_PODS
 
 
 class Hint(Struct, frozen=True):

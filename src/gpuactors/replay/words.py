@@ -169,12 +169,18 @@ def _ledger(event: events.kubelet.LedgerRead) -> str:
     given = f"{count(len(event.listed), 'device')} given to pods"
     if event.claims:
         given += f", {len(event.claims)} claimed"
+    if event.passive:
+        named = (
+            "its file could not be read" if event.file is None else f"{len(event.file.entries)} in its file"
+        )
+        asked = f"; asked for {count(len(event.answers), 'pod')}" if event.answers else ""
+        return f"without {LedgerSource.LIST}: {named}{asked}"
     if event.file is None:
         return f"{LedgerSource.LIST}: {given}; its file could not be read"
     in_file = len(event.file.entries)
     if event.kubelet is None:
         return f"{LedgerSource.FILE}: {count(in_file, 'device')} given to pods"
-    return f"{LedgerSource.LIST}: {given}" + (f"; {in_file} more in its file" if in_file else "")
+    return f"{LedgerSource.LIST}: {given}; {in_file} in its file"
 
 
 def effect_words(effect: effects.Effect) -> str:

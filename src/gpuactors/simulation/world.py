@@ -28,6 +28,7 @@ from gpuactors.core.values.model import Health, ResourceName, Role
 from gpuactors.daemon import app
 from gpuactors.simulation.claims import ClaimsSide, open_claims
 from gpuactors.simulation.domains import DomainsSide, open_domains
+from gpuactors.simulation.host.pod_cgroups import CgroupTree
 from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
 from gpuactors.simulation.host.uevents import UeventSender
 from gpuactors.simulation.kubelet.containers import TreeTenancy
@@ -100,6 +101,7 @@ async def open_world(
                             transport,
                             seed=seed,
                             tenancy=TreeTenancy(tree, tell),
+                            cgroups=CgroupTree(tree.root),
                             dra=side.around() if side is not None else None,
                         )
                     )

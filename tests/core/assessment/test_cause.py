@@ -46,6 +46,7 @@ from tests.core.builders import H100, SETTINGS, Core, audio, disk, gpu
 from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
+from tests.core.test_asking import Kubelet
 
 A, B = pci_address("0000:01:00.0"), pci_address("0000:02:00.0")
 T = Token(1)
@@ -250,6 +251,14 @@ def refused_for_another_resource() -> set[Cause]:
     return refused(core)
 
 
+def still_allocated() -> set[Cause]:
+    core = Kubelet()
+    core.runs()
+    core.effects.clear()
+    core.allocate(token=Token(9))
+    return refused(core)
+
+
 def stale_nodes() -> set[Cause]:
     core = node(gpu(A, 82), gpu(B, 81), ledger={A: "vm-1"})
     core.cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
@@ -374,6 +383,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "asked for, and in another group": (Cause.GROUP_CHANGED, lambda: refused_as(gpu(A, 9))),
     "asked for by no ID": (Cause.UNKNOWN_ID, lambda: refused(asked(node(), "0000:99:00.0"))),
     "its container has old nodes": (Cause.STALE_NODES, stale_nodes),
+    "asked for, and a pod that lives has it": (Cause.STILL_ALLOCATED, still_allocated),
     "no descriptors": (Cause.SHORTAGE, shortage),
     "no inspection returns": (Cause.INSPECTION_LATE, lambda: late(asked(node(), A))),
     "no poll comes back": (Cause.USE_LATE, use_late),

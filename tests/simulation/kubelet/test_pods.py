@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import trio
 from grpclib import GRPCError, Status
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors.actors import pod_resources
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.ledger.kubelet_startup import counted
+from gpuactors.core.ledger.ledger import first_ledger
+from gpuactors.core.reports.snapshot import LedgerWanted
 from gpuactors.core.values.model import (
     DeviceId,
-    KubeletStartup,
     LedgerEntry,
     LedgerFile,
     LedgerSource,
@@ -27,7 +29,7 @@ from gpuactors.core.values.model import (
 from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
 from gpuactors.ports.errors import KubeletError
-from gpuactors.ports.node import LedgerReader
+from gpuactors.ports.node import LedgerQuestion, LedgerReader
 from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import FIRST_PID, QEMU, TreeTenancy
@@ -39,6 +41,7 @@ from tests.memory.faults import SLOW_S, Fault, Faults
 from tests.memory.kubelet import memory_ledger
 from tests.simulation.kubelet.rig import GPU, Plugin, Rig, all_healthy, registered, rig
 
+LISTS = LedgerQuestion(lists=True)
 UNHEALTHY_AGAIN = (
     "UnexpectedAdmissionError: Allocate failed due to previously allocated devices are no longer healthy; "
     f"cannot allocate unhealthy devices {GPU}, which is unexpected"
@@ -433,7 +436,7 @@ def entries(uids: dict[str, str], *, by_name: bool) -> tuple[LedgerEntry, ...]:
         LedgerEntry(
             ResourceName(GPU),
             DeviceId(device),
-            Pod("default", name, "") if by_name else Pod("", "", uids[name]),
+            Pod("default" if by_name else "", name if by_name else "", uids[name]),
         )
         for name, device in (("vm-1", "gpu0"), ("vm-2", "gpu1"))
     )
@@ -444,14 +447,14 @@ class Counting:
 
     def __init__(self, ledger: LedgerReader) -> None:
         self._ledger = ledger
-        self._young = KubeletStartup()
+        self._known = first_ledger(1, lists=True)
 
     async def read(self) -> tuple[LedgerSource, tuple[LedgerEntry, ...]]:
         """The source of the entries, and the entries."""
-        event = await pod_resources.read(1, (), self._ledger)
+        event = await pod_resources.read(1, LedgerWanted(1, lists=True), self._ledger)
         assert isinstance(event, LedgerRead)
-        found = counted(self._young, {}, event, trio.current_time())
-        self._young = found.young
+        found = counted(self._known, (), event, trio.current_time())
+        self._known = replace(self._known, young=found.young, books=found.books)
         return found.source, found.entries
 
 
@@ -461,14 +464,14 @@ async def test_the_memory_ledger_reads_what_a_real_one_would(autojump_clock: Moc
     async with rig() as r, r.serving(plugin, "sub/p.sock"):
         ledger = memory_ledger(memory_of(r))
         counting = Counting(ledger)
-        assert await ledger.read() == await ledger.read()
+        assert await ledger.read(LISTS) == await ledger.read(LISTS)
         await r.register("sub/p.sock")
         await r.figures(2, 2)
         for name in ("vm-1", "vm-2"):
             await running(r, name)
         uids = {name: pod.uid for name, pod in r.kubelet.view.pods.items()}
         by_name, by_uid = entries(uids, by_name=True), entries(uids, by_name=False)
-        assert (await ledger.read()).claims == ()
+        assert (await ledger.read(LISTS)).claims == ()
         assert await counting.read() == (LedgerSource.LIST, by_name)
 
         await r.kubelet.stop()
@@ -503,13 +506,13 @@ async def test_reads_fail_and_take_long_when_told_to(autojump_clock: MockClock) 
     transport = MemoryTransport()
     faults = Faults()
     ledger = memory_ledger(transport, faults)
-    assert (await ledger.read()).file == LedgerFile(exists=False)
+    assert (await ledger.read(LISTS)).file == LedgerFile(exists=False)
     faults.order(Fault.READ_FAILS)
     with pytest.raises(KubeletError, match="fails as planned"):
-        await ledger.read()
+        await ledger.read(LISTS)
     faults.order(Fault.READ_SLOW)
     began = trio.current_time()
-    await ledger.read()
+    await ledger.read(LISTS)
     assert trio.current_time() - began == pytest.approx(SLOW_S)
     assert not faults.waits(Fault.READ_FAILS)
     assert not faults.waits(Fault.READ_SLOW)

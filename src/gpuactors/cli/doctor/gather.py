@@ -44,6 +44,7 @@ from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.about import node_of
 from gpuactors.daemon.app import sysfs_of
 from gpuactors.host import pci_ids, preflight, runtime, vfio
+from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import in_thread
@@ -53,7 +54,7 @@ from gpuactors.kubelet.dra.plugin import PLUGINS, REGISTRY
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY
 from gpuactors.ports.errors import PortError
-from gpuactors.ports.node import LedgerContents, LedgerError
+from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion
 
 if TYPE_CHECKING:
     from gpuactors.ports.kube import NodeApi
@@ -71,10 +72,14 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
     reading = _Reading(judged.config, progress)
     functions = await reading.functions()
     resources = _resources(judged.config, functions, daemon)
-    ledger = await reading.ledger(resources)
+    lists = not isinstance(daemon, Running)
+    ledger = await reading.ledger(resources, lists=lists)
     if isinstance(daemon, Running) and is_unsettled(daemon, ledger):
         await trio.sleep(limits.KUBELET_LIST_AGAIN_S)
-        daemon, ledger = await _daemon(resolved.config, progress), await reading.ledger(resources)
+        daemon, ledger = (
+            await _daemon(resolved.config, progress),
+            await reading.ledger(resources, lists=False),
+        )
     with_claims = wants_claims(judged.config) and not pre
     node = daemon.about.node if isinstance(daemon, Running) else node_of(judged.config)
     api = await reading.api(node) if with_claims else None
@@ -227,9 +232,13 @@ class _Reading:
             "kubelet's directory of device plugins", lambda: look.look(self._device_plugin_dir)
         )
 
-    async def ledger(self, resources: Collection[ResourceName]) -> Known[LedgerContents]:
+    async def ledger(self, resources: Collection[ResourceName], *, lists: bool) -> Known[LedgerContents]:
+        """`lists`: no daemon of ours runs, so that no Allocate of ours can be in flight (`core/host/asking.py`)."""
+
         async def read() -> LedgerContents:
-            return await KubeletLedger(self._kubelet_dir, self._device_plugin_dir).read(resources)
+            pods = PodCgroups(self._root)
+            ledger = KubeletLedger(self._kubelet_dir, self._device_plugin_dir, pods=pods)
+            return await ledger.read(LedgerQuestion(resources, lists=lists))
 
         deadline_s = 2 * limits.LEDGER_DEADLINE_S  # as in `devices`
         return await _known("kubelet's ledger", read, self._progress, deadline_s)
@@ -284,7 +293,7 @@ class _Read:
     def __init__(self, ledger: Known[LedgerContents]) -> None:
         self._ledger = ledger
 
-    async def read(self, resources: Collection[ResourceName] = ()) -> LedgerContents:
+    async def read(self, question: LedgerQuestion) -> LedgerContents:
         """Implement `LedgerReader.read`."""
         await trio.lowlevel.checkpoint()
         if isinstance(self._ledger, Unknown):

@@ -23,6 +23,7 @@ from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.model import PciFunction
 from gpuactors.daemon.app import settings_of, sysfs_of
 from gpuactors.host.cdi import CdiFiles
+from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import SysfsUse
@@ -44,9 +45,10 @@ def view(config: Config, progress: Progress) -> NodeView:
 
 
 async def _inspect_host(config: Config) -> NodeView:
-    ledger = KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir))
-    cdi = CdiFiles(HostRoot(str(config.host_root)), str(config.cdi_dir))
-    use = SysfsUse(HostRoot(str(config.host_root)), "proc" if config.holders == "proc" else "passive")
+    root = HostRoot(str(config.host_root))
+    ledger = KubeletLedger(str(config.kubelet_dir), str(config.device_plugin_dir), pods=PodCgroups(root))
+    cdi = CdiFiles(root, str(config.cdi_dir))
+    use = SysfsUse(root, "proc" if config.holders == "proc" else "passive")
     return await assessed(config, await ThreadedReader(sysfs_of(config)).scan(), ledger, use, cdi)
 
 
@@ -78,7 +80,7 @@ async def _answer(
     """The next requests of the core."""
     wanted = project(state)
     if wanted.ledger.read is not None:
-        return await pod_resources.read(wanted.ledger.read, (), ledger, cdi)
+        return await pod_resources.read(wanted.ledger.read, wanted.ledger, ledger, cdi)
     if (poll := wanted.any_poll).poll is not None:
         return GroupsObserved(poll.poll, await use.observe(poll.targets, whole=True))
     return None

@@ -30,6 +30,7 @@ from gpuactors.core.events.claims import (
     PrepareAsked,
     UnprepareAsked,
 )
+from gpuactors.core.host import schedule
 from gpuactors.core.requests import Failure
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimCall, Claims, Entry, load_of, with_entry
@@ -279,7 +280,8 @@ def _missing(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failur
     if entry.missing == 0 or not _is_unlisted(driver, state, entry):
         counted = int(_is_unlisted(driver, state, entry))
         again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)
-        return driver.with_claims(state, with_entry(claims, again)), []
+        state = driver.with_claims(state, with_entry(claims, again))
+        return schedule.ask_ledger(state, at, lists=True), []
     line = Log(
         Level.WARNING,
         "claim.collected",

@@ -15,6 +15,7 @@ from gpuactors import limits
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.claims.transitions import try_transition
+from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, Entry, with_entry
 from gpuactors.core.values.claim import ClaimName
@@ -52,12 +53,13 @@ def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
     """A claim whose name is not known is due to be looked for: the API server cannot be asked, so that kubelet lists it
     for no pod, twice, must do."""
     ledger, claims = state.kubelet.ledger, driver.claims(state)
-    if ledger.problem is not None or ledger.source is not LedgerSource.LIST:
-        again = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
-        return driver.with_claims(state, with_entry(claims, again)), []
-    if entry.missing == 0:
-        again = replace(entry, missing=1, collect_at=at + limits.CLAIM_COLLECT_S)
-        return driver.with_claims(state, with_entry(claims, again)), []
+    is_old = ledger.asking.listed_at < at - limits.CLAIM_COLLECT_S
+    is_unsure = is_old or ledger.problem is not None or ledger.source is not LedgerSource.LIST
+    if is_unsure or entry.missing == 0:
+        missing = entry.missing if is_unsure else 1
+        again = replace(entry, missing=missing, collect_at=at + limits.CLAIM_COLLECT_S)
+        state = driver.with_claims(state, with_entry(claims, again))
+        return schedule.ask_ledger(state, at, lists=True), []
     state, lines = try_transition(driver, state, replace(entry, collect_at=math.inf), ClaimTrigger.UNPREPARE)
     reason = "NVIDIA's driver has prepared it, and kubelet lists its devices for no pod, twice; its name is not known"
     fields = {"claim": str(entry.name), "uid": entry.name.uid, "reason": reason}

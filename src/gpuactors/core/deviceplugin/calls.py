@@ -2,9 +2,15 @@
 
 Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: a
 call requests an inspection of each of its devices, a poll of the groups' use and a read of kubelet's ledger, and waits
-for their results. A read of the ledger that was requested just before the call counts as well, but no call is refused
-because of such a read: kubelet allocates what its ledger has free *now*, so an owner in the earlier read may have just
-left. If the ledger cannot be read, its last known contents count.
+for their results. A read of the ledger that was requested just before the call counts as well. No call is refused
+because of an owner before kubelet was asked for that pod, after the call came (Get): kubelet allocates what its ledger
+has free *now*, so the owner may have just left. If the ledger cannot be read, its last known contents count.
+
+Kubelet may ask for a device that a pod has already: an init container's is reused by the pod's next container. It does
+so by mistake as well, when List has made it forget an Allocate in flight (`host/asking.py`). The pod's cgroup tells the
+two apart: kubelet makes it when all containers have their devices. So a device of a pod that has one, and lives, is
+refused, which also makes kubelet's set right again; one that has just been given is waited for, until its pod's cgroup
+is there or would be.
 
 A device that is unknown, has changed since it was listed, cannot be opened or is held by an external process is refused
 with its reason. It is never replaced by another: kubelet's ledger would disagree with reality for the pod's life.
@@ -18,6 +24,7 @@ GetPreferredAllocation is answered at once and never refused: kubelet fails the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
@@ -35,8 +42,9 @@ from gpuactors.core.devices.presence import changed, not_offered
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.ledger.books import has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
-from gpuactors.core.state import NodeState, with_inspections, with_waiting
+from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_waiting
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import (
     Answer,
@@ -59,19 +67,26 @@ from gpuactors.core.values.model import (
     DeviceId,
     Difference,
     LastCall,
+    LedgerEntry,
     PciAddress,
     PciFunction,
     Pod,
+    PodLife,
     ResourceName,
     Role,
     Token,
     is_pci_address,
 )
-from gpuactors.core.values.owner import Allocation, Owner
+from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.values.status import Holding, Reason, causes_of
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
+
+_FORGOTTEN: Final = (
+    "kubelet had forgotten that, as a program has called PodResources List during an Allocate (kubernetes pull request "
+    "137534), and knows it again by this refusal"
+)
 
 Answered = list[Effect]
 """The replies to calls, each with its one line in the log."""
@@ -115,11 +130,15 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
             continue
         if _is_missing(state, call):
             continue
-        answer = _decide(state, call)
+        answer = _decide(state, call, at)
         if isinstance(answer, _Doubted):
-            doubting = replace(call, doubts=True)
+            doubting = replace(call, doubted=state.host.inspections.last)
             state = with_waiting(state, {**state.calls.waiting, token: doubting})
             state = _with_read(state, doubting, at)
+            continue
+        if isinstance(answer, _Awaited):
+            refresh = state.kubelet.ledger.refresh.due_by(at + limits.ADMISSION_READ_S)
+            state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
             continue
         if answer is None:  # the previous holder has not released it yet
             continue
@@ -162,7 +181,7 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     answered: Answered = []
     for token, call in state.calls.waiting.items():
         if call.deadline <= at:
-            late = _late(state, call)
+            late = _late(state, call, at)
             answered += _answered(token, call.kind, call.resource, call.requests, late)
             state = _noted(state, call.seen, call.kind, late, at)
     return _without(state, answered), answered
@@ -247,7 +266,7 @@ def _noted(
 
 def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
     """`state` with the call's devices as pending allocations: they count as allocated until kubelet's ledger lists
-    them. `schedule.due` requests the read for that."""
+    them. `schedule.due` requests the read for that. Pods that had them, and whose end is seen, have them no more."""
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
     # The answer that kubelet kept of an earlier Allocate is another pod's, and its file may not be readable soon.
@@ -256,6 +275,14 @@ def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
     if not ledger.cached.keys().isdisjoint(until):
         cached = {name: nodes for name, nodes in ledger.cached.items() if name not in until}
         ledger = replace(ledger, cached=cached)
+    books = ledger.books
+    over = {
+        LedgerEntry(*name, Pod("", "", uid))
+        for name in ids
+        if (uid := books.uids.get(name)) is not None and has_kept(books, name, at) is False
+    }
+    granted = {**books.granted, **dict.fromkeys(ids, at)}
+    ledger = replace(ledger, books=replace(books, ended=books.ended | over, granted=granted))
     return replace(state, kubelet=replace(kubelet, pending_allocations=pending, ledger=ledger))
 
 
@@ -336,14 +363,22 @@ def _is_missing(state: NodeState, call: Call) -> bool:
 
 def _is_unread(state: NodeState, call: Call) -> bool:
     """No read of kubelet's ledger that counts for the call has come back: requested after it came, or just before."""
-    if state.kubelet.ledger.done > call.since:
+    if state.kubelet.ledger.done > _read_since(call):
         return False
-    return call.doubts or not _is_fresh(state.kubelet.ledger.read_at, call)
+    return call.doubted is not None or not _is_fresh(state, state.kubelet.ledger.read_at, call)
 
 
-def _is_fresh(asked_at: float, call: Call) -> bool:
-    """A read of the ledger that was requested at `asked_at` is new enough for the call."""
-    return asked_at >= call.came_at - limits.LEDGER_FRESH_S
+def _read_since(call: Call) -> int:
+    """Later reads of the ledger count for the call."""
+    return call.since if call.doubted is None else call.doubted
+
+
+def _is_fresh(state: NodeState, asked_at: float, call: Call) -> bool:
+    """A read of the ledger that was requested at `asked_at` is new enough for the call, and no device of it was granted
+    since."""
+    granted = state.kubelet.ledger.books.granted
+    is_since = all(granted.get(name, -math.inf) < asked_at for name in _names(call))
+    return is_since and asked_at >= call.came_at - limits.LEDGER_FRESH_S
 
 
 def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
@@ -352,7 +387,8 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
     if not _is_unread(state, call):
         return state
     if ledger.outstanding is not None:
-        enough = ledger.outstanding > call.since or (not call.doubts and _is_fresh(ledger.asked_at, call))
+        is_fresh = call.doubted is None and _is_fresh(state, ledger.asked_at, call)
+        enough = ledger.outstanding > _read_since(call) or is_fresh
         if enough or ledger.refresh.again:
             return state
     return schedule.ask_ledger(state, at)
@@ -405,10 +441,15 @@ def _number(state: NodeState, address: PciAddress) -> int:
 
 
 class _Doubted(Struct, frozen=True, gc=False):
-    """The call would be refused because of a read of the ledger from before it came."""
+    """The call would be refused because of a read of the ledger from before it came, or because of an owner that
+    kubelet has not been asked for since."""
 
 
-def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
+class _Awaited(Struct, frozen=True, gc=False):
+    """It will soon be seen whether the pod that has just got a device of the call has all its devices."""
+
+
+def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awaited | None:
     """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     known = devices_by_id(state, call.resource)
     blockers = [b for address, seen in call.seen.items() if (b := _blocker(known, state, address, seen))]
@@ -419,21 +460,36 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | None:
     match call.kind:
         case CallKind.PRE_START:
             if stale := _stale(state, call, known):
-                if state.kubelet.ledger.done <= call.since:
+                if call.doubted is None and _is_before(state, call):
                     return _Doubted()
                 return _refused(Refusal.FAILED_PRECONDITION, Reason(Cause.STALE_NODES, stale))
             return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
             if _is_undecided(state, known, call):
                 return None
-            taken, owners = _taken(state, call)
+            taken, owners = _taken(state, call, at)
             if taken:
-                if state.kubelet.ledger.done <= call.since:
+                if call.doubted is None and (
+                    not _is_exact(state, call) if owners else _is_before(state, call)
+                ):
                     return _Doubted()
                 if _may_be_back(state, known, call):
                     return None
                 return _refused(Refusal.FAILED_PRECONDITION, *taken, owners=owners)
+            if any(_is_being_admitted(state, name, at) for name in _names(call)):
+                return _Awaited()
             return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
+
+
+def _is_before(state: NodeState, call: Call) -> bool:
+    """The last read of the ledger was requested before the call came."""
+    return state.kubelet.ledger.done <= call.since
+
+
+def _is_exact(state: NodeState, call: Call) -> bool:
+    """It was requested later, and has kubelet's own list: there is nothing more to ask for."""
+    ledger = state.kubelet.ledger
+    return not _is_before(state, call) and ledger.asking.done == ledger.done
 
 
 def _blocker(
@@ -528,32 +584,58 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
     return f"{quoted_id(node)} belongs to no GPU any more"
 
 
-def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Allocation, ...]]:
+def _names(call: Call) -> list[Named]:
+    return [(call.resource, device) for request in call.requests for device in request]
+
+
+def _is_being_admitted(state: NodeState, name: Named, at: float) -> bool:
+    """A pod has got the device so recently that its cgroup, which it gets when it has all its devices, may not be there
+    yet, and that it cannot have run and stopped."""
+    books = state.kubelet.ledger.books
+    uid = books.uids.get(name)
+    return (
+        uid is not None
+        and books.lives.get(uid) in (PodLife.ABSENT, PodLife.STOPPED)
+        and name in state.kubelet.ledger.entries
+        and at < books.granted.get(name, -math.inf) + limits.ADMISSION_S
+    )
+
+
+def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple[Allocation, ...]]:
     """Why Allocate must refuse although the files are in order: the first holder of each device that is not the pod of
     the call; and of these the owners."""
     known = devices_by_id(state, call.resource)
     asked = {known[i].function.address: i for request in call.requests for i in request}
     reasons, owners = list[Reason](), list[Allocation]()
     for address in sorted(call.seen):
-        held = state.holding(address, call.resource, _is_calls(call, address, asked[address]))
+        held = state.holding(address, call.resource, _is_calls(state, call, address, asked[address], at))
         if held is None or _is_awaited(state, address, held):
             continue
+        reason = held.reason
         if isinstance(held.who, Owner):
             owners += held.who.entries
-        reasons.append(_of(address, held.reason))
+            if (call.resource, asked[address]) in {(e.resource, e.device) for e in held.who.entries}:
+                reason = Reason(Cause.STILL_ALLOCATED, f"{reason.message}, which lives; {_FORGOTTEN}")
+        reasons.append(_of(address, reason))
     return reasons, tuple(owners)
 
 
 def _is_calls(
-    call: Call, address: PciAddress, asked_as: DeviceId
+    state: NodeState, call: Call, address: PciAddress, asked_as: DeviceId, at: float
 ) -> Callable[[PciAddress, Allocation], bool]:
-    """Whether an owner does not stand in the way of the device at `address`: it is the pod of the call, or has another
-    device of the call, for which it is a reason by itself."""
+    """Whether an owner does not stand in the way of the device at `address`: it may be the pod of the call, has ended,
+    or has another device of the call, for which it is a reason by itself."""
+    ledger, pending = state.kubelet.ledger, state.kubelet.pending_allocations
 
     def is_own(function: PciAddress, entry: Allocation) -> bool:
-        if function == address:
-            return (entry.resource, entry.device) == (call.resource, asked_as)
-        return function in call.seen
+        name = (entry.resource or NO_RESOURCE, DeviceId(entry.device))
+        if function == address and name == (call.resource, asked_as):
+            return entry.to is None or has_kept(ledger.books, name, at) is not True
+        if function != address and function in call.seen:
+            return True
+        if entry.to is None:  # kubelet is done with that Allocate: its pod has not got the device
+            return name in pending and ledger.read_at >= schedule.listed_at(pending[name])
+        return isinstance(entry.to, Pod) and has_kept(ledger.books, name, at) is False
 
     return is_own
 
@@ -579,7 +661,7 @@ def _held(state: NodeState, call: Call) -> list[Reason]:
     return [_of(address, found.reason) for address, found in held.items() if found is not None]
 
 
-def _late(state: NodeState, call: Call) -> Refused:
+def _late(state: NodeState, call: Call, at: float) -> Refused:
     """Why a call could not be answered in time."""
     if short := [
         Reason(Cause.SHORTAGE, f"{a}: {why}") for a in sorted(call.seen) if (why := _shortage(state, a))
@@ -602,9 +684,9 @@ def _late(state: NodeState, call: Call) -> Refused:
         )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.CHECKPOINT_LATE, message))
     if _is_unread(state, call):
-        message = "kubelet did not return its ledger (PodResources List) in time; check whether kubelet hangs"
+        message = "kubelet's ledger could not be read in time; check whether kubelet, or the disk of its file, hangs"
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
     if held := _held(state, call):
         return _refused(Refusal.UNAVAILABLE, *held)
-    taken, owners = _taken(state, call)
+    taken, owners = _taken(state, call, at)
     return _refused(Refusal.UNAVAILABLE, *taken, owners=owners)

@@ -112,11 +112,14 @@ class ComputeDomains:
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = reads.imex_asked(reads.domain_asked(state.domains, config.domain))
-        return schedule.ask_ledger(replace(state, domains_part=domains), at), entry
+        return schedule.ask_ledger(replace(state, domains_part=domains), at, lists=True), entry
 
     def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
         reason = exclusion.conflict(state.domains, entry)
-        if reason is None and state.kubelet.ledger.outstanding is not None:
+        ledger = state.kubelet.ledger
+        if reason is None and (
+            ledger.asking.wanted or (ledger.outstanding is not None and ledger.asking.lists)
+        ):
             # It was asked for when the claim came.
             return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
         return reason

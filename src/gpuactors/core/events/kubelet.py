@@ -8,14 +8,17 @@ from msgspec import Struct
 
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.model import (
+    NO_PODS,
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
     LedgerEntry,
     LedgerFile,
+    PodAnswer,
     PodClaim,
     ResourceName,
     RunningKubelet,
+    SeenPods,
 )
 
 
@@ -41,6 +44,15 @@ class LedgerRead(Struct, frozen=True, gc=False):
     """Claims of which List has no device yet."""
     cdi: CdiSpecs | None = None
     """The files of the CDI directory, read after the list; None if they could not be."""
+    passive: bool = False
+    """Kubelet runs and was not asked for List: there is no list here, and what is in its file is known since the last
+    one."""
+    answers: tuple[PodAnswer, ...] = ()
+    """Of the pods that were asked for, those of which kubelet said something."""
+    has_get: bool = True
+    """False: kubelet has refused Get as such."""
+    pods: SeenPods = NO_PODS
+    """Of the pods that the file names."""
 
 
 class LedgerUnreadable(Struct, frozen=True, gc=False):

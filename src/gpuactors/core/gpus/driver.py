@@ -349,7 +349,7 @@ def _with_reads(
     state: NodeState, addresses: Iterable[PciAddress], others: frozenset[PciAddress], at: float
 ) -> NodeState:
     """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
-    and a read of the ledger."""
+    and a read of the ledger with kubelet's list: only that has the claims of other drivers."""
     addresses = tuple(addresses)
     if not addresses:
         return state
@@ -357,7 +357,7 @@ def _with_reads(
     looked_for = {f.address for f in functions} | others
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
     groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
-    return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at)
+    return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)
 
 
 def _bound(entry: Entry, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:

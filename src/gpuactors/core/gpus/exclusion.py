@@ -197,7 +197,7 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
         last = state.host.polls.seen.get(group)
         if last is None or last.poll <= entry.since:
             return Reason(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")
-    if ledger.done <= entry.since:
+    if ledger.asking.done <= entry.since:
         return Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet")
     return None
 

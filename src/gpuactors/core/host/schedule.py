@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.host import bindings
+from gpuactors.core.host.asking import question as asking_now
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
@@ -25,12 +26,17 @@ from gpuactors.core.values.model import Observed, PciAddress
 from gpuactors.core.values.remade import changed_keys, is_same_keys, other_keys
 
 
-def ask_ledger(state: NodeState, at: float) -> NodeState:
-    """Requests a read of kubelet's ledger; if one is outstanding, another one after it."""
+def ask_ledger(state: NodeState, at: float, *, lists: bool = False) -> NodeState:
+    """Requests a read of kubelet's ledger; if one is outstanding, another one after it. `lists`: kubelet's list of its
+    pods is wanted, with this read or the first one that may ask for it."""
+    if lists:
+        asking = replace(state.kubelet.ledger.asking, wanted=True)
+        state = with_ledger(state, replace(state.kubelet.ledger, asking=asking))
     ledger = state.kubelet.ledger
     state, refresh = _asked(state, ledger.refresh)
-    asked_at = at if refresh.outstanding != ledger.outstanding else ledger.asked_at
-    return with_ledger(state, replace(ledger, refresh=refresh, asked_at=asked_at))
+    if refresh.outstanding != ledger.outstanding:
+        ledger = replace(ledger, asked_at=at, asking=asking_now(state, at))
+    return with_ledger(state, replace(ledger, refresh=refresh))
 
 
 def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
@@ -57,6 +63,11 @@ def listed_at(until: float) -> float:
     """From when on a requested read of the ledger lists the pending allocation that ends at `until`, if a pod has the
     device. Both in seconds of the core's clock."""
     return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
+
+
+def written_at(until: float) -> float:
+    """From when on kubelet's file has that pending allocation, if a pod has the device."""
+    return until - limits.GRANT_GRACE_S + limits.GRANT_FILE_S
 
 
 # --- sooner than by the clock -----------------------------------------------------------------------------

@@ -24,16 +24,19 @@ Must not judge the status of a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.ledger import books as file_books
 from gpuactors.core.values.model import (
+    Books,
     DeviceId,
     KubeletStartup,
+    Ledger,
     LedgerEntry,
     LedgerSource,
     Pod,
@@ -49,24 +52,37 @@ class Counted(Struct, frozen=True, gc=False):
     source: LedgerSource
     young: KubeletStartup
     """To be given with the next read."""
+    books: Books
+    """The same."""
 
 
 def counted(
-    young: KubeletStartup,
-    known: Mapping[tuple[ResourceName, DeviceId], Pod],
-    event: LedgerRead,
-    at: float,
+    ledger: Ledger, pending: Collection[tuple[ResourceName, DeviceId]], event: LedgerRead, at: float
 ) -> Counted:
-    """The valid entries after `event`, which came at `at`. `known`: those before."""
+    """The valid entries after `event`, which came at `at`. `ledger`: as it was before; `pending`: devices that may be
+    changing hands."""
+    young, books = ledger.young, file_books.seen(ledger.books, event, at)
+    if event.passive:
+        books, entries = file_books.passive(ledger, books, event, at)
+        return Counted(entries, ledger.source, young, books)
     listed_before: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+    listed = event.listed
     if event.kubelet is not None:
+        if event.kubelet.socket != young.socket:
+            books = replace(books, ended=frozenset())  # this one may not know its pods yet
         young = _after_answer(young, event.kubelet, event, at)
+        books, listed = file_books.listed(books, event, young, pending, at)
         if at >= young.settled_at:
-            return Counted(event.listed, LedgerSource.LIST, young)
+            return Counted(listed, LedgerSource.LIST, young, books)
         listed_before = young.listed
-    named = event.file.entries if event.file is not None else _entries(known)
+    runs = event.kubelet is not None
+    named = (
+        [e for e in event.file.entries if not file_books.has_ended(books, e, at, runs=runs)]
+        if event.file is not None
+        else _entries(ledger.entries)
+    )
     more = tuple(e for e in named if (e.resource, e.device) not in listed_before)
-    return Counted(event.listed + more, _source(event, more), young)
+    return Counted(listed + more, _source(event, more), young, books)
 
 
 def called(young: KubeletStartup, at: float) -> KubeletStartup:
@@ -93,7 +109,7 @@ def _after_answer(
     """The state of `kubelet` after its list came."""
     is_new = kubelet.socket != young.socket
     if is_new:
-        young = KubeletStartup(kubelet.socket)
+        young = KubeletStartup(kubelet.socket, since=at)
     elif at >= young.settled_at:
         # It is not needed any more, and would grow with every ID that was ever listed.
         return replace(young, listed=frozenset()) if young.listed else young
@@ -105,7 +121,7 @@ def _after_answer(
         return replace(young, settled_at=young.called_at + limits.LEDGER_CALLED_S)
     if is_new and kubelet.age_s >= limits.LEDGER_SETTLE_S:
         # One that is older than this daemon has known them for as long.
-        return KubeletStartup(kubelet.socket, settled_at=-math.inf)
+        return KubeletStartup(kubelet.socket, settled_at=-math.inf, since=at)
     return replace(young, settled_at=at + limits.LEDGER_SETTLE_S)
 
 

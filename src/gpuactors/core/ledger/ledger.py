@@ -19,13 +19,14 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
-from gpuactors.core.host import schedule
+from gpuactors.core.host import asking, schedule
 from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.model import (
+    Asking,
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
@@ -41,8 +42,8 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.remade import changed_keys, same_if_equal, those
 
 
-def first_ledger(number: int) -> Ledger:
-    """At start: one read is outstanding."""
+def first_ledger(number: int, *, lists: bool) -> Ledger:
+    """At start: one read is outstanding. `lists`: it may ask for List."""
     return Ledger(
         read=0,
         entries={},
@@ -50,6 +51,7 @@ def first_ledger(number: int) -> Ledger:
         problem=None,
         tried=False,
         refresh=Refresh().asked(number),
+        asking=Asking(lists=lists, wanted=not lists),
     )
 
 
@@ -59,28 +61,29 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if event.read != before.outstanding:
         return state
     # The known objects, if they are equal: so derived values need only a comparison by identity.
-    counted = kubelet_startup.counted(before.young, before.entries, event, at)
-    entries, claims = _entries(before.entries, counted.entries), _claims(event.claims)
-    unplaced = frozenset([claim for claim in event.claims if claimed_address(claim.device) is None])
+    counted = kubelet_startup.counted(before, state.kubelet.pending_allocations, event, at)
+    entries = _entries(before.entries, counted.entries)
     is_settling = counted.source.is_settling
     ledger = replace(
-        before,
+        _with_dynamic_resources(before, event, at),
         read=event.read,
         entries=entries,
-        claims=same_if_equal(before.claims, claims),
-        claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
-        unplaced=same_if_equal(before.unplaced, unplaced),
-        without_gpu=frozenset(
-            (*event.waiting, *(PodClaim(c.claim, c.pod) for c in unplaced if c.pod is not None))
-        ),
-        problem=None,
         tried=True,
         refresh=before.refresh.answered(),
         read_at=before.asked_at,
         done=event.read,
         source=counted.source,
         young=counted.young,
+        books=counted.books,
     )
+    ledger = replace(ledger, asking=replace(ledger.asking, has_get=event.has_get and before.asking.has_get))
+    if not event.passive:
+        listed = replace(ledger.asking, listed=event.read, done=event.read, came=counted.books.came)
+        if event.kubelet is not None and listed.listed_at < before.asked_at:
+            listed = replace(listed, listed_at=before.asked_at)
+        elif listed.listed_at == -math.inf:  # the first one, which was requested before there was a time
+            listed = replace(listed, listed_at=at)
+        ledger = replace(ledger, problem=None, asking=listed)
     if event.file is not None:
         ledger = _with_answers(ledger, event.file.cached, event.file.damaged)
     ledger = _with_cdi(ledger, event.cdi)
@@ -94,6 +97,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         state = replace(state, kubelet=replace(state.kubelet, orphans=orphans))
     period_s = limits.LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
     due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
+    due_at = min(due_at, max(asking.list_due_at(state), at + limits.LIST_HELD_S))
     wished = before.due_at if before.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
@@ -115,6 +119,8 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
         refresh=before.refresh.answered(at + limits.LEDGER_RETRY_S),
         done=event.read,
     )
+    if before.asking.lists:
+        ledger = replace(ledger, asking=replace(before.asking, done=event.read, wanted=True))
     if event.cached is not None:
         ledger = _with_answers(ledger, event.cached, event.damaged)
     ledger = _with_cdi(ledger, event.cdi)
@@ -158,6 +164,33 @@ def _entries(
         else:
             entries[name], same = entry.pod, False
     return before if same and len(entries) == len(before) else entries
+
+
+def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Ledger:
+    """`ledger` with the claims that kubelet lists for pods. Without List they are those of the last one, but for those
+    that a pod has no more by kubelet's answer to Get; then a List is wanted, for what follows of that."""
+    if not event.passive:
+        unplaced = frozenset([claim for claim in event.claims if claimed_address(claim.device) is None])
+        return replace(
+            ledger,
+            claims=same_if_equal(ledger.claims, _claims(event.claims)),
+            claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
+            unplaced=same_if_equal(ledger.unplaced, unplaced),
+            without_gpu=frozenset(
+                (*event.waiting, *(PodClaim(c.claim, c.pod) for c in unplaced if c.pod is not None))
+            ),
+        )
+    answers = {answer.pod: answer.claims for answer in event.answers}
+    listed = [*(claim for of_device in ledger.claims.values() for claim in of_device), *ledger.unplaced]
+    left = [c for c in listed if c.pod is None or c.pod not in answers or c in answers[c.pod]]
+    if len(left) == len(listed) or at < ledger.young.settled_at:
+        return ledger
+    return replace(
+        ledger,
+        claims=_claims(left),
+        unplaced=frozenset([c for c in left if c in ledger.unplaced]),
+        asking=replace(ledger.asking, wanted=True),
+    )
 
 
 def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, tuple[ClaimedDevice, ...]]:
@@ -244,14 +277,15 @@ def _still_pending(
     """The devices that Allocate granted and that kubelet does not list yet.
 
     Kubelet lists a device as soon as Allocate is answered: one that it does not list some time after that was released
-    again, or its pod has ended already. A kubelet that has just started may not know its pods yet.
+    again, or its pod has ended already. Its file has it only when the container has all its devices, which may take
+    another plugin some time. A kubelet that has just started may not know its pods yet.
     """
+    ledger = state.kubelet.ledger
+    listed = schedule.listed_at if ledger.asking.listed == ledger.read else schedule.written_at
     return {
         given: until
         for given, until in state.kubelet.pending_allocations.items()
-        if given not in state.kubelet.ledger.entries
-        and until > at
-        and (is_settling or state.kubelet.ledger.read_at < schedule.listed_at(until))
+        if given not in ledger.entries and until > at and (is_settling or ledger.read_at < listed(until))
     }
 
 

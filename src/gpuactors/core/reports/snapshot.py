@@ -22,6 +22,7 @@ from gpuactors.core.values.model import (
     Holder,
     PciAddress,
     PciFunction,
+    Pod,
     ResourceName,
     Role,
     Transition,
@@ -79,10 +80,13 @@ def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
 
 
 class LedgerWanted(Struct, frozen=True, gc=False):
-    """The outstanding read of kubelet's ledger, and the resources of which kubelet's own list is wanted with it."""
+    """The outstanding read of kubelet's ledger, and what kubelet is asked with it: its own list of these resources,
+    these pods, and all of its pods."""
 
     read: int | None
     resources: tuple[ResourceName, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    lists: bool = False
 
 
 class PluginView(Struct, frozen=True, gc=False):
@@ -125,7 +129,7 @@ def project(state: NodeState) -> Outputs:
             poll if beside else NO_POLL,
         ),
         poll=NO_POLL if beside else poll,
-        ledger=LedgerWanted(state.kubelet.ledger.outstanding, listing.asked(state)),
+        ledger=_ledger(state),
         plugins={
             r: PluginView(state.published.device_lists[r], order(p))
             for r, p in state.published.plugins.items()
@@ -135,6 +139,14 @@ def project(state: NodeState) -> Outputs:
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )
+
+
+def _ledger(state: NodeState) -> LedgerWanted:
+    ledger = state.kubelet.ledger
+    if ledger.outstanding is None:
+        return LedgerWanted(None)
+    asking = ledger.asking
+    return LedgerWanted(ledger.outstanding, listing.asked(state), asking.pods, asking.lists)
 
 
 def _claims(state: NodeState) -> ClaimsWanted | None:
@@ -167,7 +179,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     knows = (
         ledger.source.is_whole
         and state.daemon.role is Role.SERVING
-        and ledger.read > 0
+        and ledger.asking.listed > 0
         and ledger.outstanding is None
     )
     asked = set[PciAddress]().union(*[call.seen for call in state.calls.waiting.values()])

@@ -50,6 +50,7 @@ class Cause(StrEnum):
     # --- of calls only
     GROUP_CHANGED = "GroupChanged"
     STALE_NODES = "StaleNodes"
+    STILL_ALLOCATED = "StillAllocated"
     SHORTAGE = "Shortage"
     INSPECTION_LATE = "InspectionLate"
     USE_LATE = "UseLate"
@@ -242,6 +243,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "The container would get device nodes from before a restart of the node or a new binding.",
         "Delete the pod, so that its devices are allocated again.",
     ),
+    Cause.STILL_ALLOCATED: Meaning(
+        CALL,
+        "A pod that lives has the device, and kubelet has forgotten that: it asks to allocate it to another pod.",
+        "Nothing: its controller replaces the refused pod. If it comes often, find the program that calls "
+        "PodResources List.",
+    ),
     Cause.SHORTAGE: Meaning(
         CALL,
         "The daemon could not inspect the device in time, because it lacks descriptors, memory or threads.",
@@ -259,8 +266,8 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.LEDGER_LATE: Meaning(
         CALL,
-        "Kubelet did not return its ledger in time (PodResources List).",
-        "Check whether kubelet hangs.",
+        "Kubelet's ledger could not be read in time.",
+        "Check whether kubelet, or the disk of its directory, hangs.",
     ),
     Cause.CHECKPOINT_LATE: Meaning(
         CALL,

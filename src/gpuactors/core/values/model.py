@@ -332,12 +332,38 @@ class CachedAnswer(Struct, frozen=True, gc=False):
     """Device nodes below /dev/vfio that the container gets, as paths of the host, sorted."""
 
 
+class PodLife(StrEnum):
+    """What the kernel shows of a pod by its cgroup. Kubelet makes it when the pod is admitted, so when all its
+    containers have their devices (pkg/kubelet/kubelet.go, SyncPod), and removes it when the pod has ended and its
+    volumes are unmounted (SyncTerminatedPod)."""
+
+    ABSENT = "absent"
+    """It has none: it has ended, or is not admitted yet."""
+    STARTING = "starting"
+    """Nothing has run in it."""
+    RUNNING = "running"
+    """A process is in it."""
+    STOPPED = "stopped"
+    """Every process that ran in it has ended."""
+
+
+class SeenPods(Struct, frozen=True, gc=False):
+    """What one look at the cgroups of the node's pods has shown."""
+
+    lives: Mapping[str, PodLife] = {}
+    """By UID, of the pods that were looked for; empty where the node shows no pod's cgroup."""
+    came: int = 0
+    """How many pods of any kind have been seen to come since the daemon began to look."""
+
+
+NO_PODS: Final = SeenPods()
+"""Of a node that shows no pod's cgroup."""
+
+
 class LedgerFile(Struct, frozen=True, gc=False):
     """The contents of kubelet's ledger file at one read; the defaults are those of a missing file."""
 
     entries: tuple[LedgerEntry, ...] = ()
-    """The entries whose device List did not name at the same read; all where no kubelet runs. Both name nearly the
-    same, and a thousand entries of other plugins are not to be journaled twice."""
     cached: tuple[CachedAnswer, ...] = ()
     """The answers to Allocate."""
     damaged: str = ""
@@ -383,6 +409,17 @@ class ClaimedDevice(Struct, frozen=True, gc=False):
         if self.claim:
             return quoted_name(self.claim)
         return f"with UID {quoted_name(self.uid)}, by {quoted_name(self.device)}"
+
+
+class PodAnswer(Struct, frozen=True, gc=False):
+    """The answer of PodResources Get for one pod."""
+
+    pod: Pod
+    """Its name only."""
+    devices: tuple[tuple[ResourceName, DeviceId], ...] = ()
+    claims: tuple[ClaimedDevice, ...] = ()
+    is_known: bool = True
+    """False: kubelet has no such pod. It was deleted, or (from 1.36 on) has ended."""
 
 
 class PodClaim(Struct, frozen=True, gc=False):
@@ -438,6 +475,8 @@ class KubeletStartup(Struct, frozen=True, gc=False):
     know its pods."""
     called_at: float = math.inf
     """When it was first seen to ask for a claim; infinite before."""
+    since: float = -math.inf
+    """When its first answer came."""
 
 
 class Refreshed(Struct, frozen=True, gc=False):
@@ -454,6 +493,57 @@ class Refreshed(Struct, frozen=True, gc=False):
     def due_at(self) -> float:
         """When the next one is due by itself."""
         return self.refresh.due_at
+
+
+class Asking(Struct, frozen=True, gc=False):
+    """What kubelet is asked with a read of its ledger, and when it last listed its pods. To ask for List is not
+    harmless, see `host/asking.py`."""
+
+    lists: bool = True
+    """The outstanding read asks for List."""
+    pods: tuple[Pod, ...] = ()
+    """The pods that the outstanding read asks for (Get)."""
+    last_pod: tuple[str, str] = ("", "")
+    """The last one that was asked for by the clock, by namespace and name: the next ones follow it."""
+    wanted: bool = False
+    """A List is wanted as soon as it may be asked for."""
+    listed: int = 0
+    """The number of the last read with kubelet's list, or without a kubelet, that has come back; 0 before the first."""
+    done: int = 0
+    """The same, with any result."""
+    came: int = 0
+    """`SeenPods.came` with the last List."""
+    listed_at: float = -math.inf
+    """When the last List was requested, in seconds of the core's clock, whether it has come back or not."""
+    gap_s: float = math.inf
+    """The time between the last two."""
+    has_get: bool = True
+    """This kubelet answers Get, as far as is known (on by default from Kubernetes 1.34 on)."""
+
+
+class Books(Struct, frozen=True, gc=False):
+    """What kubelet's ledger file says, and what is seen of its pods without a question; see `ledger/books.py`."""
+
+    uids: Mapping[tuple[ResourceName, DeviceId], str]
+    """The pod of each entry, by its UID."""
+    ended: frozenset[LedgerEntry]
+    """Entries that kubelet has not written away yet and does not list any more: their pods have ended."""
+    lives: Mapping[str, PodLife]
+    """By UID, of the pods that the file names; empty where the node shows no pod's cgroup."""
+    seen: frozenset[str]
+    """The UIDs of those whose cgroup has been seen."""
+    absent_since: Mapping[str, float]
+    """When the others were first found without one."""
+    confirmed: frozenset[tuple[ResourceName, DeviceId]]
+    """Devices that a pod has by an answer to Get of the last read."""
+    granted: Mapping[tuple[ResourceName, DeviceId], float]
+    """When Allocate was last answered for a device, while that matters."""
+    came: int = 0
+    """As of the last look."""
+
+
+NO_BOOKS: Final = Books({}, frozenset(), {}, frozenset(), {}, frozenset(), {})
+"""Before the first read."""
 
 
 class Ledger(Refreshed, frozen=True, gc=False):
@@ -489,6 +579,8 @@ class Ledger(Refreshed, frozen=True, gc=False):
     """The files of the CDI directory. One that is gone stays while kubelet lists a device of it."""
     without_gpu: frozenset[PodClaim] = frozenset()
     """Of these claims, and of those of which kubelet lists no device yet, the pods."""
+    asking: Asking = Asking()
+    books: Books = NO_BOOKS
 
 
 class Holder(Struct, frozen=True, gc=False):
@@ -660,8 +752,9 @@ class Call(Struct, frozen=True, gc=False):
     deadline: float
     came_at: float = -math.inf
     """A read of the ledger that was requested LEDGER_FRESH_S before this counts like a later one."""
-    doubts: bool = False
-    """It would be refused by an earlier read of the ledger: only a read requested after the call is used."""
+    doubted: int | None = None
+    """It would be refused by the reads of the ledger up to this number: only a later one, which asks kubelet for the
+    owners of its devices, is used."""
 
 
 class Settings(Struct, frozen=True, gc=False):

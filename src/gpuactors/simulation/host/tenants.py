@@ -13,6 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from gpuactors.simulation.host.pod_cgroups import slice_of
+
 __all__ = ["Tenants"]
 
 _COMMAND_CHARS: Final = 15
@@ -148,5 +150,4 @@ def _cgroup(pod_uid: str | None) -> str:
     if pod_uid is None:
         return "/user.slice/user-0.slice/session-1.scope"
     container = sha256(pod_uid.encode()).hexdigest()
-    pod = f"kubepods-burstable-pod{pod_uid.replace('-', '_')}.slice"
-    return f"/kubepods.slice/kubepods-burstable.slice/{pod}/cri-containerd-{container}.scope"
+    return f"/{slice_of(pod_uid)}/cri-containerd-{container}.scope"

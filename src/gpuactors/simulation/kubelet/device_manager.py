@@ -22,11 +22,12 @@ import json
 import random
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
+from gpuactors.core.values.model import PodLife
 from gpuactors.replay.counts import Counts
 from gpuactors.simulation.kubelet.values import (
     AdmissionError,
@@ -101,7 +102,12 @@ class DeviceManager:
         self._pods: dict[str, Pod] = {}
         self._ledger: dict[tuple[str, str], LedgerEntry] = {}
         """By pod UID and resource."""
-        self._picked: dict[str, set[str]] = {}
+        self._allocated: dict[str, set[str]] = {}
+        """By resource (allocatedDevices): a set beside the ledger, and not always the same. See `_made_anew`."""
+        self._with_cgroup: set[str] = set()
+        """The UIDs of pods that were admitted and have not ended."""
+        self._adopted: set[str] = set()
+        """The UIDs of pods whose container is another runtime's."""
         self._checkpoint = Checkpoint()
         self._registrations = 0
         self._lists = 0
@@ -118,9 +124,9 @@ class DeviceManager:
         kept = checkpoint or Checkpoint()
         self._running = True
         self._knows_pods = not self._pods
-        self._picked.clear()
         self._checkpoint = kept
         self._ledger = dict(kept.entries)
+        self._made_anew()
         self._listed = dict.fromkeys(kept.registered, ())
         self._endpoints = {r: Endpoint(None, False, False, stopped_at=at) for r in kept.registered}
         return tuple(p.name for p in self._pods.values() if p.phase in (Phase.ADMITTING, Phase.STARTING))
@@ -136,6 +142,7 @@ class DeviceManager:
 
     def power_off(self) -> None:
         """The node has gone down: no container runs, and those that were ending have ended."""
+        self._with_cgroup.clear()
         for pod in list(self._pods.values()):
             if pod.phase is Phase.TERMINATING:
                 del self._pods[pod.name]
@@ -236,6 +243,9 @@ class DeviceManager:
         pod = self._pods[name] = Pod(name, requests, Phase.RUNNING, "", uid, claims=claims)
         for resource, ids in devices.items():
             self._ledger[uid, resource] = LedgerEntry(ids, dict.fromkeys(ids, ()), {}, nodes, b"")
+            self._allocated.setdefault(resource, set()).update(ids)
+        self._with_cgroup.add(uid)
+        self._adopted.add(uid)
         self._write_checkpoint()
         return pod
 
@@ -265,7 +275,7 @@ class DeviceManager:
 
     def admitted(self, name: str) -> None:
         """The pod has all its devices; its container may start."""
-        self._set(name, Phase.STARTING, "")
+        self._with_cgroup.add(self._set(name, Phase.STARTING, "").uid)
 
     def not_started(self, name: str, why: str) -> None:
         """PreStartContainer refused; kubelet will try again."""
@@ -291,7 +301,8 @@ class DeviceManager:
 
     def ended(self, name: str, why: str | None) -> None:
         """The pod's container has ended by itself, with an error if there is a reason; it is not started again."""
-        self._set(name, Phase.SUCCEEDED if why is None else Phase.FAILED, why or "")
+        pod = self._set(name, Phase.SUCCEEDED if why is None else Phase.FAILED, why or "")
+        self._with_cgroup.discard(pod.uid)
 
     def terminate(self, name: str) -> bool:
         """A pod is to end. Returns whether there is a container, or a start of one, to wait for: then it is
@@ -309,7 +320,7 @@ class DeviceManager:
 
         Raises `KeyError` if there is no such pod.
         """
-        del self._pods[name]
+        self._with_cgroup.discard(self._pods.pop(name).uid)
 
     def _set(self, name: str, phase: Phase, message: str) -> Pod:
         pod = replace(self._pods[name], phase=phase, message=message)
@@ -362,17 +373,19 @@ class DeviceManager:
     def take(self, choice: Choice, preferred: Iterable[str]) -> tuple[str, ...]:
         """Picks devices: first what the plugin prefers out of what was offered, then any others.
 
-        They count as in use until `commit` or `roll_back`. Kubelet keeps sets, so their order means nothing.
+        They count as in use until kubelet makes its set of allocated devices anew. Kubelet keeps sets, so their order
+        means nothing.
         """
         wanted = set(preferred)
         first = [device for device in choice.available if device in wanted]
         rest = [device for device in choice.available if device not in wanted]
         taken = (first + rest)[: choice.size]
-        self._picked.setdefault(choice.resource, set()).update(taken)
+        self._allocated.setdefault(choice.resource, set()).update(taken)
         return self._shuffled(taken)
 
     def commit(self, choice: Choice, devices: tuple[str, ...], allocated: Allocated) -> None:
-        """Allocate succeeded: the ledger has it, though the pod may be gone meanwhile.
+        """Allocate succeeded: the ledger has it, though the pod may be gone meanwhile. The set of allocated devices has
+        it since `take`, or has lost it meanwhile: it is not made anew now.
 
         Raises `KubeletPanicError` if a device is not listed any more: kubelet reads its topology through a nil pointer.
         """
@@ -389,35 +402,51 @@ class DeviceManager:
             nodes=allocated.nodes,
             response=allocated.response,
         )
-        self._unpick(choice.resource, devices)
         self._write_checkpoint()
 
     def roll_back(self) -> None:
         """Allocate failed: the picked devices are free again, and so is all that kubelet has lost before
         (`allocatedDevices` is made anew from the ledger)."""
-        self._picked.clear()
+        self._made_anew()
 
     def holding(self, pod: str, resource: str) -> LedgerEntry | None:
         """The devices of a resource that a pod has by the ledger."""
         found = self._pods.get(pod)
         return None if found is None else self._ledger.get((found.uid, resource))
 
-    def _unpick(self, resource: str, devices: Iterable[str]) -> None:
-        self._picked.get(resource, set()).difference_update(devices)
-
     def _in_use(self, resource: str) -> set[str]:
-        in_ledger = {d for (_, r), entry in self._ledger.items() if r == resource for d in entry.devices}
-        return in_ledger | self._picked.get(resource, set())
+        return self._allocated.get(resource, set())
 
     def _collect(self) -> None:
         """Removes the entries of pods that are gone (UpdateAllocatedDevices), once kubelet knows its pods. Where there
-        are any, kubelet finds again what it has lost."""
+        are any, kubelet finds again what it has lost, and forgets the device of an Allocate in flight: that is not in
+        the ledger yet (kubernetes pull request 137534)."""
         if self._knows_pods:
             active = self._active()
             kept = {key: entry for key, entry in self._ledger.items() if key[0] in active}
-            if len(kept) < len(self._ledger):
-                self._picked.clear()
+            is_anew = len(kept) < len(self._ledger)
             self._ledger = kept
+            if is_anew:
+                self._made_anew()
+
+    def _made_anew(self) -> None:
+        """The set of allocated devices is what the ledger has (`m.allocatedDevices = m.podDevices.devices()`)."""
+        self._allocated.clear()
+        for (_, resource), entry in self._ledger.items():
+            self._allocated.setdefault(resource, set()).update(entry.devices)
+
+    def lives(self, running: Collection[str]) -> Mapping[str, PodLife]:
+        """What the kernel shows of each pod that has a cgroup. `running`: the UIDs of those whose container runs, which
+        a pod that was deleted by force may outlive."""
+        found = dict.fromkeys(running, PodLife.RUNNING)
+        for pod in self._pods.values():
+            if pod.uid not in self._with_cgroup or pod.uid in found:
+                continue
+            if pod.uid in self._adopted:
+                found[pod.uid] = PodLife.RUNNING
+            else:
+                found[pod.uid] = PodLife.STARTING if pod.phase is Phase.STARTING else PodLife.STOPPED
+        return found
 
     @property
     def active(self) -> frozenset[str] | None:

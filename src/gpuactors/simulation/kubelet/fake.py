@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.grpc_trio import Server
+from gpuactors.simulation.host.pod_cgroups import CgroupTree
 from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
 from gpuactors.simulation.kubelet.containers import Containers, Tenancy
 from gpuactors.simulation.kubelet.device_manager import DeviceManager
@@ -85,16 +86,24 @@ async def open_fake_kubelet(
     tenancy: Tenancy | None = None,
     dial_deadline_s: float = DIAL_DEADLINE_S,
     dra: Surroundings | None = None,
+    cgroups: CgroupTree | None = None,
 ) -> AsyncIterator[FakeKubelet]:
     """A kubelet that is not started yet; it ends with the context, and so do all containers.
 
     `seed` orders what kubelet has in no order. `tenancy` is what a pod's virtual machine does with its devices; without
     one it holds nothing. `dial_deadline_s` is how long Register waits for a listener at the endpoint.
-    `dra` is what its DRA manager needs; without it there is none.
+    `dra` is what its DRA manager needs; without it there is none. `cgroups` are those of its pods; without them it runs
+    with --cgroups-per-qos=false.
     """
     async with trio.open_nursery() as nursery:
         yield FakeKubelet(
-            transport, nursery, seed=seed, tenancy=tenancy, dial_deadline_s=dial_deadline_s, dra=dra
+            transport,
+            nursery,
+            seed=seed,
+            tenancy=tenancy,
+            dial_deadline_s=dial_deadline_s,
+            dra=dra,
+            cgroups=cgroups,
         )
         nursery.cancel_scope.cancel()
 
@@ -112,10 +121,12 @@ class FakeKubelet:
         tenancy: Tenancy | None,
         dial_deadline_s: float,
         dra: Surroundings | None = None,
+        cgroups: CgroupTree | None = None,
     ) -> None:
         self._transport = transport
         self._nursery = nursery
         self._dial_deadline_s = dial_deadline_s
+        self._cgroups = cgroups
         self._rng = random.Random(seed)
         release = Release() if dra is None else dra.release
         self._manager = DeviceManager(self._rng, get_tells_ended=release.get_tells_ended)
@@ -466,6 +477,9 @@ class FakeKubelet:
         )
 
     def _publish(self) -> None:
+        if self._cgroups is not None:
+            running = [pod.uid for pod in self._containers.pods]
+            self._cgroups.show(self._manager.lives(running))
         self._view.set(replace(self._manager.view(trio.current_time()), dra=self._dra_view()))
         checkpoint = self._manager.checkpoint
         if self._life is not None and checkpoint is not self._written:

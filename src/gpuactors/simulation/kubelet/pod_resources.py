@@ -63,7 +63,7 @@ class PodResourcesService(pb.PodResourcesListerBase):
         )
 
     async def get(self, message: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
-        """One pod, if it is active; before 1.36 any pod."""
+        """One pod, if it is active; before 1.36 any pod. Unlike `list` it frees nothing."""
         self._count()
         listing = self._manager.listing_of(message.pod_name, message.pod_namespace)
         if listing is None:

@@ -1,0 +1,123 @@
+"""What kubelet is asked with a read of its ledger.
+
+Theory of operation. PodResources' List has an effect on kubelet: it frees the devices of pods that have ended, and if
+there is such a pod, makes its set of allocated devices anew from the pods that have them. The device of an Allocate in
+flight is not among those yet, so kubelet forgets it, and gives it to the next pod while the first one runs
+(pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices; kubernetes pull request 137534). Get,
+GetAllocatableResources and the ledger file have no such effect.
+
+So a read asks for List only if there is something that only List shows, and never while kubelet may be in the middle of
+an Allocate of ours. Allocates of other plugins cannot be seen; therefore it is seldom asked in general. What only List
+shows:
+
+- the names of pods: the file has UIDs. Get asks for a pod by its name, so one List is for all pods since the last one;
+- DRA claims of other drivers: asked for when a pod has come (its cgroup), a group is in use and nobody known has it, or
+  a claim of ours is to get a GPU;
+- whether a kubelet that has just started knows its pods (`ledger/kubelet_startup.py`).
+
+Must not decide when the ledger is read: `schedule.py` does that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import chain
+
+from msgspec.structs import replace
+
+from gpuactors import limits
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import Asking, CallKind, ClaimedDevice, PciAddress, Pod, Role
+from gpuactors.core.values.owner import Owner
+
+
+def question(state: NodeState, at: float) -> Asking:
+    """What the read that is requested at `at` asks."""
+    asking = state.kubelet.ledger.asking
+    if list_due_at(state) <= at and may_list(state, at):
+        asking = replace(asking, lists=True, wanted=False, listed_at=at, gap_s=at - asking.listed_at)
+    else:
+        asking = replace(asking, lists=False)
+    if not asking.has_get:
+        return replace(asking, pods=())
+    if doubted := [a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen]:
+        return replace(asking, pods=tuple(_named(_pods(_of_groups(state, doubted)))[: limits.GETS_MAX]))
+    if state.calls.waiting:
+        return replace(asking, pods=())
+    unplaced = (c.pod for c in state.kubelet.ledger.unplaced if c.pod is not None)
+    named = _named([*_pods(state.index.owners.values()), *unplaced])
+    pods = tuple(_next(named, asking.last_pod))
+    return replace(asking, pods=pods, last_pod=_name(pods[-1]) if pods else asking.last_pod)
+
+
+def may_list(state: NodeState, at: float) -> bool:
+    """Kubelet is in no Allocate of ours: none waits for its answer here, and what was answered is in kubelet's file. A
+    daemon that does not serve does not know of those of the one that does."""
+    if state.daemon.role is not Role.SERVING:
+        return False
+    if any(call.kind is CallKind.ALLOCATE for call in state.calls.waiting.values()):
+        return False
+    answered = (until - limits.GRANT_GRACE_S for until in state.kubelet.pending_allocations.values())
+    return all(since + limits.GRANT_FILE_S <= at for since in answered)
+
+
+def list_due_at(state: NodeState) -> float:
+    """From when on there may be something that only List shows."""
+    ledger, asking = state.kubelet.ledger, state.kubelet.ledger.asking
+    if asking.wanted:
+        return -math.inf
+    after = [limits.LIST_S if ledger.books.came else limits.LIST_UNSEEN_S]
+    if _has_unknown_user(state):
+        after.append(limits.LIST_AGAIN_S)
+    if ledger.source.is_settling and asking.listed:
+        is_early = asking.listed_at < ledger.young.since + limits.LEDGER_SETTLE_S
+        after.append(limits.LEDGER_S if is_early else limits.LIST_NAMES_S)
+    owners = state.index.owners
+    is_new = ledger.books.came != asking.came or any(not pod.name for pod in _pods(owners.values()))
+    if is_new or (owners and not asking.has_get):  # without Get nothing else shows a forced deletion
+        was_quiet = asking.gap_s >= 2 * limits.LIST_NAMES_S
+        after.append(limits.LIST_SOON_S if was_quiet else limits.LIST_NAMES_S)
+    return asking.listed_at + min(after)
+
+
+def _has_unknown_user(state: NodeState) -> bool:
+    """A group is in use since kubelet last listed its pods, and nobody known has it, or had it."""
+    index, listed = state.index, state.kubelet.ledger.asking.listed
+    unknown = index.in_use - index.owned.keys()
+    if not unknown:
+        return False
+    left = {f.iommu_group for a in state.kubelet.orphans if (f := index.functions.get(a)) is not None}
+    return any(state.host.polls.groups[group].since > listed for group in unknown - left)
+
+
+def _of_groups(state: NodeState, addresses: Iterable[PciAddress]) -> list[Owner]:
+    """The owners of these functions and of the others of their groups."""
+    index = state.index
+    groups = {f.iommu_group for a in addresses if (f := index.functions.get(a)) is not None} - {None}
+    functions = [f.address for g in groups if g is not None for f in index.groups.get(g, ())]
+    return [owner for a in {*addresses, *functions} if (owner := index.owners.get(a)) is not None]
+
+
+def _pods(owners: Iterable[Owner]) -> Iterable[Pod]:
+    for entry in chain.from_iterable(owner.entries for owner in owners):
+        pod = entry.to.pod if isinstance(entry.to, ClaimedDevice) else entry.to
+        if pod is not None:
+            yield pod
+
+
+def _named(pods: Iterable[Pod]) -> list[Pod]:
+    """Those with names, each once, in the order of their names."""
+    found = {_name(pod): pod for pod in pods if pod.name}
+    return [found[name] for name in sorted(found)]
+
+
+def _next(pods: list[Pod], last: tuple[str, str]) -> list[Pod]:
+    """The next ones that are asked for by the clock: a few at a time, as kubelet allows a burst of ten questions to all
+    its clients together."""
+    later = [pod for pod in pods if _name(pod) > last]
+    return [*later, *(pod for pod in pods if _name(pod) <= last)][: limits.GETS_MAX]
+
+
+def _name(pod: Pod) -> tuple[str, str]:
+    return pod.namespace, pod.name

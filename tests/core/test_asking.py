@@ -1,0 +1,349 @@
+"""What kubelet is asked with a read of its ledger: List as seldom as can be, and never in an Allocate. What is seen
+without it decides an Allocate."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuactors import limits
+from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.host import FunctionInspected
+from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead
+from gpuactors.core.host.asking import may_list
+from gpuactors.core.reports.snapshot import LedgerWanted, project
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Granted, Refused, Reply
+from gpuactors.core.values.model import (
+    ClaimedDevice,
+    DeviceId,
+    LedgerEntry,
+    LedgerFile,
+    Pod,
+    PodAnswer,
+    PodLife,
+    RunningKubelet,
+    SeenPods,
+    Settings,
+    Token,
+)
+from gpuactors.core.values.owner import Owner
+from tests.core.builders import H100, SETTINGS, Core, gpu
+
+A, B = "0000:01:00.0", "0000:02:00.0"
+ALONE = gpu("01:00.0"), gpu("02:00.0")
+T, U = Token(1), Token(2)
+HOUR_S = 3600.0
+
+
+class Kubelet(Core):
+    """A node whose kubelet runs, and whose pods are seen as `PodCgroups` and `KubeletLedger` give them.
+
+    `file`: the UID of the pod that has a device, by kubelet's file; `lives`: of pods by UID; `names`: the names of pods
+    that kubelet knows, by UID: those that List and Get name.
+    """
+
+    def __init__(self, settings: Settings = SETTINGS, *, settled: bool = True) -> None:
+        self.file: dict[str, str] = {}
+        self.lives: dict[str, PodLife] = {}
+        self.names: dict[str, str] = {}
+        self.asked: list[LedgerWanted] = []
+        self.has_get = True
+        self.settled = settled
+        self.came = 1
+        """Pods of any kind that have been seen to come; 0 where no cgroup is seen."""
+        super().__init__(*ALONE, settings=settings)
+
+    def _answer(self) -> Event | None:
+        for address, number in self.state.host.inspections.functions.items():
+            function = self.state.host.functions.get(address)
+            return FunctionInspected(number, address, (function,) if function is not None else ())
+        return super()._answer()
+
+    @property
+    def lists(self) -> int:
+        """How often List was called."""
+        return sum(wanted.lists for wanted in self.asked)
+
+    def ledger_event(self, read: int) -> Event:
+        """As `Core.ledger_event`, of what was asked."""
+        wanted = project(self.state).ledger
+        assert wanted.read == read
+        self.asked.append(wanted)
+        entries = tuple(LedgerEntry(H100, DeviceId(d), Pod("", "", uid)) for d, uid in self.file.items())
+        lives = {uid: self.lives.get(uid, PodLife.ABSENT) for uid in self.file.values()} if self.lives else {}
+        by_name = {
+            d: Pod("default", self.names[uid], "") for d, uid in self.file.items() if uid in self.names
+        }
+        listed = tuple(LedgerEntry(H100, DeviceId(d), pod) for d, pod in by_name.items())
+        answers = tuple(
+            PodAnswer(
+                Pod(pod.namespace, pod.name, ""),
+                tuple((H100, DeviceId(d)) for d, had in by_name.items() if had.name == pod.name),
+                is_known=pod.name in self.names.values(),
+            )
+            for pod in wanted.pods
+        )
+        return LedgerRead(
+            read,
+            RunningKubelet("kubelet", limits.LEDGER_SETTLE_S),
+            listed if wanted.lists else (),
+            (),
+            "" if wanted.lists and self.settled else None,
+            file=LedgerFile(entries),
+            passive=not wanted.lists,
+            answers=answers if self.has_get else (),
+            has_get=self.has_get or not wanted.pods,
+            pods=SeenPods(lives, self.came),
+        )
+
+    def allocate(self, device: str = A, token: Token = T, after_s: float = 0.0) -> list[object]:
+        """The answers to an Allocate of it, if there are any at once."""
+        event = AllocateAsked(token, H100, ((DeviceId(device),),))
+        return list(self.answers(event, after_s=after_s))
+
+    def runs(self, device: str = A, uid: str = "u1", name: str = "vm-1", after_s: float = 60.0) -> None:
+        """A pod is given the device, runs, and has been listed since."""
+        assert isinstance(self.allocate(device)[0], Granted)
+        self.file[device], self.lives[uid], self.names[uid] = uid, PodLife.RUNNING, name
+        self.came += 1
+        self.pass_time(after_s)
+
+    def owner(self, device: str = A) -> Owner | None:
+        """Who has the device."""
+        return self.state.index.owners.get(DeviceId(device))  # type: ignore[call-overload, no-any-return]
+
+
+# --- how often ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("came", "times"), [(1, 1), (0, 12)], ids=["cgroups are seen", "none is"])
+def test_an_idle_node_is_hardly_listed(came: int, times: int) -> None:
+    core = Kubelet()
+    core.came = came
+    core.pass_time(60)
+    before = core.lists
+    core.pass_time(HOUR_S)
+    assert core.lists - before <= times
+
+
+def test_a_pod_that_comes_leads_to_one_list() -> None:
+    """It may have a GPU by a claim of another driver."""
+    core = Kubelet()
+    core.pass_time(60)
+    before = core.lists
+    core.came += 1
+    core.pass_time(limits.LEDGER_QUIET_S + 2 * limits.LIST_HELD_S)
+    assert core.lists == before + 1
+    core.pass_time(600)
+    assert core.lists == before + 1
+
+
+def test_a_node_with_running_pods_is_listed_no_more_often() -> None:
+    core = Kubelet()
+    core.runs()
+    assert str(core.owner() and core.owner().name) == "default/vm-1", "it is named by a List"  # type: ignore[union-attr]
+    before = core.lists
+    core.pass_time(HOUR_S)
+    assert core.lists - before <= 1
+    assert {pod.name for wanted in core.asked[-10:] for pod in wanted.pods} == {"vm-1"}, (
+        "it is asked for by Get"
+    )
+
+
+def test_no_allocate_leads_to_a_list_while_it_is_in_flight() -> None:
+    core = Kubelet()
+    core.pass_time(2 * limits.LIST_S)
+    core.feed(KubeletAppeared("another"))
+    before = core.lists
+    core.silent = True
+    core.allocate(after_s=limits.LIST_S)
+    core.feed(KubeletAppeared("a third"))
+    assert not may_list(core.state, core.at)
+    read = core.state.kubelet.ledger.outstanding
+    assert read is not None
+    assert not project(core.state).ledger.lists
+    core.silent = False
+    assert isinstance(core.answers(core.ledger_event(read))[0], Granted)
+    core.pass_time(limits.GRANT_FILE_S / 2)
+    assert core.lists == before, "kubelet may not have inserted it yet"
+    core.file[A], core.lives["u1"] = "u1", PodLife.RUNNING
+    core.pass_time(2 * limits.LIST_HELD_S)
+    assert core.lists == before + 1, "its file shows that it has"
+
+
+def test_a_daemon_that_does_not_serve_lists_nothing() -> None:
+    """It does not know of the Allocates of the one that does."""
+    core = Kubelet(Settings(SETTINGS.selectors, 60.0, pre_start_gate=True, hand_over=True))
+    core.pass_time(HOUR_S)
+    assert core.asked
+    assert core.lists == 0
+
+
+def test_a_hundred_pods_in_a_row_are_named_by_a_list_every_30_s() -> None:
+    core = Kubelet()
+    core.pass_time(60)
+    before, began = core.lists, core.at
+    for n in range(100):
+        assert isinstance(core.allocate(after_s=3.0)[0], Granted), n
+        core.file[A], core.lives[f"u{n}"], core.names[f"u{n}"] = f"u{n}", PodLife.RUNNING, f"vm-{n}"
+        core.pass_time(2.0)
+        core.lives[f"u{n}"] = PodLife.STOPPED
+        del core.names[f"u{n}"]
+    assert core.lists - before <= (core.at - began) / limits.LIST_NAMES_S + 1
+
+
+def test_a_kubelet_without_get_is_listed_while_a_pod_has_a_device() -> None:
+    core = Kubelet()
+    core.has_get = False
+    core.runs()
+    before = core.lists
+    core.pass_time(HOUR_S)
+    assert core.lists - before <= HOUR_S / limits.LIST_NAMES_S
+    del core.names["u1"]  # it was deleted by force: its process lives
+    core.pass_time(limits.LIST_NAMES_S + limits.LEDGER_S)
+    assert core.owner() is None
+
+
+# --- an Allocate of a device that a pod has -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("life", [PodLife.STARTING, PodLife.RUNNING])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_device_of_a_living_pod_is_refused(life: PodLife, named: bool) -> None:
+    """Another program has called List, and kubelet has forgotten who has it."""
+    core = Kubelet()
+    assert isinstance(core.allocate()[0], Granted)
+    core.file[A], core.lives["u1"], core.names["u1"] = "u1", life, "vm-1"
+    core.pass_time(60.0 if named else 0.2)
+    (answer,) = core.allocate(token=U)
+    assert isinstance(answer, Refused)
+    assert answer.causes == (Cause.STILL_ALLOCATED,)
+    assert ("default/vm-1" if named else "u1") in answer.reason
+    assert core.owner() is not None
+
+
+def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_device() -> None:
+    core = Kubelet()
+    core.lives["other"] = PodLife.RUNNING
+    core.file[B] = "other"
+    assert isinstance(core.allocate()[0], Granted)
+    core.file[A] = "u1"  # it is admitted, and kubelet is about to make its cgroup
+    assert core.allocate(token=U, after_s=0.005) == []
+    core.lives["u1"] = PodLife.STARTING
+    core.pass_time(0.0)
+    (refused,) = _answers(core, limits.ADMISSION_S)
+    assert isinstance(refused, Refused)
+    assert refused.causes == (Cause.STILL_ALLOCATED,)
+
+
+def test_an_init_containers_device_is_given_to_the_next_container() -> None:
+    core = Kubelet()
+    core.lives["other"] = PodLife.RUNNING
+    core.file[B] = "other"
+    assert isinstance(core.allocate()[0], Granted)
+    core.file[A] = "u1"
+    assert core.allocate(token=U, after_s=0.005) == []
+    (granted,) = _answers(core, limits.ADMISSION_S)
+    assert isinstance(granted, Granted)
+    core.lives["u1"], core.names["u1"] = PodLife.RUNNING, "vm-1"
+    core.pass_time(60.0)
+    assert core.owner() is not None, "the pod has it still"
+
+
+def test_the_device_of_a_pod_that_has_stopped_is_given_at_once() -> None:
+    """Its cgroup stays until its volumes are unmounted, and kubelet's file names it until it is written again."""
+    core = Kubelet()
+    core.runs()
+    core.lives["u1"] = PodLife.STOPPED
+    del core.names["u1"]
+    assert isinstance(core.allocate(token=U)[0], Granted)
+    core.file[A], core.lives["u2"], core.names["u2"] = "u2", PodLife.RUNNING, "vm-2"
+    core.pass_time(60.0)
+    assert str(core.owner().name) == "default/vm-2"  # type: ignore[union-attr]
+
+
+def test_after_a_forced_deletion_kubelet_is_asked_before_it_is_refused() -> None:
+    core = Kubelet()
+    core.runs()
+    del core.names["u1"]
+    before = core.lists
+    answer = core.allocate(token=U)[0]
+    assert isinstance(answer, Granted), answer
+    assert core.lists == before
+    assert [pod.name for pod in core.asked[-1].pods] == ["vm-1"]
+
+
+def test_where_no_cgroup_is_seen_the_device_of_a_pod_that_kubelet_does_not_know_is_given() -> None:
+    core = Kubelet()
+    assert isinstance(core.allocate()[0], Granted)
+    core.file[A] = "u1"
+    core.pass_time(limits.LIST_NAMES_S)
+    assert isinstance(core.allocate(token=U)[0], Granted)
+
+
+def test_of_a_group_the_device_of_a_pod_that_has_stopped_does_not_stand_in_the_way() -> None:
+    core = Kubelet()
+    core.runs(B, "u2", "vm-2")
+    core.lives["u2"] = PodLife.STOPPED
+    del core.names["u2"]
+    assert isinstance(core.allocate(A)[0], Granted)
+
+
+# --- the end of a pod -----------------------------------------------------------------------------------------------
+
+
+def test_a_pod_whose_cgroup_is_gone_has_its_device_no_more() -> None:
+    core = Kubelet()
+    core.runs()
+    core.lives["u1"] = PodLife.ABSENT
+    del core.names["u1"]
+    before = core.lists
+    core.pass_time(limits.LEDGER_S)
+    assert core.owner() is None
+    assert core.lists == before
+
+
+def test_a_forced_deletion_is_heard_of_kubelet_without_a_list() -> None:
+    core = Kubelet()
+    core.runs()
+    del core.names["u1"]
+    before = core.lists
+    core.pass_time(2 * limits.LEDGER_S)
+    assert core.owner() is None
+    assert core.lists == before
+
+
+def test_an_entry_of_an_ended_pod_that_was_never_seen_ends_by_itself() -> None:
+    """With `--device-plugin off`: the pod has ended, the daemon was restarted, and no list of a device ever comes."""
+    core = Kubelet(settled=False)
+    core.lives["daemon"] = PodLife.RUNNING
+    core.feed(KubeletAppeared("young"))
+    core.file[A] = "gone"
+    core.pass_time(1.0)
+    core.feed(KubeletAppeared("younger"))
+    assert core.owner() is not None
+    core.pass_time(limits.LEDGER_SETTLE_S + limits.LEDGER_S)
+    assert core.owner() is None
+
+
+def test_a_claim_of_another_driver_goes_with_its_pod() -> None:
+    core = Kubelet()
+    core.pass_time(60)
+    claim = ClaimedDevice("gpu.other.com", "node", "gpu-0000-01-00-0", "default/c", Pod("default", "c", ""))
+    core.feed(KubeletAppeared("again"))
+    number = core.state.kubelet.ledger.read
+    assert number
+    listed = core.ledger_event
+    core.ledger_event = lambda read: LedgerRead(  # type: ignore[method-assign]
+        read, RunningKubelet("kubelet", limits.LEDGER_SETTLE_S), (), (claim,), "", file=LedgerFile()
+    )
+    core.feed(KubeletAppeared("and again"))
+    core.ledger_event = listed  # type: ignore[method-assign]
+    assert core.owner() is not None
+    core.pass_time(2 * limits.LEDGER_S)
+    assert core.owner() is None, "kubelet does not know that pod"
+
+
+def _answers(core: Kubelet, within_s: float) -> list[object]:
+    return [e.answer for e in core.pass_time(within_s + 0.001) if isinstance(e, Reply)]

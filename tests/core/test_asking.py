@@ -3,6 +3,8 @@ without it decides an Allocate."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpuactors import limits
@@ -15,6 +17,7 @@ from gpuactors.core.reports.snapshot import LedgerWanted, project
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Refused, Reply
 from gpuactors.core.values.model import (
+    NO_PODS,
     ClaimedDevice,
     DeviceId,
     LedgerEntry,
@@ -50,6 +53,8 @@ class Kubelet(Core):
         self.asked: list[LedgerWanted] = []
         self.has_get = True
         self.settled = settled
+        self.is_readable = True
+        """Kubelet's file, and with it what is seen of its pods."""
         self.came = 1
         """Pods of any kind that have been seen to come; 0 where no cgroup is seen."""
         super().__init__(*ALONE, settings=settings)
@@ -90,11 +95,11 @@ class Kubelet(Core):
             listed if wanted.lists else (),
             (),
             "" if wanted.lists and self.settled else None,
-            file=LedgerFile(entries),
+            file=LedgerFile(entries) if self.is_readable else None,
             passive=not wanted.lists,
             answers=answers if self.has_get else (),
             has_get=self.has_get or not wanted.pods,
-            pods=SeenPods(lives, self.came),
+            pods=SeenPods(lives, self.came) if self.is_readable else NO_PODS,
         )
 
     def allocate(self, device: str = A, token: Token = T, after_s: float = 0.0) -> list[object]:
@@ -137,6 +142,39 @@ def test_a_pod_that_comes_leads_to_one_list() -> None:
     assert core.lists == before + 1
     core.pass_time(600)
     assert core.lists == before + 1
+
+
+def test_a_kubelet_that_knows_no_pod_yet_is_listed_again_and_again_ever_more_seldom() -> None:
+    """A claim of another driver is not in its list before, for as long as the API server is away."""
+    core = Kubelet(settled=False)
+    times: list[float] = []
+    for _ in range(600):
+        before = core.lists
+        core.pass_time(1.0)
+        times += [core.at] * (core.lists - before)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert gaps[0] <= limits.LIST_NAMES_S + 1
+    assert gaps == sorted(gaps)
+    assert 5 <= len(times) <= 8
+    core.settled = True
+    core.pass_time(600.0)
+    before = core.lists
+    core.pass_time(HOUR_S)
+    assert core.lists - before <= 1
+
+
+def test_pods_that_come_while_the_file_cannot_be_read_are_listed() -> None:
+    core = Kubelet()
+    core.pass_time(60)
+    core.is_readable = False
+    before = core.lists
+    core.pass_time(HOUR_S)
+    assert core.lists - before >= HOUR_S / limits.LIST_UNSEEN_S - 1
+    core.is_readable = True
+    core.pass_time(60)
+    before = core.lists
+    core.pass_time(HOUR_S)
+    assert core.lists - before <= 1
 
 
 def test_a_node_with_running_pods_is_listed_no_more_often() -> None:

@@ -144,11 +144,12 @@ def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> St
 def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
     effects: list[Effect] = []
     match event:
-        case LedgerRead(read, passive=False) if read == before.kubelet.ledger.outstanding:
+        case LedgerRead(read, passive=passive) if read == before.kubelet.ledger.outstanding:
             for driver in drivers_of(state):
-                state, lines = recovery.ledger_read(driver, state, at)
+                if not passive:
+                    state, lines = recovery.ledger_read(driver, state, at)
+                    effects += lines
                 state = claims.ledger_read(driver, state, at)
-                effects += lines
         case PredecessorGone() if before.daemon.role is not Role.SERVING:
             for driver in drivers_of(state):  # it wrote the checkpoint until now: that is read again
                 state = driver.with_claims(state, replace(driver.claims(state), loaded=False))

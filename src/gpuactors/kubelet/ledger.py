@@ -274,11 +274,10 @@ class KubeletLedger:
         return await self._io.run_blocking(self._read_file_and_pods)
 
     def _read_file_and_pods(self) -> _FileAndPods:
-        content = self._read_file()
-        if content is None:
-            return LedgerFile(exists=False), NO_PODS
-        file = checkpoint_contents(content, self._file, self._nodes)
-        seen = self._io.pods
+        content, seen = self._read_file(), self._io.pods
+        file = LedgerFile(exists=False)
+        if content is not None:
+            file = checkpoint_contents(content, self._file, self._nodes)
         return file, NO_PODS if seen is None else seen.look({entry.pod.uid for entry in file.entries})
 
     def _read_file(self) -> bytes | None:

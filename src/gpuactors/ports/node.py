@@ -108,7 +108,7 @@ class UseReader(Protocol):
 
 
 class PodsSeen(Protocol):
-    """What the kernel shows of the node's pods."""
+    """Sees by the kernel which of the node's pods live."""
 
     def look(self, uids: Collection[str]) -> SeenPods:
         """At these pods. May block; never raises: what cannot be read is left out."""
@@ -138,7 +138,7 @@ class CdiReader(Protocol):
 
 
 class LedgerQuestion(Struct, frozen=True):
-    """What PodResources is asked with one read of kubelet's ledger."""
+    """The questions to PodResources with one read of kubelet's ledger."""
 
     resources: Collection[ResourceName] = ()
     """The resources of which kubelet's own healthy IDs are wanted (GetAllocatableResources)."""

@@ -6,15 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.model import ClaimedDevice, Pod
+from gpuactors.core.values.model import ClaimedDevice, Pod, SeenPods
 from tests.core.builders import NO_FILE
 from tests.core.claims.test_claims import ON_HOST, A, core_with
-from tests.core.gpus.claim_core import ClaimCore, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 
 def prepared() -> ClaimCore:
@@ -35,6 +37,44 @@ def test_a_claim_that_is_missing_twice_and_not_listed_is_released() -> None:
     core.pass_time(limits.CLAIM_COLLECT_S)
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
     assert core.driver(A) == "nvidia"
+
+
+class Asked(ClaimCore):
+    """A kubelet that lists its pods only where it is asked for that."""
+
+    def ledger_event(self, read: int) -> Event:
+        event = super().ledger_event(read)
+        assert isinstance(event, LedgerRead)
+        event = replace(event, pods=SeenPods({}, 1))
+        if project(self.state).ledger.lists:
+            self.lists += 1
+            return event
+        return replace(event, listed=(), claims=(), passive=True)
+
+    lists = 0
+
+
+def test_a_claim_that_was_prepared_after_the_last_list_is_listed_once_more() -> None:
+    """Kubelet is asked for its list before a claim gets a GPU, and lists the claim only after it is prepared."""
+    core = Asked(ON_HOST)
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.prepare(name("one"))
+    core.listed(name("one"), A)
+    before = core.lists
+    core.held_back = {"read"}
+    core.pass_time(limits.LIST_S / 2)
+    assert core.lists == before + 1
+    assert core.wanted.reads == (), "the API server is not asked for a claim that kubelet lists"
+
+
+def test_a_claim_that_was_prepared_after_the_last_list_and_is_listed_for_no_pod_is_released() -> None:
+    core = Asked(ON_HOST)
+    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.prepare(name("one"))
+    core.claims.clear()
+    core.api.clear()
+    core.pass_time(limits.LEDGER_QUIET_S + 3 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
 
 
 def test_the_two_answers_are_60_s_apart() -> None:

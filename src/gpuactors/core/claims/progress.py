@@ -96,12 +96,9 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
     if driver.claims(state).relays_until <= at:
         state = driver.with_claims(state, replace(driver.claims(state), relays_until=-math.inf))
     for known in driver.claims(state).entries.values():
-        if known.collect_at <= at and not known.name.is_known:
-            state, lines = takeover.unlisted(driver, state, known, at)
+        if known.collect_at <= at:
+            state, lines = _looked_for(driver, state, known, at)
             effects += lines
-        elif known.collect_at <= at:
-            asked = with_entry(driver.claims(state), replace(known, collect_at=math.inf))
-            state = driver.with_claims(state, with_read(asked, known.name.uid))
     for waiting in driver.claims(state).entries.values():
         if waiting.retry_at > at:
             continue
@@ -122,6 +119,19 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
         effects += lines
     state, lines = driver.due(state, at)
     return state, effects + lines
+
+
+def _looked_for(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped:
+    """A prepared claim that kubelet did not list for a pod is looked for: in kubelet's list if that is an old one, then
+    at the API server."""
+    claims = driver.claims(state)
+    if state.kubelet.ledger.asking.listed_at < at - limits.CLAIM_COLLECT_S:
+        later = with_entry(claims, replace(entry, collect_at=at + limits.LEDGER_RETRY_S))
+        return schedule.ask_ledger(driver.with_claims(state, later), at, lists=True), []
+    if not entry.name.is_known:
+        return takeover.unlisted(driver, state, entry, at)
+    asked = with_entry(claims, replace(entry, collect_at=math.inf))
+    return driver.with_claims(state, with_read(asked, entry.name.uid)), []
 
 
 def deadline(driver: ClaimDriver, state: NodeState) -> float:

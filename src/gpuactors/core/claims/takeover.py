@@ -53,8 +53,7 @@ def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> 
     """A claim whose name is not known is due to be looked for: the API server cannot be asked, so that kubelet lists it
     for no pod, twice, must do."""
     ledger, claims = state.kubelet.ledger, driver.claims(state)
-    is_old = ledger.asking.listed_at < at - limits.CLAIM_COLLECT_S
-    is_unsure = is_old or ledger.problem is not None or ledger.source is not LedgerSource.LIST
+    is_unsure = ledger.problem is not None or ledger.source is not LedgerSource.LIST
     if is_unsure or entry.missing == 0:
         missing = entry.missing if is_unsure else 1
         again = replace(entry, missing=missing, collect_at=at + limits.CLAIM_COLLECT_S)

@@ -73,6 +73,9 @@ def list_due_at(state: NodeState) -> float:
     if ledger.source.is_settling and asking.listed:
         is_early = asking.listed_at < ledger.young.since + limits.LEDGER_SETTLE_S
         after.append(limits.LEDGER_S if is_early else limits.LIST_NAMES_S)
+    if ledger.young.socket is not None and ledger.young.settled_at == math.inf:
+        # It may not know its pods, for as long as the API server is away: asked as seldom as it has been so.
+        after.append(max(limits.LIST_NAMES_S, asking.listed_at - ledger.young.since))
     owners = state.index.owners
     is_new = ledger.books.came != asking.came or any(not pod.name for pod in _pods(owners.values()))
     if is_new or (owners and not asking.has_get):  # without Get nothing else shows a forced deletion

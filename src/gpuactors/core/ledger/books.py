@@ -43,7 +43,7 @@ def seen(books: Books, event: LedgerRead, at: float) -> Books:
     """What the file and the kernel show by this read; an unreadable file leaves what was read of it last."""
     confirmed = frozenset(name for answer in event.answers for name in answer.devices)
     granted = {n: since for n, since in books.granted.items() if at < since + limits.GRANT_FILE_S}
-    books = replace(books, confirmed=confirmed, granted=granted, came=event.pods.came or books.came)
+    books = replace(books, confirmed=confirmed, granted=granted, came=event.pods.came)
     if event.file is None:
         return books
     named = {e.pod.uid for e in event.file.entries}

@@ -436,7 +436,7 @@ class DeviceManager:
             self._allocated.setdefault(resource, set()).update(entry.devices)
 
     def lives(self, running: Collection[str]) -> Mapping[str, PodLife]:
-        """What the kernel shows of each pod that has a cgroup. `running`: the UIDs of those whose container runs, which
+        """Each pod that has a cgroup, as the kernel shows it. `running`: the UIDs of those whose container runs, which
         a pod that was deleted by force may outlive."""
         found = dict.fromkeys(running, PodLife.RUNNING)
         for pod in self._pods.values():

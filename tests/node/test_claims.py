@@ -22,8 +22,9 @@ from tests.node.claims import (
     request,
     slice_versions,
 )
-from tests.node.cluster import eventually
+from tests.node.cluster import DEVICE_PLUGINS, eventually
 from tests.node.fake_host import A100, H100, H100_RESOURCE, NVIDIA
+from tests.support.patience import patient
 
 __all__ = ["claims"]
 
@@ -152,6 +153,30 @@ def test_pre_bound_beside_bound_by_the_claim(claims: ClaimNode) -> None:
         pods.stop(claims.api, "vm-1")
         claims.nothing_is_left({before: "vfio-pci", other: NVIDIA})
         claims.settled({H: 1})
+
+
+@pytest.mark.timeout(patient(240.0))
+def test_a_gpu_whose_pod_ended_without_a_daemon_is_offered_by_one_with_claims_alone(
+    claims: ClaimNode,
+) -> None:
+    """Only kubelet's file still names the pod, and nothing makes kubelet write it: no device is listed or allocated."""
+    gpu = claims.host.plug(0x27)
+    claims.settled({H: 1})
+    pods.start(claims.api, "vm-1", {H: 1})
+    claims.settled({H: 1})
+    claims.node.excuse_no_plugin()
+    claims.node.uninstall()
+    pods.stop(claims.api, "vm-1")
+    claims.node.install("dra", {"GPUACTORS_DEVICE_PLUGIN": "off"})
+    assert gpu in (DEVICE_PLUGINS / "kubelet_internal_checkpoint").read_text(), (
+        "kubelet has written its file since"
+    )
+    claims.offered(gpu)
+    claims.template("one", request())
+    claims.create("vm-2", from_template("one"))
+    claims.runs("vm-2", gpu)
+    pods.stop(claims.api, "vm-2")
+    claims.nothing_is_left({gpu: "vfio-pci"})
 
 
 @pytest.mark.parametrize("driver", [NVIDIA, "vfio-pci"])

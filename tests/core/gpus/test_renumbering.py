@@ -8,15 +8,18 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.files import contents_of
+from gpuactors.core.claims.restoration import gpus_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead, FilesTouched
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.gpus.cdi import ClaimDevice, nodes
 from gpuactors.core.gpus.report import claim_reports
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
+from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Json, OpaqueConfig, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 
@@ -371,3 +374,21 @@ def test_files_that_are_touched_before_the_first_scan_are_not_written_by_old_num
     after.release("inspection")
     after.scanned()
     assert (after.groups(ONE), after.groups(TWO)) == ({"2"}, {"1"})
+
+
+@pytest.mark.parametrize("when", ["while no daemon ran", "before it is bound again"])
+def test_files_whose_numbers_nobody_knows_are_removed_when_the_card_is_pulled(when: str) -> None:
+    """The checkpoint is lost: another card may have the number by now."""
+    core = FilesCore(gpu(B, 2)) if when == "while no daemon ran" else FilesCore(gpu(A, 1), gpu(B, 2))
+    core.held_back = {"device"}
+    core.api[str(ONE)] = allocated(ONE, A)
+    core.files = {ONE.uid: frozenset({"/dev/vfio/1", "/dev/vfio/vfio"})}
+    found = StoredEntry(ONE, ClaimState.PREPARED, None, gpus_of([device_name(PciAddress(A))]))
+    core.feed(CheckpointRead(entries=(found,), is_lost=True, of=ClaimsOf.GPUS))
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.unplugged(A)
+    core.release("device")
+    assert core.files == {}
+    assert core.claim_state(ONE) is ClaimState.DRIFTED
+    core.changed(gpu(A, 7))
+    assert core.groups(ONE) == {"7"}, "it has kept its card"

@@ -256,7 +256,10 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
 def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
     """A claim whose entry was found out from its files."""
     claims = read_over(driver.claims(state), entry.name.uid)
-    if (invalid := _refused_by_content(driver, state, claim)) is not None:
+    invalid = _refused_by_content(driver, state, claim)
+    if invalid is not None and invalid.cause is Cause.GONE and entry.has_unplaced_files:
+        return transition(driver, claims, driver.found_again(entry, claim), ClaimTrigger.DRIFT)
+    if invalid is not None:
         return with_entry(claims, replace(entry, why=invalid))
     return transition(driver, claims, driver.found_again(entry, claim), ClaimTrigger.FETCHED)
 
@@ -361,7 +364,10 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
         stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
-    return driver.with_claims(state, transition(driver, driver.claims(state), stopped, on)), [*lines, line]
+    claims = transition(driver, driver.claims(state), stopped, on)
+    if claims.entries[entry.name.uid].state is ClaimState.STOPPED and entry.has_unplaced_files:
+        claims = transition(driver, claims, claims.entries[entry.name.uid], ClaimTrigger.DRIFT)
+    return driver.with_claims(state, claims), [*lines, line]
 
 
 def files_touched(driver: ClaimDriver, state: NodeState, event: FilesTouched) -> Stepped:

@@ -108,6 +108,13 @@ class Entry(Struct, frozen=True, gc=False):
         return self.state is ClaimState.RELEASING and why is not None and why.cause is Cause.DIRECTORY_LEFT
 
     @property
+    def has_unplaced_files(self) -> bool:
+        """It was found out by its files, without a checkpoint: where its devices were when they were written is not
+        known, and a number in them may be another tenant's by now."""
+        models = [function.ids for gpu in self.gpus for function in gpu.functions]
+        return self.has_files and bool(models) and not any(models) and not self.bound
+
+    @property
     def problem(self) -> str:
         """Why it is not further, as a sentence; empty if nothing is known to be in its way."""
         return self.why.message if self.why is not None else ""

@@ -14,6 +14,7 @@ from gpuactors.ports.node import Step
 from gpuactors.simulation.host.kernel import NVIDIA
 from gpuactors.simulation.kubelet.values import Phase, Pod
 from tests.histories.administrator import Administrator
+from tests.histories.answer_check import ClaimAnswers
 from tests.histories.claim_events import CLAIM_POD
 from tests.histories.claims import DRIVER, ClaimsNode
 from tests.histories.dra_check import Problem
@@ -32,6 +33,7 @@ class ClaimRules:
     def __init__(self, world: World, node: ClaimsNode) -> None:
         self._world = world
         self._node = node
+        self._answers = ClaimAnswers(world, node)
 
     @property
     def node(self) -> ClaimsNode:
@@ -40,6 +42,7 @@ class ClaimRules:
 
     def stepped(self, daemon: str, step: Step) -> None:
         """Implement `Rules.stepped`."""
+        self._answers.stepped(daemon, step)
 
     def problem(self) -> Problem | None:
         """Implement `Rules.problem`."""
@@ -49,6 +52,7 @@ class ClaimRules:
             or self._prebound()
             or self._of_the_host()
             or self._undone()
+            or self._answers.problem()
         )
 
     def _two_owners(self) -> Problem | None:
@@ -90,8 +94,10 @@ class ClaimRules:
         return None
 
     def _cards(self, pod: Pod) -> list[str]:
-        """Those of its claims, but for the claims under which an administrator has changed a driver."""
+        """Those of its claims, but for the claims under which a card was pulled or an administrator has changed a
+        driver."""
         infos = [i for i in self._world.kubelet.view.dra.claims if i.name in pod.uses and i.prepared]
+        infos = [i for i in infos if i.uid not in self._node.moved]
         if (him := self._node.administrator) is not None:
             infos = [i for i in infos if i.uid not in him.disturbed]
         return [card for info in infos if not info.unpreparing for card in self._node.given[info.uid]]
@@ -132,6 +138,8 @@ class ClaimRules:
             self._world.tell(self._world.tree.unplug(disk))
         for address in list(node.users):
             node.end_user(address)
+        for address in list(node.pulled):
+            self._world.bring_back(address, self._world.new_group())
         if node.administrator is not None:
             node.administrator.repair()
             self._claim_all()
@@ -154,6 +162,8 @@ class ClaimRules:
         if pod.name not in node.claims:
             return False
         uid = node.claims[pod.name]
+        if uid in node.moved or self._answers.has_another_model(uid):
+            return False
         if node.administrator is not None and uid in node.administrator.disturbed:
             return False
         cards = node.given[uid]
@@ -169,7 +179,7 @@ class ClaimRules:
         node, world = self._node, self._world
         known = world.kubelet.view.dra.claims
         prepared = [i.uid for i in known if i.prepared and not i.unpreparing]
-        if wrong := [text for uid in prepared if (text := self._names_others(uid))]:
+        if wrong := [text for uid in prepared if (text := self._answers.names_others(uid))]:
             return wrong
         if node.administrator is None:
             return []
@@ -181,15 +191,6 @@ class ClaimRules:
         return [
             f"{path} is not there, or not ours" for path in paths if not _is_cdi(node.disk.files.get(path))
         ]
-
-    def _names_others(self, uid: str) -> str:
-        """The group nodes in the claim's CDI file that are none of its own cards'; empty if there are none."""
-        content = self._node.disk.files.get(f"{CDI_DIR}/k8s.{DRIVER}-claim_{uid}.json")
-        functions = self._world.tree.functions
-        cards = [functions[card] for card in self._node.given[uid] if card in functions]
-        own = {"/dev/vfio/vfio", *(f"/dev/vfio/{card.group}" for card in cards)}
-        named = _node_paths(content)
-        return f"the files of {uid} name {sorted(named - own)}" if named - own else ""
 
     def left(self) -> list[str]:
         """Implement `Rules.left`. A driver that an administrator has unloaded holds nothing but the functions that are
@@ -264,19 +265,6 @@ def _is_cdi(content: bytes | None) -> bool:
         return bool(json.loads(content or b"")["devices"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
-
-
-def _node_paths(content: bytes | None) -> set[str]:
-    """The paths of the device nodes in a CDI file; none if it is not one, as after somebody has edited it."""
-    try:
-        devices = json.loads(content or b"")["devices"]
-        return {
-            str(node["path"])
-            for device in devices
-            for node in device["containerEdits"].get("deviceNodes", ())
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return set()
 
 
 def _not_offered(node: ClaimsNode) -> list[str]:

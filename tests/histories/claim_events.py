@@ -55,6 +55,7 @@ BESIDE: Final = (
     "a virtual machine ends by itself",
     "a machine that outlived its pod ends",
     "the node reboots",
+    "the node reboots with another model in a slot",
     "the uevent socket overflows",
     "the next uevents are lost",
     "the next uevents are late",

@@ -59,6 +59,14 @@ class ClaimsNode(DraNode):
         say that they are prepared."""
         self.users: dict[str, int] = {}
         """The process that uses a card by its host driver, by address."""
+        self.pulled: dict[str, list[PciSpec]] = {}
+        """The functions of each card that is pulled, by the card's address."""
+        self.freed: list[int] = []
+        """The numbers of IOMMU groups that such cards had."""
+        self.moved: set[str] = set()
+        """The UIDs of claims under which a card was pulled: their pods may have lost it, and may never start again."""
+        self.unidentified: set[str] = set()
+        """The UIDs of claims that were there when a checkpoint was lost: nothing says which model they had."""
 
     def _open_writes(self) -> MemoryWrites:
         if self.administrator is None:
@@ -134,6 +142,7 @@ class ClaimsNode(DraNode):
 
     def _forget(self) -> None:
         self.forgotten_claims |= self.given.keys()
+        self.unidentified |= self.given.keys()
         written = self.writes.written
         self.forgotten.update(a for a in self.home if any(a in path or a in text for path, text in written))
 
@@ -146,7 +155,7 @@ class ClaimsNode(DraNode):
 
     def is_on_host_driver(self, address: str) -> bool:
         """NVIDIA's driver has it."""
-        return self._tree.driver_of(address) == NVIDIA
+        return address in self._tree.functions and self._tree.driver_of(address) == NVIDIA
 
     def outside_of(self, daemon: str, kubelet: ClaimsKubelet) -> DraOutside:
         """All that a daemon reaches for claims."""

@@ -124,6 +124,7 @@ class DraNode(ABC):
         """The machine stops: what was not synced is lost."""
         self.disk.power_cut()
         self.disk.full = False
+        self.disk.keeps = ""
         self._boots += 1
 
     def lose_checkpoint(self) -> None:
@@ -141,6 +142,7 @@ class DraNode(ABC):
         self.api.end_faults()
         self.api.away = False
         self.disk.full = False
+        self.disk.keeps = ""
 
     # --- what is there --------------------------------------------------------------------------------------
 

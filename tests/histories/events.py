@@ -19,6 +19,7 @@ from tests.histories.host_events import HOST_KINDS
 from tests.histories.kinds import Kind, can_follow, that_can_happen
 from tests.histories.kubelet_events import KUBELET_KINDS
 from tests.histories.ledger_events import LEDGER_KINDS
+from tests.histories.move_events import MOVE_KINDS
 from tests.histories.node_events import NODE_KINDS
 from tests.histories.other_plugin_events import NEIGHBOUR_KINDS
 from tests.histories.script import Script, ScriptError
@@ -34,6 +35,7 @@ KINDS: Final[dict[str, Kind]] = {
         *NEIGHBOUR_KINDS,
         *DAEMON_KINDS,
         *CLAIM_KINDS,
+        *MOVE_KINDS,
         *DOMAIN_KINDS,
         *ADMINISTRATOR_KINDS,
     )
@@ -44,7 +46,7 @@ NOT_DRAWN: Final[frozenset[str]] = frozenset()
 """Kinds that find faults that are not repaired yet: scripts may name them, campaigns leave them out. Should be
 empty."""
 
-OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in CLAIM_KINDS)
+OF_CLAIMS: Final[frozenset[str]] = frozenset(kind.name for kind in (*CLAIM_KINDS, *MOVE_KINDS))
 """Only on a node with claims, as a part of a campaign's are (`--claims-every`)."""
 
 OF_DOMAINS: Final[frozenset[str]] = frozenset(kind.name for kind in DOMAIN_KINDS)

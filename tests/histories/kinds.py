@@ -35,6 +35,7 @@ class Flag(StrEnum):
     SECOND_PLUGIN = "a second plugin serves our resource"
     API_SERVER_IS_AWAY = "the API server is away"
     CLAIMS_DISK_IS_FULL = "the disk where claims are kept is full"
+    CDI_FILES_STAY = "no CDI file can be removed or replaced"
     CONTROLLER_STOPS = "NVIDIA's controller does nothing"
     DOMAINS_ARE_NOT_READY = "the daemons of compute domains are not ready"
     IMEX_IS_MISSING = "the host has no IMEX"

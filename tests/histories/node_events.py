@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,7 +21,39 @@ NARROWED: Final = tuple(
 REBOOTS_MAX: Final = 3
 
 
+REBOOTS: Final = "the node reboots"
+REBOOTS_WITH_ANOTHER: Final = "the node reboots with another model in a slot"
+"""It counts as a reboot as well."""
+
+OTHER_MODEL: Final = "20b0"
+
+_AFTER_REBOOT: Final = {
+    Flag.KUBELET_RUNS: True,
+    Flag.ONE_SERVES: True,
+    Flag.TWO_SERVE: False,
+    Flag.UEVENTS_ARE_LATE: False,
+    Flag.MODE_IS_SET: False,
+    Flag.ATTRIBUTES_ARE_BROKEN: False,
+    Flag.NVIDIA_IS_UNLOADED: False,
+    Flag.VFIO_IS_UNLOADED: False,
+    Flag.CDI_FILES_STAY: False,
+}
+
+
 async def _reboots(world: World, slot: int) -> None:
+    """As `_reboot`, with the same cards."""
+    await _reboot(world, slot, {})
+
+
+async def _reboots_with_another(world: World, slot: int) -> None:
+    """In the card's slot is another model now, or again the first one."""
+    world.counts[REBOOTS] += 1
+    address = world.address(slot)
+    model = world.tree.functions[address].device
+    await _reboot(world, slot, {address: OTHER_MODEL if model == MODEL else MODEL})
+
+
+async def _reboot(world: World, slot: int, models: Mapping[str, str]) -> None:
     """No process outlives it; the cards come back in other IOMMU groups, each in one that another had. Kubelet has its
     file, gets its pods from the API server, and starts their containers with what Allocate returned before."""
     for daemon in list(world.daemons):
@@ -29,13 +62,17 @@ async def _reboots(world: World, slot: int) -> None:
     if world.kubelet_runs:
         await world.kubelet.stop()
     world.kubelet.power_off()
-    world.renumber()
+    world.renumber(models)
     if detail_of(slot) % 2:
         await world.start_kubelet()
         await world.start_daemon()
     else:
         await world.start_daemon()
         await world.start_kubelet()
+
+
+def _can_reboot(world: World, _slot: int) -> bool:
+    return world.counts[REBOOTS] < REBOOTS_MAX and not world.changing
 
 
 def _select(world: World, _slot: int) -> None:
@@ -96,20 +133,12 @@ def _is_free_place(world: World, slot: int) -> bool:
 
 
 NODE_KINDS: Final = (
+    Kind(REBOOTS, _can_reboot, _reboots, leaves=_AFTER_REBOOT),
     Kind(
-        "the node reboots",
-        lambda w, _s: w.counts["the node reboots"] < REBOOTS_MAX and not w.changing,
-        _reboots,
-        leaves={
-            Flag.KUBELET_RUNS: True,
-            Flag.ONE_SERVES: True,
-            Flag.TWO_SERVE: False,
-            Flag.UEVENTS_ARE_LATE: False,
-            Flag.MODE_IS_SET: False,
-            Flag.ATTRIBUTES_ARE_BROKEN: False,
-            Flag.NVIDIA_IS_UNLOADED: False,
-            Flag.VFIO_IS_UNLOADED: False,
-        },
+        REBOOTS_WITH_ANOTHER,
+        lambda w, s: _can_reboot(w, s) and w.is_plugged(s),
+        _reboots_with_another,
+        leaves=_AFTER_REBOOT,
     ),
     Kind("the next daemon selects other cards", always, _select),
     Kind("the next daemon has another pci.ids", _keeps_names, _rename),

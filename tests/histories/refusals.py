@@ -16,6 +16,7 @@ from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
 from tests.histories.group_events import COMES, IS_BOUND
+from tests.histories.move_events import PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.world import OLDER_POD
 from tests.memory.faults import Fault, PlannedCrashError
@@ -81,6 +82,8 @@ _CHANGED: Final = (
     "bind the companion to a host driver",
     COMES,
     IS_BOUND,
+    PULLED,
+    SWAPPED,
     "plug a second card into the group",
     "both cards of a group are released",
     "an attribute turns unreadable",

@@ -54,7 +54,7 @@ def test_a_drawn_history_of_a_node_with_claims(seed: int) -> None:
 
 
 def test_a_history_of_a_node_with_claims_is_the_same_each_time() -> None:
-    first, again = (play_chosen(drawn(random.Random(3)), 19 | CLAIMS) for _ in range(2))
+    first, again = (play_chosen(drawn(random.Random(6)), 19 | CLAIMS) for _ in range(2))
     assert (first.digest, first.script) == (again.digest, again.script)
 
 

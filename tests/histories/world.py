@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal, final
 
 import trio
@@ -511,6 +512,32 @@ class World:
         known |= {uid for uid in node.given if uid.encode() in content}
         return {uid for uid in known & node.given.keys() if f"{address[:-1]}0" in node.given[uid]}
 
+    # --- cards that move ------------------------------------------------------------------------------------
+
+    def pull(self, address: str) -> None:
+        """A card of a node with claims goes, with its companion. A machine that has it open lets go of it, as QEMU does
+        when the kernel asks it to (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_request), and runs on."""
+        node = self.claims
+        assert node is not None
+        functions = [spec for a, spec in self.tree.functions.items() if a.startswith(address[:-1])]
+        node.moved |= self.claims_about(address)
+        self.disturbed.add(address)
+        for group in {spec.group for spec in functions} - {None}:
+            if group is not None and (holder := self.tree.holder_of(group)) is not None:
+                self.tell(self.tree.close_group(group, holder))
+        for spec in functions:
+            node.kernel.remove(spec.address)
+        node.pulled[address] = functions
+
+    def bring_back(self, address: str, group: int) -> None:
+        """A card that was pulled is there again, in a group of this number: its override is lost, and the driver that
+        knows its id takes it."""
+        node = self.claims
+        assert node is not None
+        self.groups[int(address[5:7], 16) - 1] = group
+        for spec in node.pulled.pop(address):
+            node.kernel.plug(replace(spec, group=group, driver=node.home[spec.address]))
+
     # --- names ----------------------------------------------------------------------------------------------
 
     @property
@@ -604,9 +631,9 @@ class World:
         """A number that no IOMMU group here ever had."""
         return max([20, *self.groups.values()]) + 1
 
-    def renumber(self) -> None:
+    def renumber(self, models: Mapping[str, str] = MappingProxyType({})) -> None:
         """The machine starts again: nothing is open, every function is on the driver that it was on, and each place for
-        a card has the group that the next one had."""
+        a card has the group that the next one had. `models` are those of other cards that are there now, by address."""
         before = [self.group(slot) for slot in range(CARDS)]
         self.restore_attributes()
         for card in list(self.external):
@@ -620,7 +647,8 @@ class World:
         self.groups = {slot: before[(slot + 1) % CARDS] for slot in range(CARDS)}
         for address, spec, driver in functions:
             slot = int(address[5:7], 16) - 1
-            moved = replace(spec, group=self.group(slot), driver=driver)
+            device = models.get(address, spec.device)
+            moved = replace(spec, device=device, group=self.group(slot), driver=driver)
             if self.claims is not None:
                 self.claims.kernel.plug(moved)
             else:

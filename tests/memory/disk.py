@@ -64,6 +64,8 @@ class FakeDisk:
         """The errno with which the operation of this index fails."""
         self.full = False
         """No file and no directory can be made or grow."""
+        self.keeps = ""
+        """No file in this directory can be removed or replaced; empty: all can."""
 
     # --- what happens to it -------------------------------------------------------------------------------------------
 
@@ -209,6 +211,7 @@ class FakeDisk:
     def rename(self, old: str, new: str) -> None:
         """Implement `Disk.rename`."""
         self.count(f"rename {old} {new}")
+        self._need_leave(new)
         file = self._find(old)
         self._need_directory(posixpath.dirname(new))
         del self._files[old]
@@ -220,6 +223,7 @@ class FakeDisk:
         if path in self._directories:
             raise _error(errno.EISDIR, path)
         self._find(path)
+        self._need_leave(path)
         del self._files[path]
 
     def sync_directory(self, path: str) -> None:
@@ -247,6 +251,10 @@ class FakeDisk:
     def _need_room(self, path: str) -> None:
         if self.full:
             raise _error(errno.ENOSPC, path)
+
+    def _need_leave(self, path: str) -> None:
+        if posixpath.dirname(path) == self.keeps and path in self._files:
+            raise _error(errno.EPERM, path)
 
     def _need_directory(self, path: str) -> None:
         if path not in self._directories:

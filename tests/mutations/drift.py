@@ -10,6 +10,7 @@ from tests.mutations.mutations import Mutation
 _CORE: Final = "tests/core/gpus/test_renumbering.py"
 _NODE: Final = "tests/test_claims_renumbering.py"
 _INSPECTIONS: Final = "tests/host/test_reader.py"
+_MOVES: Final = "tests/histories/test_moves.py::test_a_claim_is_given_no_other_cards_node"
 _QUEUE: Final = "tests/acts/test_blocking_runner.py"
 _READS: Final = "tests/actors/test_api_retry.py"
 
@@ -62,6 +63,34 @@ DRIFT: Final = (
         "    if state.daemon.role is not Role.SERVING or not driver.claims(state).loaded:\n",
         "    if not driver.claims(state).loaded:\n",
         f"{_CORE}::test_what_has_moved_is_said_once_at_a_start_which_reads_the_checkpoint_twice",
+    ),
+    Mutation(
+        "files that are still to be removed name no number any more",
+        "core/gpus/placement.py",
+        "    if not entry.has_files or entry.state not in OWNING:\n",
+        "    if not entry.has_files or entry.state not in OWNING or entry.state is ClaimState.DRIFTED:\n",
+        _MOVES,
+    ),
+    Mutation(
+        "a card that is gone is no drift",
+        "core/gpus/placement.py",
+        '        return Reason(Cause.GONE, f"{gpu.address} is gone from this node")\n',
+        "        return None\n",
+        _MOVES,
+    ),
+    Mutation(
+        "the model of a claim's device counts for one boot",
+        "core/gpus/exclusion.py",
+        '    ids = next((first.ids for first in firsts), "") or earlier.get(function.address, "")\n',
+        '    ids = next((first.ids for first in firsts), "")\n',
+        _MOVES,
+    ),
+    Mutation(
+        "claims are compared with their files only while a daemon runs",
+        "core/gpus/placement.py",
+        "        if _has_files(entry)\n        and (FILES in entry.acts or",
+        "        if _has_files(entry)\n        and (",
+        _MOVES,
     ),
     Mutation(
         "the models of an earlier boot's claims are forgotten at the start",

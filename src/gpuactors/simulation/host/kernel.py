@@ -31,7 +31,7 @@ NVIDIA: Final = "nvidia"
 DRIVERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "vfio-pci": frozenset(),
-        NVIDIA: frozenset({"10de:2330", "10de:2342", "10de:1eb8"}),
+        NVIDIA: frozenset({"10de:2330", "10de:2342", "10de:20b0", "10de:1eb8"}),
         "snd_hda_intel": frozenset({"10de:22ba", "10de:10f8"}),
     }
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 import trio
 import trio.testing
 
-from gpuactors.host.threads import in_thread
+from gpuactors.host.threads import OneByOne, in_thread
 from gpuactors.ports.errors import HostError
 from tests.support.patience import patient
 
@@ -106,3 +107,34 @@ async def test_where_there_is_no_thread_its_end_is_told_at_once(
     with pytest.raises(HostError, match=r"no thread can be started.*TasksMax"):
         await wait_for(call)
     assert call.ends == 1
+
+
+@pytest.mark.trio
+async def test_a_call_in_a_queue_is_in_time_though_the_loop_is_late(call: Call) -> None:
+    one_by_one, results = OneByOne("reads"), list[str]()
+
+    async def read() -> None:
+        running = await one_by_one.in_time(call, 0.2)
+        assert running is not None
+        results.append(running.result())
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            call.go.set()
+            time.sleep(0.4)  # noqa: ASYNC251 -- it holds up the loop
+    assert results == ["reads", "reads"]
+
+
+@pytest.mark.trio
+async def test_a_call_that_hangs_and_one_behind_it_are_not_in_time(call: Call) -> None:
+    one_by_one = OneByOne("reads")
+    with trio.fail_after(PATIENCE_S):
+        assert await one_by_one.in_time(call, 0.05) is None
+        assert await one_by_one.in_time(lambda: "not begun", 0.05) is None
+        call.go.set()
+        last = await one_by_one.in_time(lambda: "the last", PATIENCE_S)
+    assert last is not None
+    assert (last.result(), one_by_one.ended) == ("the last", 2)

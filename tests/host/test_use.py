@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -518,6 +519,26 @@ async def test_a_group_that_hangs_says_so_and_holds_up_the_others_once(tree: Hos
     tree.end_hang(address(2), "enable", b"0\n")
     await until(lambda: polls() == 0)
     assert hangs(await observe(reader)) == {1: False, 2: False, 3: False}
+
+
+@pytest.mark.trio
+async def test_a_group_does_not_hang_because_the_loop_is_late(tree: HostTree) -> None:
+    await until(lambda: polls() == 0)
+    reader, found = SysfsUse(root(tree), "passive", deadline_s=1.0), list[dict[int, bool]]()
+    tree.make_hang(address(2), "enable")
+
+    async def poll() -> None:
+        found.append(hangs(await observe(reader)))
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            await trio.testing.wait_all_tasks_blocked()
+            time.sleep(1.1)  # noqa: ASYNC251 -- it holds up the loop
+            await trio.testing.wait_all_tasks_blocked()
+            tree.end_hang(address(2), "enable", b"0\n")
+    assert list(found[0]) == [1, 2, 3]
+    assert not found[0][3], "it was not given up at the group before"
 
 
 @pytest.mark.trio

@@ -115,9 +115,9 @@ DRIFT: Final = (
     ),
     Mutation(
         "who waits for the disk behind others is late when its own time is over",
-        "acts/blocking_runner.py",
-        "                if not turn.is_set() and self._thread.ended == ended:\n",
-        "                if not turn.is_set() and self._thread.ended >= ended:\n",
+        "host/threads.py",
+        "                if not await Patience(seconds).ends(turn) and self.ended == ended:\n",
+        "                if not await Patience(seconds).ends(turn) and self.ended >= ended:\n",
         f"{_QUEUE}::test_a_call_is_not_late_because_of_the_calls_before_it",
     ),
     Mutation(

@@ -17,7 +17,6 @@ from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.state_lock import ReadOnlyError
-from gpuactors.concurrency.patience import Patience
 from gpuactors.core.claims.checkpoint import Checkpoint, Restored
 from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.values.claim import ClaimUid
@@ -57,7 +56,8 @@ class OneThread:
             )
         self._waiting += 1
         try:
-            await self._turn()
+            if not await self._thread.comes(self.deadline_s):
+                raise self._late(" an earlier write")
         finally:
             self._waiting -= 1
         try:
@@ -67,19 +67,6 @@ class OneThread:
         except HostShortError as error:
             raise StateFileError(str(error)) from None
         raise self._late("")
-
-    async def _turn(self) -> None:
-        """Waits in the queue. Raises `StateFileError` if the call at its head has hung for the whole deadline."""
-        turn = self._thread.queue()
-        try:
-            while not turn.is_set():
-                ended = self._thread.ended
-                await Patience(self.deadline_s).ends(turn)
-                if not turn.is_set() and self._thread.ended == ended:
-                    raise self._late(" an earlier write")
-        except BaseException:
-            self._thread.leave(turn)
-            raise
 
     def _late(self, whom: str) -> StateFileError:
         return StateFileError(

@@ -11,8 +11,6 @@ import os
 import re
 from typing import Final, final
 
-import trio
-
 from gpuactors import limits
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.quote import quoted
@@ -51,10 +49,9 @@ class CdiFiles:
         self._thread = OneByOne("cdi")
 
     async def read(self) -> CdiSpecs | None:
-        """Implement `ports.node.CdiReader.read`; takes at most `CDI_READ_DEADLINE_S`."""
-        with trio.move_on_after(limits.CDI_READ_DEADLINE_S):
-            return await self._thread(self.read_now)
-        return None
+        """Implement `ports.node.CdiReader.read`, within `CDI_READ_DEADLINE_S`."""
+        read = await self._thread.in_time(self.read_now, limits.CDI_READ_DEADLINE_S)
+        return read.result() if read is not None else None
 
     def read_now(self) -> CdiSpecs:
         """May block. Raises `HostShortError` for want of descriptors or memory."""

@@ -194,13 +194,13 @@ class HostImex:
 
     async def read(self) -> ImexFacts:
         """Implement `ports.claims.ImexReader.read`."""
-        with trio.move_on_after(self._deadline_s) as waiting:
-            facts, in_files = await self._thread(self._read)
-        if waiting.cancelled_caught:
+        read = await self._thread.in_time(self._read, self._deadline_s)
+        if read is None:
             raise HostError(
                 f"{' and '.join(self._files.names)} could not be read within {self._deadline_s:g} s: a read "
                 "hangs; look for hung tasks in the kernel's log; it is tried again"
             )
+        facts, in_files = read.result()
         if facts.absent:
             return facts
         facts = with_clique(facts, [*await self._said(), *in_files])

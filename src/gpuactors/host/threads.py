@@ -136,6 +136,29 @@ class OneByOne:
         await running.over.wait()
         return running.result()
 
+    async def in_time(self, call: Callable[[], T], seconds: float) -> Running[T] | None:
+        """The call, once it is over; None if it is not in this time (`Running.ends_within`), or an earlier one hangs.
+        Raises `HostShortError`."""
+        if not await self.comes(seconds):
+            return None
+        running = self.begin(call)
+        return running if await running.ends_within(seconds) else None
+
+    async def comes(self, seconds: float) -> bool:
+        """Waits until it is its turn, for as long as calls come to their end; False if none has for so long. Then or
+        cancelled, it has no place in the queue any more; who has the turn calls `begin`."""
+        turn = self.queue()
+        try:
+            while not turn.is_set():
+                ended = self.ended
+                if not await Patience(seconds).ends(turn) and self.ended == ended:
+                    self.leave(turn)
+                    return False
+        except BaseException:
+            self.leave(turn)
+            raise
+        return True
+
     def queue(self) -> trio.Event:
         """A place in the queue, which is set when it is its turn. Who has one calls `begin` then, or `leave` at any
         time."""

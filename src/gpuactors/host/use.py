@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.concurrency.patience import Patience
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host.faults import fault, gone, raise_if_short
@@ -366,9 +367,7 @@ class SysfsUse:
     async def _result(self, observation: _Observation) -> tuple[GroupUse, ...]:
         """Waits for its end, or for its deadline."""
         try:
-            if not observation.over.is_set():
-                with trio.move_on_after(self._deadline_s):
-                    await observation.over.wait()
+            await Patience(self._deadline_s).ends(observation.over)
         finally:
             observation.given_up = True
         if observation.failure is not None and not isinstance(observation.failure, HostError):

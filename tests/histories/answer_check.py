@@ -23,6 +23,7 @@ from gpuactors.ports.node import Step
 from tests.histories.claims import DRIVER, ClaimsNode
 from tests.histories.dra_check import Problem
 from tests.histories.dra_node import CDI_DIR
+from tests.histories.truth import others_cards
 from tests.histories.world import World
 from tests.memory.faults import Fault
 
@@ -43,8 +44,9 @@ _BLINDING: Final = (
 
 _SHARED: Final = frozenset({"/dev/vfio/vfio", "/dev/iommu"})
 
-Place = tuple[int | None, str]
-"""The group and the model of a card."""
+Place = tuple[int | None, str, bool, bool]
+"""The group and the model of a card, whether the host uses something else of the group, and whether another driver's
+claim has it."""
 
 
 @dataclass(slots=True)
@@ -106,7 +108,10 @@ class ClaimAnswers:
 
     def _place(self, card: str) -> Place | None:
         spec = self._world.tree.functions.get(card)
-        return None if spec is None else (spec.group, spec.device)
+        if spec is None:
+            return None
+        is_others = card in others_cards(self._world)
+        return spec.group, spec.device, self._world.host_uses_group_of(card), is_others
 
     # --- the answers ----------------------------------------------------------------------------------------
 
@@ -117,6 +122,11 @@ class ClaimAnswers:
         for card, place in asked.places.items():
             if place is None:
                 return ANOTHERS, f"{card} is not there, and {uid} was prepared with it"
+            _, _, is_hosts, is_others = place
+            if is_hosts and uid not in self._models:
+                return "a group that the host uses was given", f"{uid} was prepared with {card}"
+            if is_others and uid not in self._models:
+                return "two owners", f"{uid} was prepared with {card}, which another driver's claim has"
         if len(asked.places) == len(self._node.given.get(uid, ())) and (text := self.names_others(uid)):
             return ANOTHERS, f"{text}, and it was prepared"
         if self.has_another_model(uid) and len(asked.places) == len(self._models[uid]):

@@ -19,7 +19,7 @@ from tests.histories.claim_events import CLAIM_POD
 from tests.histories.claims import DRIVER, ClaimsNode
 from tests.histories.dra_check import Problem
 from tests.histories.dra_node import CDI_DIR
-from tests.histories.truth import given_by_us
+from tests.histories.truth import given_by_us, is_any_withheld, others_cards
 from tests.histories.world import World, states_of
 
 LIVE: Final = "a live claim lost its card"
@@ -134,8 +134,11 @@ class ClaimRules:
         node.end_faults()
         node.kernel.forget_plans()
         node.kernel.release()
-        for disk in self._world.disks:
-            self._world.tell(self._world.tree.unplug(disk))
+        self._world.free_groups_of_host()
+        for name in list(self._world.other_driver.claims):
+            self._world.other_driver.unprepare(name)
+            if name in self._world.kubelet.view.pods:
+                self._world.kubelet.delete(name)
         for address in list(node.users):
             node.end_user(address)
         for address in list(node.pulled):
@@ -168,7 +171,9 @@ class ClaimRules:
             return False
         cards = node.given[uid]
         others = {c for i in world.kubelet.view.dra.claims if i.uid != uid for c in node.given[i.uid]}
-        others |= {g.card for g in given_by_us(world) if g.card is not None}
+        others |= {g.card for g in given_by_us(world) if g.card is not None} | others_cards(world).keys()
+        if is_any_withheld(world):
+            return False
         groups = {world.tree.functions[card].group for card in cards}
         held = any(group is not None and world.tree.holder_of(group) is not None for group in groups)
         return not held and others.isdisjoint(cards)

@@ -66,6 +66,8 @@ BESIDE: Final = (
     "an external process opens a card",
     "an external process is killed",
     *(kind.name for kind in GROUP_KINDS),
+    "another driver prepares a card for a claim",
+    "another driver unprepares its claim",
 )
 """The kinds that are drawn beside those of claims."""
 

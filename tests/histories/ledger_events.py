@@ -106,7 +106,7 @@ def _is_free(world: World, slot: int) -> bool:
         _has_room(world, slot) and world.is_bound(address) and spec is not None and spec.group is not None
     ):
         return False
-    owned = {given.card for given in given_by_us(world)} | others_cards(world).keys()
+    owned = {given.card for given in given_by_us(world)} | others_cards(world).keys() | world.claimed()
     is_admitting = any(pod.phase is Phase.ADMITTING for pod in world.kubelet.view.pods.values())
     return owned.isdisjoint(world.tree.group_members(spec.group)) and not is_admitting
 

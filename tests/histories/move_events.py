@@ -43,6 +43,7 @@ def _can_be_pulled(world: World, claims: ClaimsNode, slot: int) -> bool:
         and address not in claims.users
         and card_of(slot) not in world.external
         and world.disk(slot) not in world.tree.functions
+        and all(claim.group != world.group(slot) for claim in world.other_driver.claims.values())
         and not any(map(claims.kernel.sleeps, functions))
     )
 

@@ -18,7 +18,7 @@ from tests.histories.administrator import UNBINDS
 from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.move_events import PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
-from tests.histories.world import OLDER_POD
+from tests.histories.world import OLDER_POD, UNTOLD
 from tests.memory.faults import Fault, PlannedCrashError
 
 CUTS_CALLS_OFF: Final = (
@@ -84,6 +84,7 @@ _CHANGED: Final = (
     IS_BOUND,
     PULLED,
     SWAPPED,
+    *UNTOLD,
     "plug a second card into the group",
     "both cards of a group are released",
     "an attribute turns unreadable",
@@ -116,6 +117,7 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.NOT_SELECTED: _CHANGED,
     Cause.NO_IOMMU_GROUP: _CHANGED,
     Cause.GROUP_NOT_VIABLE: _CHANGED,
+    Cause.RESERVED_REGION: _CHANGED,
     Cause.NODE_MISSING: _CHANGED,
     Cause.USE_UNREADABLE: (*_CHANGED, "polls can read nothing", "descriptors run out"),
     Cause.GONE: _CHANGED,

@@ -87,6 +87,15 @@ OTHER_PCI_IDS: Final = "10de  NVIDIA Corporation\n\t20b0  A100\n\t2330  H100\n"
 MODEL: Final = "2330"
 GPU_CLASS: Final = "030200"
 
+PLATFORM_DEVICE: Final = "INTC1055:00"
+"""A platform device that may be in a card's group."""
+
+RESERVED: Final = "firmware reserves memory of the group"
+PLATFORM_COMES: Final = "a platform device comes into the group"
+PLATFORM_IS_BOUND: Final = "the host binds the platform device of the group"
+UNTOLD: Final = (RESERVED, PLATFORM_COMES, PLATFORM_IS_BOUND)
+"""Kinds of events of a group of which no uevent of PCI tells."""
+
 SECOND: Final = 2
 """Function number of a second card in the same IOMMU group (behind the same bridge, say); 1 is a companion's."""
 
@@ -394,6 +403,25 @@ class World:
     def disks(self) -> list[str]:
         """The disks that are there."""
         return [disk for slot in range(CARDS) if (disk := self.disk(slot)) in self.tree.functions]
+
+    def host_uses_group_of(self, address: str) -> bool:
+        """Something of the card's group that is not in its slot keeps the group from every virtual machine: a function
+        or platform device with a host's driver, or memory that firmware has reserved."""
+        spec = self.tree.functions.get(address)
+        if spec is None or spec.group is None:
+            return False
+        slot = [a for a in self.tree.group_members(spec.group) if a.startswith(address[:-1])]
+        return not self.tree.is_viable(spec.group, slot)
+
+    def free_groups_of_host(self) -> None:
+        """Nothing but its functions is in a card's group, and no memory of it is reserved. No uevent says so."""
+        for disk in self.disks:
+            self.tell(self.tree.unplug(disk))
+        for slot in range(CARDS):
+            if (self._root / f"sys/kernel/iommu_groups/{self.group(slot)}").is_dir():
+                self.tree.leave_group(self.group(slot), PLATFORM_DEVICE)
+                self.tree.reserve(self.group(slot), "")
+                self.missed |= any(self.counts[kind] for kind in UNTOLD)
 
     def group(self, slot: int) -> int:
         """The IOMMU group of a place for a card."""

@@ -10,7 +10,32 @@ _RULE: Final = "tests/core/test_viability.py"
 _ACT: Final = "tests/acts/test_driver.py"
 _READ: Final = "tests/host/test_sysfs.py"
 
+_HISTORIES: Final = (
+    "tests/histories/test_groups.py::test_a_claim_gets_no_card_that_the_host_or_another_driver_has"
+)
+
 GROUPS: Final = (
+    Mutation(
+        "a platform device of the host is in nobody's way",
+        "core/devices/viability.py",
+        '        if not driver.startswith("vfio"):  # vfio-platform, vfio-amba, vfio-fsl-mc\n',
+        '        if driver.startswith("vfio"):\n',
+        _HISTORIES,
+    ),
+    Mutation(
+        "memory that firmware reserves is in nobody's way",
+        "core/devices/viability.py",
+        "    if facts.direct_region:\n",
+        "    if facts.direct_region and to_bind == ():\n",
+        _HISTORIES,
+    ),
+    Mutation(
+        "a claim is not asked who holds its card",
+        "core/gpus/exclusion.py",
+        '    return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")\n',
+        "    return None\n",
+        _HISTORIES,
+    ),
     Mutation(
         "a function of the GPU's vendor in another slot is a companion",
         "core/devices/viability.py",

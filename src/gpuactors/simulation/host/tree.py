@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -166,12 +166,16 @@ class HostTree:
         """The function's real directory below `sys/devices`."""
         return self.root / f"sys{self._functions[address].devpath}"
 
-    def is_viable(self, group: int) -> bool:
+    def is_viable(self, group: int, beside: Collection[str] = ()) -> bool:
         """The kernel gives the group to user space: no member of it is on a driver that does DMA
-        (drivers/iommu/iommu.c, iommu_group_claim_dma_owner), and firmware reserves no memory one to one."""
-        drivers = {self._functions[address].driver for address in self._members.get(group, ())} - {None}
+        (drivers/iommu/iommu.c, iommu_group_claim_dma_owner), and firmware reserves no memory one to one. The functions
+        `beside` are left out."""
+        members = self._members.get(group, set()).difference(beside)
+        drivers = {self._functions[address].driver for address in members} - {None}
         directory = self.root / f"sys/kernel/iommu_groups/{group}"
-        others = [link for link in (directory / "devices").glob("*/driver") if not _is_pci(link.parent.name)]
+        others = [
+            m for m in directory.glob("devices/*") if not _is_pci(m.name) and (m / "driver").is_symlink()
+        ]
         regions = directory / "reserved_regions"
         is_reserved = regions.is_file() and any(
             line.endswith(" direct") for line in regions.read_text().splitlines()
@@ -490,6 +494,10 @@ class HostTree:
         link = self.root / f"sys/kernel/iommu_groups/{group}/devices/{name}"
         if not link.is_symlink():
             link.symlink_to(f"../../../../devices/platform/{name}")
+
+    def leave_group(self, group: int, name: str) -> None:
+        """A platform device is no member any more."""
+        (self.root / f"sys/kernel/iommu_groups/{group}/devices/{name}").unlink(missing_ok=True)
 
     def reserve(self, group: int, regions: str) -> None:
         """The group's reserved regions read as `regions` (drivers/iommu/iommu.c, iommu_group_show_resv_regions)."""

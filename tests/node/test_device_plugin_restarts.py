@@ -8,9 +8,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, final
+
+import pytest
 
 from tests.node import daemonset, pods, tasks
 from tests.node.books import pod_resources
@@ -26,6 +30,12 @@ from tests.support.patience import patient
 from tests.support.tiny_plugin import TinyPlugin
 
 H: Final = H100_RESOURCE
+
+HAND_OVERS: Final = int(os.environ.get("TEST_HAND_OVERS", "2"))
+"""Of the stream of pods; each takes some 15 s."""
+
+LANES: Final = 3
+"""Of that stream."""
 
 CHECKPOINT: Final = DEVICE_PLUGINS / "kubelet_internal_checkpoint"
 
@@ -268,6 +278,37 @@ def test_rolling_update_to_another_state_directory_and_back(node: Node) -> None:
     updated(node, lambda: node.switch(elsewhere), lambda: node.switch(daemonset.install))
 
 
+@pytest.mark.timeout(patient(120.0 + 40.0 * HAND_OVERS))
+@pytest.mark.long
+def test_a_stream_of_pods_in_rolling_updates(node: Node) -> None:
+    """Between the old daemon's last list and the new one's first kubelet has no device of ours to give: a pod that it
+    admits in these milliseconds fails for good, and says so. Every other one runs, and so does the next one."""
+    node.install()
+    plug(node, 4)
+    node.settled({H: 4})
+    node.excuse_no_plugin()
+    gaps, over, ran, failed, made = len(kubelets_gaps()), threading.Event(), list[str](), list[str](), 0
+    with ThreadPoolExecutor(LANES) as threads:
+        lanes = [threads.submit(stream, node, lane, over, ran, failed) for lane in range(LANES)]
+        try:
+            for number in range(HAND_OVERS):
+                node.update((OTHER_IMAGE, IMAGE)[number % 2])
+                made += 1
+        finally:
+            over.set()
+    for lane in lanes:
+        lane.result()
+    node.said(
+        f"{made} hand-overs, {len(ran)} pods ran, {len(failed)} failed; kubelet had no list of ours for "
+        f"{kubelets_gaps()[gaps:]} s"
+    )
+    for words in sorted(set(failed)):
+        node.said(words)
+    assert all("no healthy devices" in words or "has been stopped" in words for words in failed), failed
+    assert len(failed) <= made * LANES, "a pod fails in a gap only"
+    node.settled({H: 4})
+
+
 def test_rolling_update_to_a_newer_version_and_back(node: Node, tmp_path: Path) -> None:
     """As an operator does it: the manifests and the image of the older version, then those of today, then the older
     ones again. No pod notices, and what either has left on the node is read by the other."""
@@ -312,6 +353,26 @@ def updated(node: Node, *updates: Callable[[], object]) -> None:
     assert max(gaps) < GAP_S, gaps
     posted = [fault for fault in node.sampler.faults() if fault.longest_s > POSTED_S]
     assert not posted, posted
+
+
+def stream(node: Node, lane: int, over: threading.Event, ran: list[str], failed: list[str]) -> None:
+    """Pods, one after the other: those that ran, and what kubelet said of those that failed."""
+    number = 0
+    while not over.is_set():
+        number += 1
+        name = f"vm-{lane}-{number}"
+        pods.create(node.api, pods.tenant(name, {H: 1}))
+        pod = eventually(partial(_begun, node, name), f"pod {name} to run or to fail")
+        if pods.phase(pod) == "Failed":
+            failed.append(pods.told(pod))
+        else:
+            ran.append(name)
+        pods.stop(node.api, name)
+
+
+def _begun(node: Node, name: str) -> Object | None:
+    pod = pods.get(node.api, name)
+    return pod if pods.phase(pod) in ("Running", "Failed") else None
 
 
 def image_of(daemon: Daemon) -> str:

@@ -187,7 +187,7 @@ def test_doctor_on_the_node_and_in_the_pod(node: Node, tmp_path: Path) -> None:
         (sys.executable, "-m", "gpuactors", *words), capture_output=True, text=True, timeout=patient(60), check=False,
         env=environment,
     )  # fmt: skip
-    assert (done.returncode, _failed(done.stdout)) == (0, []), done.stderr
+    assert (done.returncode, _failed(done.stdout)) == (0, []), done.stdout + done.stderr
     # Raises unless its exit code is 0.
     inside = node.daemon().run("doctor", "-o", "json")
     assert not _failed(inside)

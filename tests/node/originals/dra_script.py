@@ -69,7 +69,8 @@ class DraPlay:
 def dra_registration(play: DraPlay) -> None:
     """Sockets in `plugins_registry`: which are asked, registered and refused."""
     plugin = play.plugin("first", Info(DRIVER))
-    play.note("a plugin", told=play.told(plugin), calls=_sorted_calls(plugin))
+    # The health stream is opened beside these, some time before the first claim.
+    play.note("a plugin", told=play.told(plugin), calls=plugin.asked("GetInfo", "NotifyRegistrationStatus"))
     refused: Mapping[str, Info] = {
         "another type": Info(OTHER, type="Odd"),
         "a version that kubelet does not know": Info(OTHER, versions=("v9.DRAPlugin",)),

@@ -34,6 +34,9 @@ H: Final = H100_RESOURCE
 HAND_OVERS: Final = int(os.environ.get("TEST_HAND_OVERS", "2"))
 """Of the stream of pods; each takes some 15 s."""
 
+OF_GAP: Final = ("no healthy devices present", "has been stopped", "gpuactors is stopping")
+"""What kubelet says of a pod that it admits between two daemons."""
+
 LANES: Final = 3
 """Of that stream."""
 
@@ -282,7 +285,8 @@ def test_rolling_update_to_another_state_directory_and_back(node: Node) -> None:
 @pytest.mark.long
 def test_a_stream_of_pods_in_rolling_updates(node: Node) -> None:
     """Between the old daemon's last list and the new one's first kubelet has no device of ours to give: a pod that it
-    admits in these milliseconds fails for good, and says so. Every other one runs, and so does the next one."""
+    admits in these milliseconds fails for good, and says so. Every other one runs, and so does the next one. Seen on
+    two cores: 10 hand-overs, 92 pods, 2 failed."""
     node.install()
     plug(node, 4)
     node.settled({H: 4})
@@ -304,7 +308,7 @@ def test_a_stream_of_pods_in_rolling_updates(node: Node) -> None:
     )
     for words in sorted(set(failed)):
         node.said(words)
-    assert all("no healthy devices" in words or "has been stopped" in words for words in failed), failed
+    assert all(any(of_gap in words for of_gap in OF_GAP) for words in failed), failed
     assert len(failed) <= made * LANES, "a pod fails in a gap only"
     node.settled({H: 4})
 

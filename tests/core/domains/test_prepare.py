@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.domains import config, driver
+from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainsTouched, LabelPatched
+from gpuactors.core.events.kubelet import LedgerUnreadable
 from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimUid, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import (
@@ -65,6 +67,21 @@ def test_a_channel_is_prepared_when_label_daemon_and_readiness_are_there_and_eac
     answer = core.answer(token)
     assert isinstance(answer, Prepared)
     assert [d.device for d in answer.devices] == ["channel-0"]
+
+
+class AwayCore(DomainCore):
+    """No read of kubelet's ledger succeeds, as where PodResources hangs."""
+
+    def ledger_event(self, read: int) -> Event:
+        return LedgerUnreadable(read, "kubelet is away", None)
+
+
+def test_a_claim_is_prepared_where_kubelet_cannot_list_its_pods() -> None:
+    core = AwayCore()
+    core.created(channel(ONE), daemon(DAEMON))
+    core.ready()
+    core.prepare(DAEMON)
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
 
 
 def test_the_clique_says_as_well_that_the_node_is_ready() -> None:

@@ -117,10 +117,9 @@ class ComputeDomains:
     def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
         reason = exclusion.conflict(state.domains, entry)
         ledger = state.kubelet.ledger
-        if reason is None and (
-            ledger.asking.wanted or (ledger.outstanding is not None and ledger.asking.lists)
-        ):
-            # It was asked for when the claim came.
+        # It was asked for when the claim came. After a read that failed its last contents count.
+        is_asked = ledger.outstanding is not None and ledger.asking.lists
+        if reason is None and (is_asked or (ledger.asking.wanted and ledger.problem is None)):
             return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
         return reason
 

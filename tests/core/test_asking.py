@@ -352,6 +352,19 @@ def test_a_forced_deletion_is_heard_of_kubelet_without_a_list() -> None:
     assert core.lists == before
 
 
+def test_a_forced_deletion_of_a_pod_whose_id_is_no_devices_is_heard_of_kubelet() -> None:
+    core = Kubelet()
+    core.file["odd"], core.lives["u1"], core.names["u1"] = "u1", PodLife.RUNNING, "vm-1"
+    core.came += 1
+    core.pass_time(60)
+    assert core.state.kubelet.ledger.entries[H100, DeviceId("odd")].name == "vm-1"
+    del core.names["u1"]
+    before = core.lists
+    core.pass_time(2 * limits.LEDGER_S)
+    assert core.state.kubelet.ledger.entries == {}
+    assert core.lists == before
+
+
 def test_an_entry_of_an_ended_pod_that_was_never_seen_ends_by_itself() -> None:
     """With `--device-plugin off`: the pod has ended, the daemon was restarted, and no list of a device ever comes."""
     core = Kubelet(settled=False)

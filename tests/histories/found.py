@@ -101,6 +101,9 @@ FOUND: Final[dict[str, Script]] = {
         "IDs of our resource mean nothing": (
             "our resource has an odd ID+3; our resource has an odd ID; our resource has an odd ID+3"
         ),
+        "a pod whose ID of our resource means nothing is deleted by force": (
+            "our resource has an odd ID+11; a pod is force-deleted"
+        ),
         "an older plugin's GPU comes back in another group": (
             "the daemon is told to stop+3; an older plugin has given a card away; a daemon starts+11; unplug+3; "
             "a card comes back in another group+3"

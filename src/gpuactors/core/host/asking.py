@@ -46,7 +46,7 @@ def question(state: NodeState, at: float) -> Asking:
     if state.calls.waiting:
         return replace(asking, pods=())
     unplaced = (c.pod for c in state.kubelet.ledger.unplaced if c.pod is not None)
-    named = _named([*_pods(state.index.owners.values()), *unplaced])
+    named = _named([*_ours(state), *unplaced])
     pods = tuple(_next(named, asking.last_pod))
     return replace(asking, pods=pods, last_pod=_name(pods[-1]) if pods else asking.last_pod)
 
@@ -76,9 +76,9 @@ def list_due_at(state: NodeState) -> float:
     if ledger.young.socket is not None and ledger.young.settled_at == math.inf:
         # It may not know its pods, for as long as the API server is away: asked as seldom as it has been so.
         after.append(max(limits.LIST_NAMES_S, asking.listed_at - ledger.young.since))
-    owners = state.index.owners
-    is_new = ledger.books.came != asking.came or any(not pod.name for pod in _pods(owners.values()))
-    if is_new or (owners and not asking.has_get):  # without Get nothing else shows a forced deletion
+    ours = _ours(state)
+    is_new = ledger.books.came != asking.came or not all(pod.name for pod in ours)
+    if is_new or (ours and not asking.has_get):  # without Get nothing else shows a forced deletion
         was_quiet = asking.gap_s >= 2 * limits.LIST_NAMES_S
         after.append(limits.LIST_SOON_S if was_quiet else limits.LIST_NAMES_S)
     return asking.listed_at + min(after)
@@ -100,6 +100,14 @@ def _of_groups(state: NodeState, addresses: Iterable[PciAddress]) -> list[Owner]
     groups = {f.iommu_group for a in addresses if (f := index.functions.get(a)) is not None} - {None}
     functions = [f.address for g in groups if g is not None for f in index.groups.get(g, ())]
     return [owner for a in {*addresses, *functions} if (owner := index.owners.get(a)) is not None]
+
+
+def _ours(state: NodeState) -> list[Pod]:
+    """The pods that have a device here, or one of our resources by an ID that is no device's."""
+    index, lists = state.index, state.published.device_lists
+    entries = state.kubelet.ledger.entries.items()
+    unknown = (pod for (resource, _), pod in entries if resource in lists or resource in index.by_id)
+    return [*_pods(index.owners.values()), *unknown]
 
 
 def _pods(owners: Iterable[Owner]) -> Iterable[Pod]:

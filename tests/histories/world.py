@@ -477,10 +477,12 @@ class World:
         return any(address in state.host.polls.leaving for state in states_of(self.daemons))
 
     def is_thought_bound(self, slot: int) -> bool:
-        """A daemon has not seen yet that the card was unbound."""
+        """A daemon has not seen yet that the card is unbound; one that has just started has not."""
+        if any(daemon.handle is None for daemon in self.daemons):
+            return True
         address = PciAddress(self.address(slot))
         functions = (state.host.functions.get(address) for state in states_of(self.daemons))
-        return any(function is not None and function.vfio_bound for function in functions)
+        return any(function is None or function.vfio_bound for function in functions)
 
     def is_viable(self, group: int) -> bool:
         """The kernel gives the group to a virtual machine."""

@@ -68,6 +68,8 @@ class ClaimAnswers:
         self._asked: dict[tuple[str, Token], _Asked] = {}
         self._models: dict[str, tuple[str, ...]] = {}
         """The models of the cards of each claim that was prepared and not unprepared, by UID."""
+        self._asked_with: dict[str, set[tuple[str, ...]]] = {}
+        """The models with which each claim was to be prepared: a daemon may have reserved it then."""
         self._wrong: dict[str, float] = {}
         """The claims whose files name another card's node, and since when nothing hinders the daemon."""
         self._jumps = 0
@@ -88,6 +90,7 @@ class ClaimAnswers:
                 uid = str(call.claim.uid)
                 places = {card: self._place(card) for card in self._node.given.get(uid, ())}
                 self._asked[daemon, call.token] = _Asked(uid, places)
+                self._asked_with.setdefault(uid, set()).add(self._now(uid))
             case UnprepareAsked() as call:
                 self._asked[daemon, call.token] = _Asked(str(call.claim.uid), {})
             case _:
@@ -98,6 +101,7 @@ class ClaimAnswers:
                     self._problem = self._problem or self._prepared(asked)
                 elif isinstance(effect.answer, Unprepared):
                     self._models.pop(asked.uid, None)
+                    self._asked_with.pop(asked.uid, None)
 
     def _look(self) -> None:
         """What has changed since a prepare came may be answered either way."""
@@ -142,6 +146,10 @@ class ClaimAnswers:
         return (
             uid in self._models and self._models[uid] != self._now(uid) and uid not in self._node.unidentified
         )
+
+    def may_have_another_model(self, uid: str) -> bool:
+        """The same, or than when it was reserved."""
+        return self.has_another_model(uid) or bool(self._asked_with.get(uid, set()) - {self._now(uid)})
 
     def _now(self, uid: str) -> tuple[str, ...]:
         functions = self._world.tree.functions

@@ -165,7 +165,7 @@ class ClaimRules:
         if pod.name not in node.claims:
             return False
         uid = node.claims[pod.name]
-        if uid in node.moved or self._answers.has_another_model(uid):
+        if uid in node.moved or self._answers.may_have_another_model(uid):
             return False
         if node.administrator is not None and uid in node.administrator.disturbed:
             return False

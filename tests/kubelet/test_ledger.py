@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,10 @@ from gpuactors.core.values.model import (
     LedgerFile,
     Pod,
     PodClaim,
+    PodLife,
     ResourceName,
     RunningKubelet,
+    SeenPods,
 )
 from gpuactors.grpc_trio import Server, SocketFile, bind_unix, connect_unix
 from gpuactors.grpc_trio.protobuf import decode
@@ -500,6 +502,26 @@ async def test_beside_a_young_kubelet_a_file_that_says_nothing_is_no_error(
             contents = await node.ledger().read(LISTS)
     assert contents.listed == (entry("a", named("vm")),)
     assert contents.file == (LedgerFile(exists=False) if content is None else None)
+
+
+class OnePod:
+    """One pod has come, of whatever kind."""
+
+    def look(self, uids: Collection[str]) -> SeenPods:
+        return SeenPods(dict.fromkeys(uids, PodLife.RUNNING), 1)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("content", [None, b"{"], ids=["no file", "a damaged file"])
+async def test_pods_are_seen_where_the_file_says_nothing(node: Node, content: bytes | None) -> None:
+    """Else no pod that comes would lead to a List."""
+    if content is not None:
+        node.file.write_bytes(content)
+    ledger = KubeletLedger(str(node.kubelet_dir), str(node.file.parent), pods=OnePod())
+    with trio.fail_after(WITHIN_S):
+        async with node.kubelet(Lister([]), age_s=60):
+            contents = await ledger.read(LedgerQuestion())
+    assert contents.pods == SeenPods({}, 1)
 
 
 def aged(ledger: KubeletLedger, age_s: float, kubelet: str = "kubelet") -> KubeletLedger:

@@ -15,11 +15,10 @@ from typing import Final, final
 import trio
 
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.values.model import LedgerFile, SeenPods
 from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, SocketBindError, SocketFile
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims
 from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet
-from gpuactors.kubelet.ledger import KubeletLedger, LedgerIo
+from gpuactors.kubelet.ledger import FileAndPods, KubeletLedger, LedgerIo
 from gpuactors.kubelet.sockets import Change, Changes, Directory, DirectoryIo
 from gpuactors.ports.node import PodsSeen
 from gpuactors.simulation.kubelet.transport import (
@@ -170,9 +169,6 @@ def memory_ledger(
     )
 
 
-Seen = tuple[LedgerFile, SeenPods]
-
-
 @final
 class _MemoryLedgerIo:
     """The sockets and files of a `KubeletLedger` in memory, and their faults."""
@@ -205,7 +201,7 @@ class _MemoryLedgerIo:
         content = self._transport.checkpoint_file()
         return None if content is None else content[:max_bytes]
 
-    async def apart(self, function: Callable[[], Seen]) -> Seen:
+    async def apart(self, function: Callable[[], FileAndPods]) -> FileAndPods:
         """The first part of a read: a slow one has read at once and returns later, outdated."""
         await trio.lowlevel.checkpoint()
         contents = function()

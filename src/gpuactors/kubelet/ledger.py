@@ -105,7 +105,7 @@ class LedgerIo(Struct, frozen=True):
     read_file: Callable[[str, int], bytes | None]
     """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
     `OSError`."""
-    run_blocking: Callable[[Callable[[], _FileAndPods]], Awaitable[_FileAndPods]]
+    run_blocking: Callable[[Callable[[], FileAndPods]], Awaitable[FileAndPods]]
     """Runs blocking code apart from the event loop. A cancelled call is no longer awaited."""
     pods: PodsSeen | None = None
     """See `ports.node.PodsSeen`; None: nothing is seen of pods."""
@@ -167,8 +167,10 @@ class KubeletLedger:
             raise _with_answers(exc, file) from exc
         if answered is None:
             # Not what was read before: a kubelet may have written it and ended meanwhile.
-            file, pods = await self._file_and_pods()
-            return LedgerContents(file=file, pods=pods)
+            found, pods = await self._file_and_pods()
+            if isinstance(found, LedgerError):
+                raise found
+            return LedgerContents(file=found, pods=pods)
         return replace(answered, kubelet=_running(socket), file=file, pods=pods)
 
     def _is_another(self, before: SocketFile | None) -> bool:
@@ -179,8 +181,9 @@ class KubeletLedger:
 
     async def _beside(self) -> tuple[LedgerFile | None, SeenPods]:
         """The file of a kubelet that runs, and its pods. One that cannot be read, or not soon, counts as absent."""
-        with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S), suppress(LedgerError):
-            return await self._file_and_pods()
+        with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S):
+            file, pods = await self._file_and_pods()
+            return None if isinstance(file, LedgerError) else file, pods
         return None, NO_PODS
 
     # --- PodResources -------------------------------------------------------------------------------------
@@ -270,15 +273,20 @@ class KubeletLedger:
 
     # --- the file -----------------------------------------------------------------------------------------
 
-    async def _file_and_pods(self) -> _FileAndPods:
+    async def _file_and_pods(self) -> FileAndPods:
         return await self._io.run_blocking(self._read_file_and_pods)
 
-    def _read_file_and_pods(self) -> _FileAndPods:
-        content, seen = self._read_file(), self._io.pods
-        file = LedgerFile(exists=False)
-        if content is not None:
-            file = checkpoint_contents(content, self._file, self._nodes)
-        return file, NO_PODS if seen is None else seen.look({entry.pod.uid for entry in file.entries})
+    def _read_file_and_pods(self) -> FileAndPods:
+        seen, uids = self._io.pods, set[str]()
+        try:
+            content = self._read_file()
+            file: LedgerFile | LedgerError = LedgerFile(exists=False)
+            if content is not None:
+                file = checkpoint_contents(content, self._file, self._nodes)
+                uids = {entry.pod.uid for entry in file.entries}
+        except LedgerError as exc:
+            file = exc
+        return file, NO_PODS if seen is None else seen.look(uids)
 
     def _read_file(self) -> bytes | None:
         """None if there is none in a directory that exists."""
@@ -319,8 +327,8 @@ class _Kept:
         return self._socket.identity == socket.identity
 
 
-_FileAndPods = tuple[LedgerFile, SeenPods]
-"""The file, and what is seen of the pods that it names."""
+FileAndPods = tuple[LedgerFile | LedgerError, SeenPods]
+"""The file, or why it cannot be read, and what is seen of pods."""
 
 
 class _GetIsOffError(Exception):
@@ -353,7 +361,7 @@ def _io_of_the_node(pods: PodsSeen | None) -> LedgerIo:
     # A limiter of its own: on a disk that hangs the threads of given-up reads must not block other threads.
     threads = trio.CapacityLimiter(2)
 
-    async def in_thread(function: Callable[[], _FileAndPods]) -> _FileAndPods:
+    async def in_thread(function: Callable[[], FileAndPods]) -> FileAndPods:
         """A disk that hangs must not stop the daemon."""
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=threads)
 

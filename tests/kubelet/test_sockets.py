@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from gpuactors import limits
+from gpuactors.core.values.names import CONTROL_DIRECTORY
 from gpuactors.grpc_trio import bind_unix
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.sockets import Changes, DirectoryIo, SocketsWatch, directory_of_the_node
@@ -36,6 +37,11 @@ async def test_other_plugins_sockets_are_seen_and_ours_and_plain_files_are_not(k
     bind_unix(str(directory / "gpuactors-nvidia.com_X.sock"))
     (directory / "kubelet_internal_checkpoint").write_text("{}")
     with trio.fail_after(WITHIN_S):
+        async with UnixKubelet(str(directory)).sockets() as found:
+            assert await anext(found) == Sockets(None)
+            (directory / CONTROL_DIRECTORY).mkdir()  # by this daemon, as it begins to serve
+            with trio.move_on_after(2 * limits.ODD_SIGHT_S):
+                pytest.fail(f"it was taken for another plugin's: {await anext(found)}")
         async with UnixKubelet(str(directory)).sockets() as found:
             assert await anext(found) == Sockets(None)
             bind_unix(str(directory / "kubevirt-gpu.sock"))

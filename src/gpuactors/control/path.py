@@ -8,6 +8,7 @@ import stat
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.values.names import CONTROL_DIRECTORY
 
 SOCKET_NAME: Final = "gpuactors.sock"
 
@@ -23,7 +24,7 @@ def node_socket_path(device_plugin_dir: str) -> str:
     In a directory of its own: at its start kubelet removes the sockets that lie directly in its directory of device
     plugins, and no directory (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, cleanup).
     """
-    return os.path.join(device_plugin_dir, "gpuactors", SOCKET_NAME)
+    return os.path.join(device_plugin_dir, CONTROL_DIRECTORY, SOCKET_NAME)
 
 
 def path_problem(state_dir: str) -> str | None:

@@ -17,6 +17,7 @@ from inotify_simple import INotify, flags
 from msgspec import Struct
 
 from gpuactors import limits
+from gpuactors.core.values.names import CONTROL_DIRECTORY
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import SocketFile, socket_file
 from gpuactors.kubelet.ledger import CHECKPOINT
@@ -226,7 +227,8 @@ class SocketsWatch:
 
 def is_others(name: str) -> bool:
     """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
-    return not name.startswith((".", OURS)) and name not in (KUBELET_SOCKET, CHECKPOINT) and "/" not in name
+    known = (KUBELET_SOCKET, CHECKPOINT, CONTROL_DIRECTORY)
+    return not name.startswith((".", OURS)) and name not in known and "/" not in name
 
 
 def _identity(found: Directory | None) -> tuple[int, int] | None:

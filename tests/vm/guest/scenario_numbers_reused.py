@@ -133,7 +133,7 @@ def _swapped(node: Node, daemon: DaemonProcess, edu1: Function, edu2: Function) 
                 first.wait_until_given_again()
                 second.wait_until_given_again()
     for name, asking in (("first", first), ("second", second)):
-        assert asking.wrong == []
+        assert asking.wrong == [], asking.wrong
         assert len(asking.groups) == 2, f"{asking.function.address} was handed out with {asking.groups} only"
         node.figure(f"swapped_{name}_given", asking.given)
         node.figure(f"swapped_{name}_refused", asking.refused)

@@ -12,6 +12,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+CONTROL_DIRECTORY: Final = "gpuactors"
+"""The directory of the daemon's control socket, in kubelet's directory of device plugins (docs/adr/0020): no other
+plugin's."""
+
 _LABEL_CHARS_MAX: Final = 63
 _SUBDOMAIN_CHARS_MAX: Final = 253
 

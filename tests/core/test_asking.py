@@ -9,6 +9,7 @@ import pytest
 
 from gpuactors import limits
 from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead
@@ -25,6 +26,7 @@ from gpuactors.core.values.model import (
     Pod,
     PodAnswer,
     PodLife,
+    ResourceName,
     RunningKubelet,
     SeenPods,
     Settings,
@@ -208,6 +210,20 @@ def test_no_allocate_leads_to_a_list_while_it_is_in_flight() -> None:
     core.file[A], core.lives["u1"] = "u1", PodLife.RUNNING
     core.pass_time(2 * limits.LIST_HELD_S)
     assert core.lists == before + 1, "its file shows that it has"
+
+
+def test_what_was_served_is_kept_while_nobody_has_said_which_pods_there_are() -> None:
+    """The file is damaged, and a daemon that takes over may not ask for List yet."""
+    old = ResourceName("nvidia.com/OLD")
+    core = Kubelet(Settings(SETTINGS.selectors, 60.0, pre_start_gate=True, hand_over=True))
+    core.silent = True
+    core.feed(PredecessorGone("handed over", {old: frozenset({"10de:2330"})}))
+    core.pass_time(2 * limits.TAKE_OVER_LEDGER_S)
+    read = core.state.kubelet.ledger.outstanding
+    assert read is not None
+    core.feed(LedgerRead(read, RunningKubelet("kubelet", 60.0), (), (), None, passive=True))
+    assert core.state.kubelet.ledger.done == read
+    assert old in core.state.published.served
 
 
 def test_a_daemon_that_does_not_serve_lists_nothing() -> None:

@@ -101,6 +101,10 @@ FOUND: Final[dict[str, Script]] = {
         "IDs of our resource mean nothing": (
             "our resource has an odd ID+3; our resource has an odd ID; our resource has an odd ID+3"
         ),
+        "the next daemon has other names, and cannot read the ledger's file": (
+            "both cards of a group are released; the daemon is told to stop; the ledger file is damaged+0.001; "
+            "the reader of the ledger crashes; the next daemon has another pci.ids"
+        ),
         "a pod whose ID of our resource means nothing is deleted by force": (
             "our resource has an odd ID+11; a pod is force-deleted"
         ),

@@ -92,7 +92,10 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     after = resolved(state, replace(after, kubelet=replace(after.kubelet, pending_allocations=pending)))
     left = _left(state, entries, event.read)
     orphans = {**_still_orphans(after), **left}
-    state = replace(after, published=replace(after.published, served=_still_served(after, is_settling)))
+    if not event.passive or event.file is not None:  # else nobody has said which pods there are
+        state = replace(after, published=replace(after.published, served=_still_served(after, is_settling)))
+    else:
+        state = after
     if orphans != state.kubelet.orphans:
         state = replace(state, kubelet=replace(state.kubelet, orphans=orphans))
     period_s = limits.LEDGER_SETTLING_S if is_settling else limits.LEDGER_S

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpuactors import limits
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles, FilesError
 from gpuactors.core.claims import cdi
@@ -334,6 +335,19 @@ def test_no_directory_is_cleared_while_a_cdi_file_cannot_be_read(monkeypatch: py
 
     monkeypatch.setattr(disk, "read", read)
     with pytest.raises(FilesError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: .*next start"):
+        files(disk).clear_mounted(())
+    assert disk.names(domain) == ("nodes.cfg",)
+
+
+def test_no_directory_is_cleared_while_a_cdi_file_is_too_large_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may name one behind what is read of it."""
+    disk, domain, path = FakeDisk(), f"{PLUGIN_DIR}/domains/{UID}", f"{CDI_DIR}/k8s.other-claim.yaml"
+    disk.put(f"{domain}/nodes.cfg", b"x")
+    monkeypatch.setattr(limits, "CLAIMS_FILE_MAX_BYTES", 64)
+    disk.put(path, b"x" * 64 + str(UID).encode())
+    with pytest.raises(FilesError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: File too large"):
         files(disk).clear_mounted(())
     assert disk.names(domain) == ("nodes.cfg",)
 

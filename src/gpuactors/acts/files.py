@@ -18,6 +18,7 @@ Writing is healing: what is there and right is left, so it is done again at each
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
@@ -229,14 +230,17 @@ class ClaimFiles:
         return tuple(left)
 
     def _unmounted(self, kept: Collection[DomainUid] | None) -> Iterable[str]:
-        """The directories to clear. Raises `OSError`: a CDI file that cannot be read may name any of them."""
+        """The directories to clear. Raises `OSError`: a CDI file that cannot be read whole may name any of them."""
         names = self._names(self._mounted_dir)
         if kept is None:
             return names
         ended = {name for name in names if is_domain_id(name) and name not in kept}
         for name in self._names(self._cdi_dir) if ended else ():
             with suppress(FileNotFoundError, NotPlainError):
-                content = self._disk.read(os.path.join(self._cdi_dir, name), limits.CLAIMS_FILE_MAX_BYTES)
+                path = os.path.join(self._cdi_dir, name)
+                content = self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
+                if len(content) > limits.CLAIMS_FILE_MAX_BYTES:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
                 ended -= {domain for domain in ended if domain.encode() in content}
         return sorted(ended)
 

@@ -10,9 +10,8 @@ import re
 from typing import Final, final
 
 from gpuactors import limits
-from gpuactors.host.best_effort import text_of
+from gpuactors.host.best_effort import names_in, text_of
 from gpuactors.host.cdi import ENDINGS, KIND
-from gpuactors.host.faults import raise_if_short
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -52,13 +51,8 @@ class ManagementDevice:
 
     def _kinds(self) -> set[str]:
         """Of the files that have a device `all`. One that cannot be read is left out."""
-        try:
-            names = sorted(os.listdir(self._cdi_dir))
-        except OSError as error:
-            raise_if_short(error, self._cdi_dir)
-            return set()
         found: set[str] = set()
-        for name in names[: limits.CDI_SPECS_MAX]:
+        for name in sorted(names_in(self._cdi_dir))[: limits.CDI_SPECS_MAX]:
             if name.startswith(".") or not name.endswith(ENDINGS):
                 continue
             text = text_of(os.path.join(self._cdi_dir, name), limits.CDI_SPEC_MAX_BYTES)

@@ -35,7 +35,7 @@ from gpuactors.core.values.owner import Owner
 def question(state: NodeState, at: float) -> Asking:
     """What the read that is requested at `at` asks."""
     asking = state.kubelet.ledger.asking
-    if list_due_at(state) <= at and may_list(state, at):
+    if may_list(state, at) and list_due_at(state) <= at:
         asking = replace(asking, lists=True, wanted=False, listed_at=at, gap_s=at - asking.listed_at)
     else:
         asking = replace(asking, lists=False)
@@ -58,8 +58,13 @@ def may_list(state: NodeState, at: float) -> bool:
         return False
     if any(call.kind is CallKind.ALLOCATE for call in state.calls.waiting.values()):
         return False
-    answered = (until - limits.GRANT_GRACE_S for until in state.kubelet.pending_allocations.values())
-    return all(since + limits.GRANT_FILE_S <= at for since in answered)
+    return all(written_at(until) <= at for until in state.kubelet.pending_allocations.values())
+
+
+def written_at(until: float) -> float:
+    """From when on kubelet's file has the pending allocation that ends at `until`, if a pod has the device. Both in
+    seconds of the core's clock."""
+    return until - limits.GRANT_GRACE_S + limits.GRANT_FILE_S
 
 
 def list_due_at(state: NodeState) -> float:

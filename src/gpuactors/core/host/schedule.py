@@ -65,11 +65,6 @@ def listed_at(until: float) -> float:
     return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
 
 
-def written_at(until: float) -> float:
-    """From when on kubelet's file has that pending allocation, if a pod has the device."""
-    return until - limits.GRANT_GRACE_S + limits.GRANT_FILE_S
-
-
 # --- sooner than by the clock -----------------------------------------------------------------------------
 
 

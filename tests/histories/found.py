@@ -372,6 +372,11 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "a pod with a claim comes@282+11; a daemon crashes@237+0.001; the checkpoint is lost@96+3; "
             "a pod with a claim ends@575+70; the node reboots@198+11; a pod with a claim comes@282+0.001",
         ),
+        "a pod comes to a daemon that has lost its checkpoint, and a claim's files are gone as its cards moved": (
+            6862808338,
+            "a pod with a claim for two cards comes; a process uses a card by its host driver@3+0.001; a pod comes; "
+            "two cards are rescanned and swap their group numbers; a daemon crashes@54; the checkpoint is lost",
+        ),
         "a write that hung fails when it goes on": (
             8224039495,
             "a write to sysfs hangs; a pod with a claim comes@4; a write to sysfs does nothing@311; "

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events.claims import CheckpointRead
+from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
 from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core.builders import NO_FILE, audio, gpu, read_of_young
+from tests.core.builders import NO_FILE, SETTINGS, audio, gpu, read_of_young
 from tests.core.claims.test_claims import A, B, core_with
-from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, name
+from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, name
 
 LOST = CheckpointRead(is_lost=True, of=ClaimsOf.GPUS)
 
@@ -37,6 +41,31 @@ def lost(*held_back: str, claims: tuple[ClaimedDevice, ...] | None = None) -> Cl
     core.feed(LOST)
     core.pass_time(limits.LEDGER_QUIET_S)
     return core
+
+
+def test_nothing_is_offered_before_kubelet_was_asked_for_the_claims_whose_checkpoint_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found by histories: the first read of a daemon asks for no List, and its lists offered the claim's GPU."""
+
+    def without_list(core: ClaimCore, read: int) -> LedgerRead:
+        return replace(original(core, read), claims=(), listed=(), names_end=None, passive=True)
+
+    original = cast(Callable[[ClaimCore, int], LedgerRead], ClaimCore.ledger_event)
+    core = ClaimCore(settings=replace(SETTINGS, hand_over=True))
+    core.functions, core.api = {PciAddress(A): gpu(A, 1)}, {"default/one": allocated(name("one"), A)}
+    core.strangers, core.held_back = listed(name("one"), A), {"load"}
+    with monkeypatch.context() as patch:
+        patch.setattr(ClaimCore, "ledger_event", without_list)
+        core.scanned()
+        core.feed(replace(LOST, load=1), PredecessorGone("none was there"), replace(LOST, load=2))
+        core.pass_time(limits.TAKE_OVER_LEDGER_S)
+        assert core.state.kubelet.ledger.done > 0
+        assert not core.state.published.plugins
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+    assert core.state.published.plugins
+    assert isinstance(core.allocation(core.allocate(A)), Refused)
 
 
 def test_a_claim_of_two_pods_has_its_device_once() -> None:

@@ -127,9 +127,10 @@ def is_ready(state: NodeState) -> bool:
     be a guess.
 
     Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
-    external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint.
+    external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint or, where that
+    is lost, by kubelet's list.
     """
-    if not state.claims_known:
+    if not state.claims_known or _awaits_lost_claims(state):
         return False
     if not (
         state.host.scanned
@@ -143,6 +144,14 @@ def is_ready(state: NodeState) -> bool:
         return True
     uses, read = state.host.polls.groups, state.kubelet.ledger.read
     return not any(uses[group].since > read for group in state.index.in_use)
+
+
+def _awaits_lost_claims(state: NodeState) -> bool:
+    """The checkpoint is lost, and kubelet has not been asked for its list since (`claims/recovery.py`). A daemon that
+    takes over may not ask, and offers nothing."""
+    since = state.gpus_part.claims.lost_since if state.gpus_part is not None else None
+    is_serving = state.daemon.role is Role.SERVING
+    return is_serving and since is not None and state.kubelet.ledger.asking.done <= since
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:

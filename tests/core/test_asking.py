@@ -205,11 +205,22 @@ def test_no_allocate_leads_to_a_list_while_it_is_in_flight() -> None:
     assert not project(core.state).ledger.lists
     core.silent = False
     assert isinstance(core.answers(core.ledger_event(read))[0], Granted)
-    core.pass_time(limits.GRANT_FILE_S / 2)
+    core.pass_time(limits.GRANT_LEDGER_S / 2)
     assert core.lists == before, "kubelet may not have inserted it yet"
-    core.file[A], core.lives["u1"] = "u1", PodLife.RUNNING
     core.pass_time(2 * limits.LIST_HELD_S)
-    assert core.lists == before + 1, "its file shows that it has"
+    assert core.lists == before + 1, "it inserts it before it asks for the container's next resource"
+
+
+def test_pods_whose_next_resource_fails_again_and_again_do_not_keep_others_from_a_list() -> None:
+    """Anyone may make such pods: a claim of another pod would wait for them."""
+    core = Kubelet()
+    core.pass_time(2 * limits.LIST_S)
+    for number in range(8):
+        core.allocate(A if number % 2 else B, Token(10 + number), after_s=limits.GRANT_FILE_S / 4)
+        core.feed(KubeletAppeared(f"kubelet {number}"))
+        before = core.lists
+        core.pass_time(2 * limits.LIST_HELD_S)
+        assert core.lists > before
 
 
 def test_what_was_served_is_kept_while_nobody_has_said_which_pods_there_are() -> None:

@@ -40,7 +40,7 @@ from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.devices.presence import changed, not_offered
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
-from gpuactors.core.host import inspections, schedule
+from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger.books import has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
@@ -533,7 +533,7 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
     late = {
         address_of(state, *given)
         for given, until in state.kubelet.pending_allocations.items()
-        if state.kubelet.ledger.read_at < schedule.listed_at(until)
+        if state.kubelet.ledger.read_at < asking.listed_at(until)
     }
     others = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
     return not others.isdisjoint(late)
@@ -634,7 +634,7 @@ def _is_calls(
         if function != address and function in call.seen:
             return True
         if entry.to is None:  # kubelet is done with that Allocate: its pod has not got the device
-            return name in pending and ledger.read_at >= schedule.listed_at(pending[name])
+            return name in pending and ledger.read_at >= asking.listed_at(pending[name])
         return isinstance(entry.to, Pod) and has_kept(ledger.books, name, at) is False
 
     return is_own

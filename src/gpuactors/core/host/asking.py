@@ -52,13 +52,20 @@ def question(state: NodeState, at: float) -> Asking:
 
 
 def may_list(state: NodeState, at: float) -> bool:
-    """Kubelet is in no Allocate of ours: none waits for its answer here, and what was answered is in kubelet's file. A
-    daemon that does not serve does not know of those of the one that does."""
+    """Kubelet is in no Allocate of ours: none waits for its answer here, and kubelet has had the time to take what was
+    answered. It does so at once, whatever the other resources of the container wait for (`allocateContainerResources`).
+    A daemon that does not serve does not know of those of the one that does."""
     if state.daemon.role is not Role.SERVING:
         return False
     if any(call.kind is CallKind.ALLOCATE for call in state.calls.waiting.values()):
         return False
-    return all(written_at(until) <= at for until in state.kubelet.pending_allocations.values())
+    return all(listed_at(until) <= at for until in state.kubelet.pending_allocations.values())
+
+
+def listed_at(until: float) -> float:
+    """From when on a requested List has the pending allocation that ends at `until`, if a pod has the device. Both in
+    seconds of the core's clock."""
+    return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
 
 
 def written_at(until: float) -> float:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.host import bindings
+from gpuactors.core.host.asking import listed_at
 from gpuactors.core.host.asking import question as asking_now
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
@@ -57,12 +58,6 @@ def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeStat
 def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
     last, refresh = asked(state.host.inspections.last, refresh)
     return with_inspections(state, replace(state.host.inspections, last=last)), refresh
-
-
-def listed_at(until: float) -> float:
-    """From when on a requested read of the ledger lists the pending allocation that ends at `until`, if a pod has the
-    device. Both in seconds of the core's clock."""
-    return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
 
 
 # --- sooner than by the clock -----------------------------------------------------------------------------

@@ -284,7 +284,7 @@ def _still_pending(
     another plugin some time. A kubelet that has just started may not know its pods yet.
     """
     ledger = state.kubelet.ledger
-    listed = schedule.listed_at if ledger.asking.listed == ledger.read else asking.written_at
+    listed = asking.listed_at if ledger.asking.listed == ledger.read else asking.written_at
     return {
         given: until
         for given, until in state.kubelet.pending_allocations.items()

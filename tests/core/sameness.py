@@ -78,7 +78,7 @@ def of_ledger(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
     return (
         ranks[ledger.read],
         frozenset(ledger.entries.items()),
-        ledger.claimed,
+        (ledger.claimed, ledger.unplaced, ledger.cdi),
         ledger.tried,
         ranks[ledger.outstanding or 0],
         ledger.refresh.again,

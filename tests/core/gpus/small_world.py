@@ -27,6 +27,7 @@ from gpuactors.core.events.claims import (
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.snapshot import project
@@ -36,14 +37,18 @@ from gpuactors.core.values.claim import ActFault, ClaimName, ClaimsOf, ClaimUid,
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Granted, Reply
 from gpuactors.core.values.model import (
+    Asking,
     ClaimedDevice,
     DeviceId,
     GroupUse,
     Health,
     LedgerEntry,
+    LedgerFile,
     PciAddress,
     PciFunction,
     Pod,
+    PodAnswer,
+    SeenPods,
     Token,
 )
 from gpuactors.core.values.offered_gpu import device_name
@@ -62,6 +67,7 @@ from tests.core.gpus.claim_core import (
     on_driver,
 )
 from tests.core.orders import Count, Happening, Rules, WrongError
+from tests.core.other_driver import OthersClaim, files, listed
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
 GPU: Final = PciAddress("0000:01:00.0")
@@ -81,6 +87,9 @@ class World(Struct, frozen=True):
     functions: tuple[PciFunction, ...]
     begins: tuple[str, ...] = ()
     """What has happened before the orders begin."""
+    has_other_driver: bool = False
+    """Another DRA driver may give the GPU to a claim of its own; and kubelet is asked for List only where the daemon
+    asks for that."""
 
     @property
     def is_prebound(self) -> bool:
@@ -106,6 +115,12 @@ class Outside(Struct, frozen=True):
     """The GPU was unplugged since an act of ours bound it, or before any."""
     was_unplugged: bool = False
     """The GPU was ever unplugged."""
+    others: OthersClaim | None = None
+    """A claim of another driver has the GPU."""
+    is_told: bool = False
+    """The daemon has been told so, by kubelet's list or by the file."""
+    pods: int = 0
+    """Pods of other drivers' claims that there have been."""
 
 
 class Node(Struct, frozen=True):
@@ -146,11 +161,14 @@ def _started(node: Node) -> Node:
 
 def stepped(node: Node, event: Event) -> Node:
     """The node after an event, and after what kubelet does with the answers; checked."""
+    owners = _owners(node)
     try:
         state, effects = step(node.state, event, node.at)
     except (AssertionError, KeyError) as error:
         raise WrongError(f"the core ends with {error!r} at {type(event).__name__}") from error
     node = replace(node, state=state)
+    if _is_others(node.outside) and (taken := _owners(node) - owners):
+        raise WrongError(f"another driver's claim has the GPU, and {taken} gets it")
     for effect in effects:
         node = _replied(node, effect)
     check_always(node)
@@ -170,6 +188,11 @@ def _replied(node: Node, effect: Effect) -> Node:
     if call is not None and isinstance(answer, Prepared):
         _check_prepared(node, call.uid)
     return _with(node, kubelet=kubelet)
+
+
+def _owners(node: Node) -> set[ClaimUid]:
+    """Our claims that have the GPU."""
+    return {uid for uid, e in node.state.gpus.claims.entries.items() if e.state in OWNING}
 
 
 def _with(node: Node, **changes: object) -> Node:
@@ -250,9 +273,45 @@ def _disk_driver(disk: PciFunction | None) -> str | None:
     return disk.driver if disk is not None else None
 
 
+def _other_gets_it(*, has_file: bool) -> Happening[Node]:
+    """Another driver gives nobody a GPU that somebody has; for one of ours that is about to get it, it may be first."""
+
+    def enabled(node: Node) -> bool:
+        o = node.outside
+        is_free = not (o.pod or o.admitting or o.kubelet.prepared or _owners(node) or node.state.gpus.owed)
+        return o.world.has_other_driver and o.others is None and _group(o) is not None and is_free
+
+    def happens(node: Node) -> Node:
+        group = _group(node.outside)
+        assert group is not None
+        return _with(node, others=OthersClaim(group, has_file=has_file), pods=node.outside.pods + 1)
+
+    words = "" if has_file else ", and no file says which"
+    return Happening(f"another driver's claim gets it{words}", enabled, happens)
+
+
+def _group(outside: Outside) -> int | None:
+    """The GPU's IOMMU group; None if it is not there."""
+    return next((f.iommu_group for f in outside.functions if f.address == GPU), None)
+
+
+def _is_listed_by_file(node: Node) -> bool:
+    others = node.outside.others
+    return others is not None and others.is_listed and others.has_file
+
+
+def _with_others(node: Node, **changes: bool) -> Node:
+    assert node.outside.others is not None
+    return _with(node, others=replace(node.outside.others, **changes))
+
+
+def _other_ends(node: Node) -> Node:
+    return _with(node, others=None, is_told=False)
+
+
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
-    return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None))
+    return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None, is_told=False))
 
 
 def _time_passes(node: Node) -> Node:
@@ -346,7 +405,7 @@ def _observations(node: Node) -> Event | None:
         is_there = any(f.address == address for f in functions)
         return FunctionInspected(number, address, functions if is_there else ())
     if (read := state.kubelet.ledger.outstanding) is not None:
-        return ledger_read(read, _pods(node.outside), _listed(node.outside))
+        return _ledger(read, node.outside, state.kubelet.ledger.asking)
     if (poll := state.host.polls.outstanding) is not None:
         targets = project(state).any_poll.targets
         uses = (GroupUse(t.group, dict.fromkeys(t.functions, 0), frozenset(), None, None) for t in targets)
@@ -354,17 +413,35 @@ def _observations(node: Node) -> Event | None:
     return None
 
 
-def _pods(outside: Outside) -> tuple[LedgerEntry, ...]:
-    return (LedgerEntry(H100, DeviceId(GPU), Pod("default", "vm", "")),) if outside.pod else ()
+def _ledger(read: int, outside: Outside, asking: Asking) -> LedgerRead:
+    """The list, or what there is without it: the file, and what kubelet says of the pods that it is asked for."""
+    vm, claims = Pod("default", "vm", ""), _listed(outside)
+    answer = ledger_read(read, _pods(outside, vm), claims)
+    if not outside.world.has_other_driver:
+        return answer
+    answer = replace(answer, cdi=files(outside.others), pods=SeenPods(came=outside.pods))
+    if asking.lists:
+        return answer
+    had = {vm: ((H100, DeviceId(GPU)),) if outside.pod else ()}
+    answers = (
+        PodAnswer(pod, had.get(pod, ()), tuple(c for c in claims if c.pod == pod)) for pod in asking.pods
+    )
+    file = LedgerFile(_pods(outside, Pod("", "", "uid-vm")))
+    return replace(answer, passive=True, listed=(), claims=(), file=file, answers=tuple(answers))
+
+
+def _pods(outside: Outside, pod: Pod) -> tuple[LedgerEntry, ...]:
+    return (LedgerEntry(H100, DeviceId(GPU), pod),) if outside.pod else ()
 
 
 def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
     """Kubelet lists what it has prepared, for pods that it knows."""
-    return tuple(
+    ours = (
         ClaimedDevice(DRIVER, POOL, device_name(GPU), str(claim), Pod("default", claim.name, ""))
         for claim in CLAIMS
         if claim.uid in outside.kubelet.prepared - outside.deleted
     )
+    return (*ours, *listed(outside.others))
 
 
 def seen(node: Node) -> Node:
@@ -372,8 +449,15 @@ def seen(node: Node) -> Node:
     for _ in range(100):
         if (event := _observations(node)) is None:
             return node
+        if isinstance(event, LedgerRead) and _tells_of_others(event):
+            node = _with(node, is_told=True)
         node = stepped(node, event)
     raise WrongError("the daemon reads the node without end")
+
+
+def _tells_of_others(read: LedgerRead) -> bool:
+    is_listed = any(claimed.driver != DRIVER for claimed in read.claims)
+    return is_listed or (read.cdi is not None and bool(read.cdi.specs))
 
 
 def all_answered(node: Node) -> Node:
@@ -418,6 +502,15 @@ HAPPENINGS: Final = (
     Happening("it is plugged in, in another group", lambda n: not n.outside.functions, _plugged(9)),
     _disk_goes_to("nvme"),
     _disk_goes_to(None),
+    _other_gets_it(has_file=True),
+    _other_gets_it(has_file=False),
+    Happening("the other claim's file goes", _is_listed_by_file, lambda n: _with_others(n, has_file=False)),
+    Happening(
+        "the other claim's pod is deleted by force",
+        _is_listed_by_file,
+        lambda n: _with_others(n, is_listed=False),
+    ),
+    Happening("the other claim ends", lambda n: n.outside.others is not None, _other_ends),
     Happening("time passes", lambda _: True, _time_passes),
 )
 """Everything that can happen, in no order."""
@@ -434,6 +527,8 @@ def check_always(node: Node) -> None:
         raise WrongError(f"the GPU has several owners: {[str(e.name) for e in owners]}, pod {o.pod}")
     if owners and _is_offered(node):
         raise WrongError(f"the GPU is {owners[0].name}'s, and offered to pods")
+    if o.is_told and _is_others(o) and _is_offered(node) and not o.pod:
+        raise WrongError("the GPU is another driver's claim's, and offered to pods")
     there = next((f for f in o.functions if f.address == GPU), None)
     if there is not None and not o.disturbed and _is_offered(node) and not there.vfio_bound:
         raise WrongError(f"the GPU is on {there.driver}, and offered to pods")
@@ -445,6 +540,11 @@ def check_always(node: Node) -> None:
         _check_claim(node, claim)
     for act in _acts(node):
         _check_act(node, act)
+
+
+def _is_others(outside: Outside) -> bool:
+    """Another driver's claim has the GPU: it has the group that the GPU was in, and no other."""
+    return outside.others is not None and outside.others.group == _group(outside)
 
 
 def _check_claim(node: Node, claim: ClaimName) -> None:
@@ -482,6 +582,8 @@ def _check_grant(node: Node) -> None:
         or node.outside.kubelet.prepared
     ):
         raise WrongError("a claim has the GPU, and a pod gets it")
+    if node.outside.is_told and _is_others(node.outside):
+        raise WrongError("another driver's claim has the GPU, and a pod gets it")
 
 
 def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
@@ -503,8 +605,8 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
     if isinstance(act, DeviceAct) and any(f.address == DISK for f in act.functions):
         raise WrongError(f"{act} is wanted, of the host's disk")
-    if isinstance(act, DeviceAct) and o.pod:
-        raise WrongError(f"{act} is wanted, and a pod has the GPU")
+    if isinstance(act, DeviceAct) and (o.pod or _is_others(o)):
+        raise WrongError(f"{act} is wanted, and somebody else has the GPU")
 
 
 def check_settled(node: Node, met: set[object]) -> None:
@@ -512,6 +614,8 @@ def check_settled(node: Node, met: set[object]) -> None:
     known."""
     node = _with(all_answered(_with_disk_on(node, None)), pod=False)
     _check_files(all_answered(_time_passes(node)))
+    if node.outside.others is not None:
+        node = _other_ends(_seen_later(node))
     for claim in CLAIMS:
         node = asked(node, claim, prepares=False)
     node = all_answered(node)
@@ -538,6 +642,15 @@ def check_settled(node: Node, met: set[object]) -> None:
     again = all_answered(asked(_with(node, deleted=frozenset()), CLAIMS[1], prepares=True))
     if o.functions and again.outside.kubelet.prepared != {CLAIMS[1].uid}:
         raise WrongError("the GPU cannot be claimed again")
+
+
+def _seen_later(node: Node) -> Node:
+    """Some time later the daemon knows of another driver's claim, whatever said so."""
+    for _ in range(2):
+        node = all_answered(_time_passes(node))
+    if not node.outside.is_told:
+        raise WrongError("another driver's claim is listed, and kubelet is not asked for its list")
+    return node
 
 
 def _check_files(node: Node) -> None:
@@ -568,6 +681,7 @@ def canonical(node: Node) -> object:
     return (
         (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
         (o.pod, o.disturbed, o.was_unplugged, o.admitting is None),
+        (o.others, o.is_told, o.pods),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
         frozenset(gpus.original_drivers.items()),

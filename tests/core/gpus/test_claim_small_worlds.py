@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.claims import outputs, progress, transitions
+from gpuactors.core.devices import holdings, others
 from gpuactors.core.gpus import driver as gpus
 from gpuactors.core.gpus import exclusion, placement, reservation
 from gpuactors.core.values import claim_states as table
@@ -39,6 +40,12 @@ BINDING = (
 )
 RELEASING = (*PREPARED, "one is to be unprepared", "the checkpoint is written")
 WAITED_FOR = (*PREPARED, "two is to be prepared", "the claim is read", "the node is seen")
+OTHERS = ("another driver's claim gets it", "time passes", DONE)
+OVERTAKEN = (
+    "one is to be prepared",
+    "another driver's claim gets it, and no file says which",
+    "the claim is read",
+)
 
 WORLDS = {
     "on its host driver": World((ON_HOST,)),
@@ -55,6 +62,12 @@ WORLDS = {
     "beside a disk that the host may take": World((ON_HOST, IDLE_DISK)),
     "beside a disk that the host may take, being bound for a claim": World((ON_HOST, IDLE_DISK), BINDING),
     "pre-bound, beside a disk that the host may take": World((PRE_BOUND, IDLE_DISK)),
+    "pre-bound, beside another driver": World((PRE_BOUND,), has_other_driver=True),
+    "on its host driver, beside another driver": World((ON_HOST,), has_other_driver=True),
+    "pre-bound, and another driver's claim has it": World((PRE_BOUND,), OTHERS, has_other_driver=True),
+    "pre-bound, and a claim is read while another driver's claim gets it": World(
+        (PRE_BOUND,), OVERTAKEN, has_other_driver=True
+    ),
 }
 
 
@@ -136,12 +149,29 @@ def _files_stay_when_the_gpu_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "drifted", lambda *_: [])
 
 
+def _other_drivers_claims_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours once: a claim's device has no address in its name, so that it is none of ours."""
+    by_claim = holdings._by_claim
+    monkeypatch.setattr(
+        holdings, "_by_claim", lambda claims, own, admin, ended, _: by_claim(claims, own, admin, ended, {})
+    )
+
+
+def _a_name_without_a_file_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "_placed", lambda *_: ())
+
+
+def _a_claim_is_given_what_was_free_in_the_last_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exclusion, "_unseen", lambda *_: None)
+
+
 HOST, PAIR = "on its host driver", "on its host driver, with an audio function"
 HELD = "on its host driver, and a claim has it"
 BOUND = "on its host driver, being bound for a claim"
 LOST = "on its host driver, and a claim has it, and it is unplugged"
 UNPREPARED = "on its host driver, and a claim was unprepared while it was read"
 WAITS = "pre-bound, a claim has it, and another one waits"
+BESIDE = "pre-bound, beside another driver"
 
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _nobody_else_is_seen: (HELD, 3),
@@ -157,6 +187,9 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _a_repeated_prepare_does_not_look_at_the_gpu: (LOST, 2),
     _files_stay_when_the_gpu_is_gone: (HELD, 1),
     _a_failed_release_is_given_up: ("with an audio function, being returned", 2),
+    _other_drivers_claims_are_not_seen: (BESIDE, 2),
+    _a_name_without_a_file_means_no_gpu: (BESIDE, 2),
+    _a_claim_is_given_what_was_free_in_the_last_list: (BESIDE, 3),
 }
 """With a world and the length of the orders that find it."""
 

@@ -111,7 +111,7 @@ def _of_claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
         case ClaimRead():
             return claims.read(driver, state, event, at)
         case CheckpointRead():
-            return claims.checkpoint_read(driver, state, event)
+            return claims.checkpoint_read(driver, state, event, at)
         case CheckpointRefused():
             return claims.checkpoint_refused(driver, state, event)
         case CheckpointWritten():

@@ -68,6 +68,22 @@ def test_nothing_is_offered_before_kubelet_was_asked_for_the_claims_whose_checkp
     assert isinstance(core.allocation(core.allocate(A)), Refused)
 
 
+def test_a_list_that_was_asked_for_before_the_checkpoint_was_read_leads_to_another_one_at_once() -> None:
+    """Found by the virtual machine: nothing was offered for the next hour."""
+    core = ClaimCore(settings=replace(SETTINGS, hand_over=True))
+    core.functions, core.api = {PciAddress(A): gpu(A, 1)}, {"default/one": allocated(name("one"), A)}
+    core.strangers, core.held_back = listed(name("one"), A), {"load"}
+    core.scanned()
+    core.feed(replace(LOST, load=1), PredecessorGone("none was there"))
+    core.held_back = {"load", "ledger"}
+    core.pass_time(limits.TAKE_OVER_LEDGER_S)
+    core.feed(replace(LOST, load=2))
+    core.release("ledger")
+    core.pass_time(0.1)
+    assert core.state.published.plugins
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
 def test_a_claim_of_two_pods_has_its_device_once() -> None:
     other = tuple(replace(of, pod=Pod("default", "other", "")) for of in listed(name("one"), A))
     core = lost(claims=(*listed(name("one"), A), *other))

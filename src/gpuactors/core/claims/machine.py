@@ -82,7 +82,7 @@ _FAULTS: Final[Mapping[ActFault | None, Cause]] = {
 """The cause of an act's failure; None: of the act on a claim's files, which has no fault of a device."""
 
 
-def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead) -> Stepped:
+def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead, at: float) -> Stepped:
     """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
     known how far its act came: it is requested again, and goes on from what it finds."""
     if driver.claims(state).settings is None or event.load < load_of(state.daemon.role):
@@ -116,6 +116,9 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
                 driver, driver.with_claims(state, claims), entry, ClaimTrigger.RESTORED
             )
             lines += broken
+    if event.is_lost and state.daemon.role is Role.SERVING:
+        # One that was asked for before shows what a predecessor may have ended since.
+        state = schedule.ask_ledger(state, at, lists=True)
     level = Level.WARNING if event.warning else Level.INFO
     fields: dict[str, Field] = {"claims": len(event.entries)}
     if event.warning:

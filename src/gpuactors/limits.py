@@ -282,6 +282,11 @@ LEDGER_SETTLE_S: Final = 30.0
 as long as the API server is away: until it has known them for so long, the entries of its ledger file count as well,
 unless this kubelet has listed them before. More costs little: ended entries of the file count for longer."""
 
+LEDGER_API_AWAY_S: Final = 600.0
+"""How long a pod of kubelet's ledger file that has no cgroup counts while this kubelet does not show that it knows the
+API server's pods: after a reboot it starts none of them before the API server answers, and has their devices for them.
+Longer costs a GPU whose pod ended while kubelet was down on a node with no other pod."""
+
 CHECKPOINT_DEADLINE_S: Final = 1.0
 """One read of kubelet's ledger file beside List: a disk that hangs delays a call by this much."""
 

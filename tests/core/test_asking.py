@@ -6,6 +6,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events import Event
@@ -392,16 +393,24 @@ def test_a_forced_deletion_of_a_pod_whose_id_is_no_devices_is_heard_of_kubelet()
     assert core.lists == before
 
 
-def test_an_entry_of_an_ended_pod_that_was_never_seen_ends_by_itself() -> None:
-    """With `--device-plugin off`: the pod has ended, the daemon was restarted, and no list of a device ever comes."""
-    core = Kubelet(settled=False)
+@pytest.mark.parametrize(
+    ("device_plugin", "after_s"), [(False, limits.LEDGER_SETTLE_S), (True, limits.LEDGER_API_AWAY_S)]
+)
+def test_an_entry_of_an_ended_pod_that_was_never_seen_ends_by_itself(
+    device_plugin: bool, after_s: float
+) -> None:
+    """With `--device-plugin off`: the pod has ended, the daemon was restarted, and no list of a device ever comes. With
+    it kubelet may have started anew, and start no pod before the API server answers."""
+    core = Kubelet(replace(SETTINGS, device_plugin=device_plugin), settled=False)
     core.lives["daemon"] = PodLife.RUNNING
     core.feed(KubeletAppeared("young"))
     core.file[A] = "gone"
     core.pass_time(1.0)
     core.feed(KubeletAppeared("younger"))
     assert core.owner() is not None
-    core.pass_time(limits.LEDGER_SETTLE_S + limits.LEDGER_S)
+    core.pass_time(after_s - limits.LEDGER_S)
+    assert core.owner() is not None
+    core.pass_time(2 * limits.LEDGER_S)
     assert core.owner() is None
 
 

@@ -76,7 +76,7 @@ class Reads:
     def read(self, event: LedgerRead, after_s: float = 0.0) -> tuple[LedgerEntry, ...]:
         """What counts after this."""
         self.at += after_s
-        result = counted(self.ledger, (), event, self.at)
+        result = counted(self.ledger, (), event, self.at, device_plugin=True)
         self.source = result.source
         known = {(e.resource, e.device): e.pod for e in result.entries}
         self.ledger = replace(self.ledger, young=result.young, books=result.books, entries=known)
@@ -272,9 +272,9 @@ def test_of_a_kubelet_that_knows_its_pods_nothing_is_kept() -> None:
         kept = weakref.ref(name)
         kubelet = RunningKubelet("old" if age_s else "young", age_s)
         event = LedgerRead(1, kubelet, (LedgerEntry(H100, DeviceId(name), Pod("", "pod", "")),), (), API)
-        ledger = replace(ledger, young=counted(ledger, (), event, at).young)
+        ledger = replace(ledger, young=counted(ledger, (), event, at, device_plugin=True).young)
         assert bool(ledger.young.listed) == (at == SETTLE_S), "it is young at that time"
-        later = counted(ledger, (), LedgerRead(1, kubelet, (), (), API), at + SETTLE_S)
+        later = counted(ledger, (), LedgerRead(1, kubelet, (), (), API), at + SETTLE_S, device_plugin=True)
         ledger = replace(ledger, young=later.young)
         del later
         del name, event

@@ -453,7 +453,7 @@ class Counting:
         """The source of the entries, and the entries."""
         event = await pod_resources.read(1, LedgerWanted(1, lists=True), self._ledger)
         assert isinstance(event, LedgerRead)
-        found = counted(self._known, (), event, trio.current_time())
+        found = counted(self._known, (), event, trio.current_time(), device_plugin=True)
         self._known = replace(self._known, young=found.young, books=found.books)
         return found.source, found.entries
 

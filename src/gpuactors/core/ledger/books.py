@@ -60,9 +60,9 @@ def seen(books: Books, event: LedgerRead, at: float) -> Books:
     )
 
 
-def has_ended(books: Books, entry: LedgerEntry, at: float, *, runs: bool) -> bool:
-    """An entry of the file that kubelet has not written away yet. `runs`: a kubelet runs, which would have made the
-    cgroup of a pod that lives."""
+def has_ended(books: Books, entry: LedgerEntry, at: float, *, starts_pods: bool) -> bool:
+    """An entry of the file that kubelet has not written away yet. `starts_pods`: a kubelet runs, which would have made
+    the cgroup of a pod that lives."""
     if entry in books.ended:
         return True
     uid, name = entry.pod.uid, (entry.resource, entry.device)
@@ -70,7 +70,7 @@ def has_ended(books: Books, entry: LedgerEntry, at: float, *, runs: bool) -> boo
         return False
     if uid in books.seen:
         return True
-    return runs and at - books.absent_since.get(uid, at) >= limits.LEDGER_SETTLE_S
+    return starts_pods and at - books.absent_since.get(uid, at) >= limits.LEDGER_SETTLE_S
 
 
 def has_kept(books: Books, name: Name, at: float) -> bool | None:
@@ -112,13 +112,13 @@ def listed(
 
 
 def passive(
-    ledger: Ledger, books: Books, event: LedgerRead, at: float
+    ledger: Ledger, books: Books, event: LedgerRead, at: float, *, starts_pods: bool
 ) -> tuple[Books, tuple[LedgerEntry, ...]]:
     """The entries that count after a read without List, and the books with those that have ended by it."""
     if event.file is None or not event.file.exists:
         entries = {name: LedgerEntry(*name, pod) for name, pod in ledger.entries.items()}
     else:
-        entries = dict(_of_file(ledger, books, event.file.entries, at))
+        entries = dict(_of_file(ledger, books, event.file.entries, at, starts_pods=starts_pods))
     lost = set(_released(entries, event))
     if at < ledger.young.settled_at:
         lost &= ledger.young.listed  # it may not know its pods yet, but those it has listed
@@ -130,7 +130,7 @@ def passive(
 
 
 def _of_file(
-    ledger: Ledger, books: Books, entries: Iterable[LedgerEntry], at: float
+    ledger: Ledger, books: Books, entries: Iterable[LedgerEntry], at: float, *, starts_pods: bool
 ) -> Iterator[tuple[Name, LedgerEntry]]:
     for entry in entries:
         name = entry.resource, entry.device
@@ -140,7 +140,7 @@ def _of_file(
         is_same = known is not None and _is_same(ledger.books, name, known, entry.pod.uid)
         if is_same and known is not None and known.name and not _has_gone(books, entry):
             yield name, LedgerEntry(*name, known)
-        elif not has_ended(books, entry, at, runs=True):
+        elif not has_ended(books, entry, at, starts_pods=starts_pods):
             yield name, LedgerEntry(*name, known) if is_same and known is not None else entry
 
 

@@ -57,13 +57,19 @@ class Counted(Struct, frozen=True, gc=False):
 
 
 def counted(
-    ledger: Ledger, pending: Collection[tuple[ResourceName, DeviceId]], event: LedgerRead, at: float
+    ledger: Ledger,
+    pending: Collection[tuple[ResourceName, DeviceId]],
+    event: LedgerRead,
+    at: float,
+    *,
+    device_plugin: bool,
 ) -> Counted:
     """The valid entries after `event`, which came at `at`. `ledger`: as it was before; `pending`: devices that may be
-    changing hands."""
+    changing hands; `device_plugin`: kubelet has our device lists."""
     young, books = ledger.young, file_books.seen(ledger.books, event, at)
+    starts_pods = event.kubelet is not None and (not device_plugin or at >= _has_pods_at(young))
     if event.passive:
-        books, entries = file_books.passive(ledger, books, event, at)
+        books, entries = file_books.passive(ledger, books, event, at, starts_pods=starts_pods)
         return Counted(entries, ledger.source, young, books)
     listed_before: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     listed = event.listed
@@ -75,14 +81,19 @@ def counted(
         if at >= young.settled_at:
             return Counted(listed, LedgerSource.LIST, young, books)
         listed_before = young.listed
-    runs = event.kubelet is not None
     named = (
-        [e for e in event.file.entries if not file_books.has_ended(books, e, at, runs=runs)]
+        [e for e in event.file.entries if not file_books.has_ended(books, e, at, starts_pods=starts_pods)]
         if event.file is not None
         else _entries(ledger.entries)
     )
     more = tuple(e for e in named if (e.resource, e.device) not in listed_before)
     return Counted(listed + more, _source(event, more), young, books)
+
+
+def _has_pods_at(young: KubeletStartup) -> float:
+    """From when on a kubelet would have started the pods of its file. Until the API server answers, it starts none, and
+    has their devices for them, by its file; it gives none of these away."""
+    return min(young.settled_at, young.since + limits.LEDGER_API_AWAY_S)
 
 
 def called(young: KubeletStartup, at: float) -> KubeletStartup:

@@ -61,7 +61,13 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     if event.read != before.outstanding:
         return state
     # The known objects, if they are equal: so derived values need only a comparison by identity.
-    counted = kubelet_startup.counted(before, state.kubelet.pending_allocations, event, at)
+    counted = kubelet_startup.counted(
+        before,
+        state.kubelet.pending_allocations,
+        event,
+        at,
+        device_plugin=state.daemon.settings.device_plugin,
+    )
     entries = _entries(before.entries, counted.entries)
     is_settling = counted.source.is_settling
     ledger = replace(

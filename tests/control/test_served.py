@@ -72,9 +72,32 @@ async def test_a_fifo_in_its_place_is_said_and_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    file = ServedFile(str(tmp_path / "gone"))
+    file = ServedFile(str(tmp_path / "gone" / "gpuactors"))
     with pytest.raises(StateFileError, match=r"cannot write .*served\.json: No such file or directory"):
         await file.write(SERVED)
+
+
+async def test_a_daemon_with_another_state_directory_reads_what_was_served(tmp_path: Path) -> None:
+    """Found by histories: a pod's GPU left kubelet's list, and the free count was -1."""
+    nodes, first, second = (tmp_path / name for name in ("gpuactors", "first", "second"))
+    first.mkdir()
+    second.mkdir()
+    await ServedFile(str(nodes), str(first)).write(SERVED)
+    assert await ServedFile(str(nodes), str(second)).read() == SERVED
+    older = {OLD: frozenset({"10de:2330"})}
+    await ServedFile(str(second)).write(older)
+    assert await ServedFile(str(nodes), str(second)).read() == SERVED | older
+    assert await ServedFile(str(first)).read() == SERVED, "an older daemon reads this one alone"
+
+
+async def test_one_of_the_two_places_is_enough(tmp_path: Path) -> None:
+    """Kubelet is not installed yet; or the disk of the state directory is broken."""
+    missing, there = str(tmp_path / "kubelet" / "gpuactors"), str(tmp_path)
+    for places in ((missing, there), (there, missing)):
+        await ServedFile(*places).write(SERVED)
+        assert await ServedFile(*places).read() == SERVED
+    (tmp_path / FILE_NAME).write_text("damaged")
+    assert await ServedFile(there, str(tmp_path / "empty")).read() == {}
 
 
 async def test_another_model_of_a_name_is_kept_beside_the_first(tmp_path: Path) -> None:

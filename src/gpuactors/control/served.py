@@ -1,5 +1,8 @@
-"""The file `served.json` in the state directory: which resources this node's gpuactors has served, and the models of
-each: `{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.node.ServedResources`.
+"""The file `served.json`: which resources this node's gpuactors has served, and the models of each:
+`{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.node.ServedResources`.
+
+It is in the directory of the node's control socket, for a daemon with another state directory, and in the state
+directory, for an older daemon, and for kubelet's directory being made anew.
 
 Only with it can a daemon that was started with other selectors, or with a newer pci.ids, know that a GPU was allocated
 by an earlier daemon under another name, and not by another plugin; and that the device at a GPU's address now is not
@@ -12,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from functools import partial
+from contextlib import suppress
 from typing import Any, Final, final
 
 import trio
@@ -34,40 +37,67 @@ _MODEL: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 @final
 class ServedFile:
-    """The file, in a state directory that is there."""
+    """The file, in each of these directories. The first one is made where it is missing."""
 
-    def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, FILE_NAME)
+    def __init__(self, *directories: str) -> None:
+        self._directories: Final = directories
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """Implement `ports.node.ServedResources.read` in a thread, as a disk that hangs must not stop the daemon."""
         with trio.move_on_after(limits.SERVED_READ_S):
             return await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
-        raise StateFileError(f"cannot read {self._path}: no answer within {limits.SERVED_READ_S:g} s")
+        paths = " and ".join(os.path.join(directory, FILE_NAME) for directory in self._directories)
+        raise StateFileError(f"cannot read {paths}: no answer within {limits.SERVED_READ_S:g} s")
 
     def _read(self) -> Mapping[ResourceName, frozenset[str]]:
-        try:
-            text = read_plain(self._path, limits.SERVED_FILE_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return {}
-        except OSError as exc:
-            raise StateFileError(f"cannot read {self._path}: {exc.strerror}") from None
-        try:
-            served = decode_json(text, dict[str, Any])["resources"]
-            return {ResourceName(encodable(name)): _models(found) for name, found in served.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
-            raise StateFileError(
-                f"{self._path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written again"
-            ) from None
+        """The contents of all the files. Raises `StateFileError` if none can be read."""
+        found, problems = dict[ResourceName, frozenset[str]](), list[StateFileError]()
+        for directory in self._directories:
+            try:
+                of_file = _read_file(os.path.join(directory, FILE_NAME))
+            except StateFileError as exc:
+                problems.append(exc)
+            else:
+                found |= {name: found.get(name, frozenset()) | models for name, models in of_file.items()}
+        if len(problems) == len(self._directories):
+            raise problems[0]
+        return found
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Implement `ports.node.ServedResources.write`: a new file replaces the old one, so it is whole at any
-        moment."""
+        moment. One of the places is enough."""
         text = json.dumps({"resources": {name: sorted(served[name]) for name in sorted(served)}}).encode()
-        try:
-            await trio.to_thread.run_sync(partial(replace_plain, self._path, text, _MODE, durable=True))
-        except OSError as exc:
-            raise StateFileError(f"cannot write {self._path}: {exc.strerror}; it is tried again") from None
+        if problem := await trio.to_thread.run_sync(self._write, text):
+            raise StateFileError(problem)
+
+    def _write(self, text: bytes) -> str:
+        """Why it could be written nowhere, as a sentence; empty if it could be."""
+        with suppress(OSError):
+            os.mkdir(self._directories[0], 0o700)
+        problems = []
+        for directory in self._directories:
+            path = os.path.join(directory, FILE_NAME)
+            try:
+                replace_plain(path, text, _MODE, durable=True)
+            except OSError as exc:
+                problems.append(f"cannot write {path}: {exc.strerror}; it is tried again")
+        return problems[0] if len(problems) == len(self._directories) else ""
+
+
+def _read_file(path: str) -> Mapping[ResourceName, frozenset[str]]:
+    try:
+        text = read_plain(path, limits.SERVED_FILE_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        raise StateFileError(f"cannot read {path}: {exc.strerror}") from None
+    try:
+        served = decode_json(text, dict[str, Any])["resources"]
+        return {ResourceName(encodable(name)): _models(found) for name, found in served.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise StateFileError(
+            f"{path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written again"
+        ) from None
 
 
 def _models(found: Any) -> frozenset[str]:

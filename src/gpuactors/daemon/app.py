@@ -42,7 +42,7 @@ from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config
 from gpuactors.control.about import About
-from gpuactors.control.path import path_problem
+from gpuactors.control.path import node_socket_path, path_problem
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl
 from gpuactors.core.deviceplugin.device_lists import is_ready
@@ -134,7 +134,7 @@ class Outside(Struct, frozen=True):
     """The control socket; without one there is no hand-over."""
     journal: Journal | None = None
     served: ServedResources | None = None
-    """Kept in the state directory; without one a new daemon does not know the names that the last one served."""
+    """Without it a new daemon does not know the names that the last one served."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -202,7 +202,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         kubelet=kubelet,
         control=control,
         journal=journal,
-        served=ServedFile(state_dir) if state_dir is not None else None,
+        served=_served_of(config, state_dir),
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -254,6 +254,11 @@ def _control_of(
         endpoints=partial(served_endpoints, plugins),
         about=about,
     )
+
+
+def _served_of(config: Config, state_dir: str | None) -> ServedFile:
+    nodes = os.path.dirname(node_socket_path(str(config.device_plugin_dir)))
+    return ServedFile(*filter(None, (nodes, state_dir)))
 
 
 def _usable_state_dir(config: Config) -> str | None:

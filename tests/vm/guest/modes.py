@@ -49,13 +49,11 @@ CGROUPS: Final = Path("/sys/fs/cgroup")
 
 POD_UID: Final = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 
-POD_CGROUP: Final = CGROUPS.joinpath(
-    "kubepods.slice",
-    "kubepods-burstable.slice",
-    f"kubepods-burstable-pod{POD_UID.replace('-', '_')}.slice",
-    "cri-containerd-1.scope",
-)
-"""Of that pod's container, as kubelet and containerd name it: by it a process is known to be a pod's."""
+
+def _cgroup(uid: str) -> Path:
+    """That of a pod's container, as kubelet and containerd name it: by it a process is known to be a pod's."""
+    pod = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+    return CGROUPS.joinpath("kubepods.slice", "kubepods-burstable.slice", pod, "cri-containerd-1.scope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +212,13 @@ def _arguments(mode: str, kubelet_dir: Path) -> tuple[str, ...]:
 def make_pod_cgroup() -> None:
     """Mount the cgroups, as systemd does on a node, and make the pod's."""
     subprocess.run(["/run/busybox", "mount", "-t", "cgroup2", "cgroup2", str(CGROUPS)], check=True)
-    POD_CGROUP.mkdir(parents=True)
+    _cgroup(POD_UID).mkdir(parents=True)
 
 
-def become_a_pods(pid: int) -> None:
-    """Put a process where a pod's processes are."""
-    (POD_CGROUP / "cgroup.procs").write_text(f"{pid}\n", encoding="ascii")
+def become_a_pods(pid: int, uid: str = POD_UID) -> None:
+    """Put a process where the pod's processes are."""
+    _cgroup(uid).mkdir(parents=True, exist_ok=True)
+    (_cgroup(uid) / "cgroup.procs").write_text(f"{pid}\n", encoding="ascii")
 
 
 def figure(guest: Guest, name: str, value: object) -> None:

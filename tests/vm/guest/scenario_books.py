@@ -13,7 +13,6 @@ from typing import Final
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest.modes import (
-    POD_UID,
     POLLED_S,
     RELEASE_SEEN_WITHIN_S,
     RESOURCE,
@@ -109,14 +108,15 @@ def _group_at_once(proc: Watcher, edu: Function) -> None:
 def _deleted_by_force(guest: Guest, proc: Watcher, edu: Function) -> None:
     with Tenant.start() as vm:
         proc.kubelet.allocate(RESOURCE, [edu.address], pod="vm-2")
-        become_a_pods(vm.pid)
+        uid = proc.kubelet.uid("vm-2")
+        become_a_pods(vm.pid, uid)
         vm.open_device(edu.group_node, edu.address)
         # Else kubelet's device lists would never have had it, as far as the daemon can know.
         proc.wait_reason(edu, "allocated to pod default/vm-2", limits.GRANT_LEDGER_S + SLACK_S)
         deleted_ns = timed_ns(lambda: proc.kubelet.force_delete("vm-2"))
         took_ms = proc.told(edu, UNHEALTHY, deleted_ns, LEFT_SEEN_WITHIN_S)
         figure(guest, "force_delete_to_unhealthy_ms", took_ms)
-        proc.wait_reason(edu, f"process {vm.pid} ({vm.command}) of the pod with UID {POD_UID}")
+        proc.wait_reason(edu, f"process {vm.pid} ({vm.command}) of the pod with UID {uid}")
         proc.wait_reason(edu, "pod default/vm-2 is gone from kubelet's ledger")
         killed_ns = timed_ns(vm.kill)
         took_ms = proc.told(edu, HEALTHY, killed_ns, RELEASE_SEEN_WITHIN_S)

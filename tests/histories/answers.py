@@ -57,7 +57,8 @@ class Answers:
         self._world = world
         self._asked: dict[tuple[str, Token], _Asked] = {}
         self._seen: dict[str, float] = {}
-        """Cards that others have, and since when (trio's clock)."""
+        """Cards that others have, and since when (trio's clock). While the machine slept nobody looked."""
+        self._jumps = 0
         self._refusals: dict[tuple[str, frozenset[str]], Refused] = {}
         """The last answer to an Allocate of these devices of that resource, if it was refused."""
         self._failed: dict[str, Refused | None] = {}
@@ -69,6 +70,8 @@ class Answers:
         now = trio.current_time()
         # A kubelet that has just started lists no pod before the API server has sent it its pods.
         named = others_cards(self._world) if self._world.kubelet.knows_pods else {}
+        if (jumps := self._world.counts["the clock jumps"]) != self._jumps:
+            self._jumps, self._seen = jumps, {}
         self._seen = {card: self._seen.get(card, now) for card in named}
         for asked in self._asked.values():
             asked.taken &= self._seen.keys()

@@ -12,6 +12,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.ports.node import Step
 from gpuactors.simulation.host.kernel import NVIDIA
+from gpuactors.simulation.kubelet.dra.values import ClaimInfo
 from gpuactors.simulation.kubelet.values import Phase, Pod
 from tests.histories.administrator import Administrator
 from tests.histories.answer_check import ClaimAnswers
@@ -67,9 +68,8 @@ class ClaimRules:
             if doubles := sorted(card for card, number in owners.items() if number > 1):
                 return "two owners", f"two claims have {doubles[0]}"
         known = world.kubelet.view.dra.claims
-        live = [
-            card for info in known if info.prepared and not info.unpreparing for card in node.given[info.uid]
-        ]
+        owning = (i for i in known if i.prepared and not i.unpreparing and not self._is_named_nowhere(i))
+        live = [card for info in owning for card in node.given[info.uid]]
         pods = {g.card: g.pod for g in given_by_us(world) if g.card is not None}
         for card in live:
             if live.count(card) > 1:
@@ -77,6 +77,14 @@ class ClaimRules:
             if card in pods:
                 return "two owners", f"{card} is of a claim, and of pod {pods[card]} by the device plugin"
         return None
+
+    def _is_named_nowhere(self, info: ClaimInfo) -> bool:
+        """The checkpoint is lost, its files went when its card was unbound, and its pod was deleted by force, so that
+        kubelet lists it for no pod: nobody can know that it has the card."""
+        world, node = self._world, self._node
+        is_listed = any(info.name in pod.uses for pod in world.kubelet.view.pods.values())
+        has_file = f"{CDI_DIR}/k8s.{DRIVER}-claim_{info.uid}.json" in node.disk.files
+        return info.uid in node.forgotten_claims and not has_file and not is_listed
 
     def _live_claim(self) -> Problem | None:
         """The cards of a pod that runs stay on vfio-pci. An unbind that waits for the pod's process is one already: the

@@ -27,6 +27,18 @@ FOUND: Final[dict[str, Script]] = {
         "a state directory deleted under a daemon, then its successor ends": (
             "the state directory is deleted+3; a successor starts+3; a pod comes+3; the successor is told to stop"
         ),
+        "a daemon with another state directory and other selectors, while a pod has a GPU of another model": (
+            "a pod for another model comes@100+11; plug another model@305+3; the next daemon selects other cards@182; "
+            "a daemon starts with another state directory@518+0.05"
+        ),
+        "a node reboots while a pod has an ID that is no device's, and the API server is away": (
+            "our resource has an odd ID@169+0.3; the node reboots with another model in a slot@48+0.05; "
+            "the API server goes away@91+11"
+        ),
+        "the machine sleeps just after another driver's claim has come": (
+            "another client abandons an Allocate+11; a claim takes a card+11; the clock jumps+0.001; "
+            "pods come in a burst"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",
@@ -487,6 +499,15 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             22074544083,
             "an administrator starts virtual functions@4; a process uses a card by its host driver@4; "
             "an administrator writes the id of a card to vfio-pci@46",
+        ),
+        "the checkpoint is lost, a claim's card is unbound by hand, and its pod is deleted by force": (
+            25232518503,
+            "a pod with a claim comes@22; an administrator binds a card to vfio-pci@284+0.3; "
+            "an administrator saves the slices@254+0.001; "
+            "an administrator unbinds a card under its virtual machine@286+0.05; "
+            "an administrator removes the checkpoint under the daemon@386+0.3; a successor starts@592; "
+            "an administrator brings back the slices that he saved@545+0.3; "
+            "a pod with a claim is force-deleted and has a successor@77; an external process opens a card@116+0.001",
         ),
         "an unbind that waits for a user of the card goes on with no write that hung": (
             23949874799,

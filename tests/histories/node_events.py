@@ -80,11 +80,6 @@ def _select(world: World, _slot: int) -> None:
     world.next_options = replace(world.next_options, selectors=NARROWED if whole else SELECTORS)
 
 
-def _keeps_names(world: World, _slot: int) -> bool:
-    """A daemon without the names that were served before takes its former resource for another plugin's (ADR 0020)."""
-    return not world.has_lost_names
-
-
 def _rename(world: World, _slot: int) -> None:
     world.has_other_names = True
     world.next_options = replace(world.next_options, renamed=not world.next_options.renamed)
@@ -141,7 +136,7 @@ NODE_KINDS: Final = (
         leaves=_AFTER_REBOOT,
     ),
     Kind("the next daemon selects other cards", always, _select),
-    Kind("the next daemon has another pci.ids", _keeps_names, _rename),
+    Kind("the next daemon has another pci.ids", always, _rename),
     Kind(
         "an older plugin has given a card away",
         _could_be_older,

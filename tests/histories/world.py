@@ -270,13 +270,11 @@ class World:
         self.pre_start_gate = True
         self.faults = Faults()
         self.state_dir = StateDirectory(MemoryTransport(trace.carried))
-        self.has_lost_names = False
-        """The names that were served before are in a state directory that the next daemon does not have."""
         self.has_other_names = False
         """A daemon has been given other names of models, or the next one will be."""
         """Where the next daemon has its control socket beside the node's."""
         self.served = MemoryServed(self.faults)
-        """The files of the state directory that a daemon reads again."""
+        """What a daemon reads again of what was served; in the node's directory beside kubelet's sockets as well."""
         self.daemons: list[RunningDaemon] = []
         """Those whose process lives, oldest first."""
         self.problems: list[str] = []
@@ -796,8 +794,6 @@ class World:
         if remove:
             self.state_dir.remove([daemon.name for daemon in self.daemons])
         self.state_dir = StateDirectory(MemoryTransport(self.trace.carried))
-        self.served = MemoryServed(self.faults)
-        self.has_lost_names = True
 
     async def kill_daemon(self, daemon: RunningDaemon, after_ticks: int = 0) -> None:
         """The process ends as by SIGKILL, wherever its tasks are: so many turns of the scheduler from now."""

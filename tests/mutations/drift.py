@@ -18,8 +18,8 @@ DRIFT: Final = (
     Mutation(
         "files are written while another claim's may name the number",
         "core/gpus/placement.py",
-        "        if not _may_be_healed(state, entry) or any(named[node] > 1 for node in _nodes(entry))\n",
-        "        if not _may_be_healed(state, entry)\n",
+        " and not any(known.named[node] > 1 for node in nodes)\n",
+        "\n",
         f"{_CORE}::test_a_new_claim_on_a_card_with_the_freed_number_waits_for_the_old_files_removal",
     ),
     Mutation(
@@ -28,6 +28,13 @@ DRIFT: Final = (
         "            return state.host.scanned and state.gpus.settled.keys().isdisjoint(_addresses(entry))\n",
         "            return True\n",
         f"{_CORE}::test_missing_files_are_written_after_a_start_only_when_the_device_was_seen",
+    ),
+    Mutation(
+        "what kubelet waits for is written after the files of a thousand prepared claims",
+        "core/claims/outputs.py",
+        "(entry.state is ClaimState.PREPARED, entry.acts[FILES]))\n",
+        "entry.acts[FILES])\n",
+        f"{_CORE}::test_what_kubelet_waits_for_is_written_before_what_is_written_again_after_a_start",
     ),
     Mutation(
         "a group that has another number is no drift",
@@ -88,8 +95,8 @@ DRIFT: Final = (
     Mutation(
         "claims are compared with their files only while a daemon runs",
         "core/gpus/placement.py",
-        "        if _has_files(entry)\n        and (FILES in entry.acts or",
-        "        if _has_files(entry)\n        and (",
+        "        if (FILES in entry.acts or (changed and _is_of(entry, changed, groups)))\n",
+        "        if changed and _is_of(entry, changed, groups)\n",
         _MOVES,
     ),
     Mutation(

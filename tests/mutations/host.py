@@ -69,7 +69,7 @@ HOST: Final = (
     Mutation(
         "files are written while another claim's name the same node",
         "core/gpus/placement.py",
-        " or any(named[node] > 1 for node in _nodes(entry))\n",
+        " and not any(known.named[node] > 1 for node in nodes)\n",
         "\n",
         "tests/core/gpus/test_renumbering.py::test_of_two_files_that_swap_numbers_the_old_ones_are_removed_first",
     ),
@@ -99,8 +99,8 @@ HOST: Final = (
     Mutation(
         "only the claim of a function that changed is looked at",
         "core/gpus/placement.py",
-        " or _is_in(entry, groups))\n",
-        ")\n",
+        "    return is_in or not changed.isdisjoint(_addresses(entry))\n",
+        "    return not changed.isdisjoint(_addresses(entry))\n",
         "tests/core/gpus/test_renumbering.py::test_a_companion_that_comes_and_is_on_its_host_driver_is_a_drift_as_well",
     ),
     # --- compute domains ---------------------------------------------------------------------------------------------

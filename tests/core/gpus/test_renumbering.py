@@ -186,6 +186,22 @@ def test_missing_files_are_written_after_a_start_only_when_the_device_was_seen()
     assert (after.groups(ONE), after.groups(TWO)) == ({"1"}, {"2"})
 
 
+def test_what_kubelet_waits_for_is_written_before_what_is_written_again_after_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "FILES_AT_ONCE", 1)
+    core = FilesCore(gpu(A, 1), gpu(B, 2))
+    core.api = {str(ONE): allocated(ONE, A), str(TWO): allocated(TWO, B)}
+    core.prepare(ONE)
+    after = core.restarted("files")
+    assert [*after.wanted.files] == [ONE.uid]
+    token = after.prepare(TWO)
+    assert [*after.wanted.files] == [TWO.uid]
+    after.release("files")
+    assert isinstance(after.answer(token), Prepared)
+    assert not after.wanted.files
+
+
 def test_of_a_claim_with_several_devices_all_files_go_and_each_device_stays_its_own() -> None:
     core = FilesCore(gpu(A, 1), gpu(B, 2))
     core.api[str(ONE)] = allocated(ONE, A, B)

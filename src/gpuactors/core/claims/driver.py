@@ -6,7 +6,7 @@ Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -19,7 +19,6 @@ from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
     Claim,
     ClaimsOf,
-    ClaimUid,
     DeviceHealth,
     FitnessCheck,
     OriginalDriver,
@@ -123,8 +122,8 @@ class ClaimDriver(Protocol):
         """The claims whose files are to be removed at once, each with the reason. `before` is the state before the
         event."""
 
-    def blocked_files(self, state: NodeState, acting: Iterable[Entry]) -> Collection[ClaimUid]:
-        """The claims, of those with an act on their files, whose files must not be written yet."""
+    def may_write(self, state: NodeState, entry: Entry) -> bool:
+        """Whether a claim's files may be written now."""
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""

@@ -179,11 +179,12 @@ def _on_disk(entry: Entry) -> StoredEntry:
 
 
 def _files(driver: ClaimDriver, state: NodeState, acting: Iterable[Entry]) -> Mapping[ClaimUid, FilesAct]:
-    """Those of the claims, in their order. One that would write a claim's files waits while these could be wrong:
-    removals go first. The disk does one after the other: at each event only the next few are made."""
-    having = sorted((entry for entry in acting if FILES in entry.acts), key=lambda entry: entry.acts[FILES])
-    blocked = driver.blocked_files(state, having)
-    free = (entry for entry in having if entry.name.uid not in blocked)
+    """Those of the claims, in their order, but those that kubelet waits for before the files that are written again for
+    a prepared claim. One that would write a claim's files waits while these could be wrong: removals go first. The disk
+    does one after the other: at each event only the next few are made."""
+    having = (entry for entry in acting if FILES in entry.acts)
+    ordered = sorted(having, key=lambda entry: (entry.state is ClaimState.PREPARED, entry.acts[FILES]))
+    free = (entry for entry in ordered if entry.state in REMOVING or driver.may_write(state, entry))
     return {e.name.uid: _files_act(driver, state, e) for e in islice(free, limits.FILES_AT_ONCE)}
 
 

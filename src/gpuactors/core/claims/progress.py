@@ -4,7 +4,7 @@ tried again, asked for, or forgotten."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Container, Iterable
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from gpuactors.core.claims.transitions import (
 )
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, with_entry
+from gpuactors.core.state.claims import AWAITED, FILES, ClaimCall, Claims, Entry, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction, ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
@@ -150,11 +150,13 @@ def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | 
     """The first transition that an entry can make by itself; None if there is none. One that the table lacks sets its
     entry aside."""
     claims = driver.claims(state)
-    called = {call.uid for call in claims.calls.values()}
+    calls: dict[ClaimUid, list[ClaimCall]] = {}
+    for call in claims.calls.values():
+        calls.setdefault(call.uid, []).append(call)
     steps = (
-        _further(driver, state, entry, at)
+        _further(driver, state, entry, at, calls.get(entry.name.uid, ()))
         for entry in claims.entries.values()
-        if not entry.broken and not _rests(entry, called)
+        if not entry.broken and not _rests(entry, calls)
     )
     try:
         return next((step for step in steps if step is not None), None)
@@ -162,16 +164,18 @@ def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | 
         return quarantine(driver, state, error)
 
 
-def _rests(entry: Entry, called: Set[ClaimUid]) -> bool:
+def _rests(entry: Entry, called: Container[ClaimUid]) -> bool:
     """Nothing but an event or the clock moves it: most claims of a node are prepared, or remembered."""
     return entry.state is ClaimState.PREPARED or (
         entry.state is ClaimState.TOMBSTONE and entry.retry_at < math.inf and entry.name.uid not in called
     )
 
 
-def _further(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
+def _further(
+    driver: ClaimDriver, state: NodeState, entry: Entry, at: float, calls: Collection[ClaimCall]
+) -> Stepped | None:
+    """`calls`: those about the claim."""
     claims, uid = driver.claims(state), entry.name.uid
-    calls = [c for c in claims.calls.values() if c.uid == uid]
     match entry.state:
         case ClaimState.FETCHING if not calls:
             return driver.with_claims(

@@ -7,7 +7,7 @@ server says that it is Ready. No worker does that, so it is the act AWAITED.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -27,7 +27,6 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
     Claim,
     ClaimsOf,
-    ClaimUid,
     DeviceHealth,
     FitnessCheck,
     OriginalDriver,
@@ -185,8 +184,8 @@ class ComputeDomains:
         # A node of theirs is of a driver, and not of one tenant.
         return ()
 
-    def blocked_files(self, state: NodeState, acting: Iterable[Entry]) -> Collection[ClaimUid]:
-        return ()
+    def may_write(self, state: NodeState, entry: Entry) -> bool:
+        return True
 
     def in_place(self, state: NodeState, address: PciAddress) -> bool:  # no device of theirs has an address
         return False

@@ -7,7 +7,7 @@ Answers the questions of `claims/driver.py`, each from the module that decides i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -48,7 +48,6 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimName,
     ClaimsOf,
-    ClaimUid,
     DeviceHealth,
     FitnessCheck,
     FitnessFinding,
@@ -217,8 +216,8 @@ class GpuDriver:
     def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
         return placement.drifted(before, state)
 
-    def blocked_files(self, state: NodeState, acting: Iterable[Entry]) -> Collection[ClaimUid]:
-        return placement.blocked_files(state, acting)
+    def may_write(self, state: NodeState, entry: Entry) -> bool:
+        return placement.may_write(state, entry)
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """Its files name devices with admin access as well."""

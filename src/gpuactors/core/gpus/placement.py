@@ -11,16 +11,15 @@ Must not decide who may have the devices: that is `exclusion.py`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from typing import Final
 
 from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimedGpu, Entry
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import BoundFunction, ClaimUid
-from gpuactors.core.values.claim_states import OWNING, REMOVING, ClaimState
+from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import other_keys
@@ -65,8 +64,8 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[Entry, Reason]]:
     return [
         (entry, reason)
         for entry in state.gpus.claims.entries.values()
-        if _has_files(entry)
-        and (FILES in entry.acts or not changed.isdisjoint(_addresses(entry)) or _is_in(entry, groups))
+        if (FILES in entry.acts or (changed and _is_of(entry, changed, groups)))
+        and _has_files(entry)
         and (reason := drift(state, entry)) is not None
     ]
 
@@ -79,8 +78,10 @@ def _addresses(entry: Entry) -> Iterator[PciAddress]:
     return (function.address for gpu in entry.gpus for function in gpu.functions)
 
 
-def _is_in(entry: Entry, groups: Collection[int | None]) -> bool:
-    return any(bound.iommu_group in groups for bound in entry.bound.values())
+def _is_of(entry: Entry, changed: Set[PciAddress], groups: Collection[int | None]) -> bool:
+    """It has one of these functions, or its files name one of these groups."""
+    is_in = any(bound.iommu_group in groups for bound in entry.bound.values())
+    return is_in or not changed.isdisjoint(_addresses(entry))
 
 
 def drift(state: NodeState, entry: Entry) -> Reason | None:
@@ -131,28 +132,19 @@ def _moved(state: NodeState, bound: BoundFunction, function: PciFunction | None)
 # --- what may be written ----------------------------------------------------------------------------------------------
 
 
-def blocked_files(state: NodeState, acting: Iterable[Entry]) -> frozenset[ClaimUid]:
-    """The claims, of those with an act on their files, whose files must not be written yet: their devices have not been
-    seen, or another claim's files may name one of their nodes."""
-    writing = [entry for entry in acting if entry.state not in REMOVING]
-    if not writing:
-        return frozenset()
-    wanted = {node for entry in writing for node in _nodes(entry)}
-    entries = state.gpus.claims.entries.values()
-    named = Counter(node for entry in entries if entry.has_files for node in _nodes(entry) if node in wanted)
-    return frozenset(
-        entry.name.uid
-        for entry in writing
-        if not _may_be_healed(state, entry) or any(named[node] > 1 for node in _nodes(entry))
-    )
+def may_write(state: NodeState, entry: Entry) -> bool:
+    """Whether the claim's devices have been seen, and no other claim's files may name one of their nodes."""
+    known = state.gpus.of_claims
+    nodes = known.of[entry.name.uid].nodes
+    return _may_be_healed(state, entry) and not any(known.named[node] > 1 for node in nodes)
 
 
-def _nodes(entry: Entry) -> Set[int | str]:
+def named_nodes(entry: Entry) -> frozenset[int | str]:
     """The groups and cdevs that the claim's files name, or may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
     bound = [b for b in entry.bound.values() if b.vfio]
-    return {node for b in bound for node in (b.iommu_group, b.cdev) if node is not None}
+    return frozenset(node for b in bound for node in (b.iommu_group, b.cdev) if node is not None)
 
 
 def _may_be_healed(state: NodeState, entry: Entry) -> bool:

@@ -6,22 +6,25 @@ Must not decide who may have a device: that is `exclusion.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
 from gpuactors.core.claims.strangers import own_claims
 from gpuactors.core.gpus.exclusion import with_companions
+from gpuactors.core.gpus.placement import named_nodes
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Entry
-from gpuactors.core.state.gpus import Gpus
+from gpuactors.core.state.claims import ClaimedGpu, ClaimSettings, Entry
+from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import OriginalDriver
-from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.values.claim import ClaimName, OriginalDriver
+from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
+from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
-from gpuactors.core.values.remade import same_if_equal
+from gpuactors.core.values.remade import remade, same_if_equal
 
 
 def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
@@ -68,29 +71,30 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     claims = gpus.claims
     if (settings := claims.settings) is None:
         return gpus
+    known = gpus.of_claims
+    of = remade(known.of, known.entries, claims.entries, lambda _, entry: _of_claim(settings, entry))
+    if of is not known.of:
+        named = Counter(chain.from_iterable(of_it.nodes for of_it in of.values()))
+        gpus = replace(gpus, of_claims=OfClaims(claims.entries, of, named))
+    elif claims.entries is not known.entries:
+        gpus = replace(gpus, of_claims=replace(known, entries=claims.entries))
     if (
-        claims.entries is before.claims.entries
+        of is known.of
         and gpus.returned is before.returned
         and gpus.owed is before.owed
         and gpus.reserved is before.reserved
     ):
         return gpus
-    owning = [entry for entry in claims.entries.values() if entry.state in OWNING]
-    owners = {a: (device_name(a), r.claim) for a, r in gpus.returned.items()}
-    owners |= {a: (device_name(a), o.claim) for a, o in gpus.owed.items() if o.act}
-    owners |= {gpu.address: (_device_name(entry, gpu), entry.name) for entry in owning for gpu in entry.gpus}
-    reserved = {
-        a: ClaimedDevice(settings.driver, settings.pool, device, str(name), None)
-        for a, (device, name) in owners.items()
-    }
-    admin = frozenset(
-        ((settings.driver, str(entry.name)), address)
-        for entry in owning
-        for address in _with_admin_access(entry)
-    ) | _still_listed(gpus)
-    ended = frozenset(
-        (settings.driver, str(e.name)) for e in claims.entries.values() if e.state is ClaimState.TOMBSTONE
-    ) - {(settings.driver, str(e.name)) for e in owning}
+    returned = {a: r.claim for a, r in gpus.returned.items()}
+    returned |= {a: o.claim for a, o in gpus.owed.items() if o.act}
+    reserved = {a: _claimed(settings, device_name(a), claim) for a, claim in returned.items()}
+    reserved |= {address: device for of_it in of.values() for address, device in of_it.reserved}
+    over = {str(of_it.name) for of_it in of.values() if of_it.is_over}
+    # Kubelet lists one that has ended a little longer.
+    listed = (access for access in gpus.admin if access[0][1] in over)
+    admin = frozenset(chain(listed, *(of_it.admin for of_it in of.values())))
+    again = {str(of_it.name) for of_it in of.values() if of_it.owns} if over else set[str]()
+    ended = frozenset((settings.driver, name) for name in over - again)
     own = own_claims(claims)
     if (reserved, admin, ended, own) == (gpus.reserved, gpus.admin, gpus.ended, gpus.own):
         return gpus
@@ -103,17 +107,33 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     )
 
 
+def _of_claim(settings: ClaimSettings, entry: Entry) -> OfClaim:
+    if entry.state not in OWNING:
+        return OfClaim(
+            entry.name, has_ended=entry.state in ENDED, is_over=entry.state is ClaimState.TOMBSTONE
+        )
+    name, admin = (settings.driver, str(entry.name)), sorted(_with_admin_access(entry))
+    return OfClaim(
+        entry.name,
+        owns=True,
+        reserved=tuple(
+            (g.address, _claimed(settings, _device_name(entry, g), entry.name)) for g in entry.gpus
+        ),
+        unplaced=entry.unplaced,
+        admin=tuple((name, address) for address in admin),
+        nodes=named_nodes(entry),
+    )
+
+
+def _claimed(settings: ClaimSettings, device: str, claim: ClaimName) -> ClaimedDevice:
+    return ClaimedDevice(settings.driver, settings.pool, device, str(claim), None)
+
+
 def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
     """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
     own = device_name(gpu.address)
     theirs = [device.device for device in entry.given]
     return own if not theirs or own in theirs else theirs[0]
-
-
-def _still_listed(gpus: Gpus) -> frozenset[AdminAccess]:
-    """Admin access that has ended: kubelet lists it a little longer."""
-    ended = {str(e.name) for e in gpus.claims.entries.values() if e.state is ClaimState.TOMBSTONE}
-    return frozenset(access for access in gpus.admin if access[0][1] in ended)
 
 
 def _with_admin_access(entry: Entry) -> set[PciAddress]:

@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
-from gpuactors.core.values.claim import ClaimName, FitnessCheck, OriginalDriver
+from gpuactors.core.state.claims import NO_CLAIMS, Claims, Entry, OwedReturn
+from gpuactors.core.values.claim import ClaimName, ClaimUid, FitnessCheck, OriginalDriver
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress
 from gpuactors.core.values.owner import OwnClaims
 from gpuactors.core.values.prebound import KernelId, OperatorsList
@@ -50,6 +50,35 @@ class Returned(Struct, frozen=True, gc=False):
     """The last number that had been issued then: only later inspections are used."""
 
 
+class OfClaim(Struct, frozen=True, gc=False):
+    """What one claim means for others."""
+
+    name: ClaimName
+    owns: bool = False
+    """It has its devices, or is to give them back."""
+    has_ended: bool = False
+    """It was unprepared."""
+    is_over: bool = False
+    """Nothing of it is left."""
+    reserved: tuple[tuple[PciAddress, ClaimedDevice], ...] = ()
+    """The devices that it has for itself."""
+    unplaced: tuple[str, ...] = ()
+    """See `Entry.unplaced`."""
+    admin: tuple[AdminAccess, ...] = ()
+    nodes: frozenset[int | str] = frozenset()
+    """The IOMMU groups and cdevs that its files name, or may name, or are to name."""
+
+
+class OfClaims(Struct, frozen=True, gc=False):
+    """What the claims mean for others: derived for an entry that changed only, as a node may have a thousand."""
+
+    entries: Mapping[ClaimUid, Entry] = field(default_factory=dict)
+    of: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
+    """Of each of those. The same object until one changes."""
+    named: Mapping[int | str, int] = field(default_factory=dict)
+    """Of how many claims the files name each node (`OfClaim.nodes`)."""
+
+
 class Gpus(Struct, frozen=True, gc=False):
     """Claims of GPUs on this node. The numbers of checks and of owed returns are from the counter of the claims."""
 
@@ -70,6 +99,8 @@ class Gpus(Struct, frozen=True, gc=False):
     """The check that is outstanding."""
     check_at: float = math.inf
     """When the next one is due; infinite while one is outstanding. The earliest of `fitness`; each step asks."""
+    of_claims: OfClaims = OfClaims()
+    """Derived of `claims`."""
     reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
     """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
     changes."""

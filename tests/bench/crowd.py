@@ -1,5 +1,5 @@
-"""Many claims: prepares that come at once, those that wait for an API server that refuses all of them, and calls beside
-a checkpoint of many claims.
+"""Many claims: prepares that come at once, those that wait for an API server that refuses all of them, calls beside a
+checkpoint of many claims, and all of that at the same time.
 
 As in `claims.py`: pre-bound GPUs, a fake API server on loopback, kubelet's calls by grpcio. A figure of what failed is
 0 where all were served.
@@ -43,11 +43,14 @@ def measure(bench: Bench) -> None:
                 _at_once(bench, one, call, names, uids)
         with claims_node(bench.fresh(), party, waiting) as one:
             _refused_by_server(bench, one, waiting)
-        with claims_node(bench.fresh(), party, GPUS_BESIDE) as one:
+        with claims_node(bench.fresh(), party, GPUS_BESIDE + crowd) as one:
             _beside(bench, one, kept)
+            _together(bench, one, kept, crowd)
 
 
-def _at_once(bench: Bench, one: ServedNode, call: Any, names: Sequence[str], uids: Sequence[str]) -> None:
+def _at_once(
+    bench: Bench, one: ServedNode, call: Any, names: Sequence[str], uids: Sequence[str], beside: str = ""
+) -> None:
     def ask(name: str, uid: str) -> tuple[float, str]:
         began = time.perf_counter()
         try:
@@ -58,9 +61,13 @@ def _at_once(bench: Bench, one: ServedNode, call: Any, names: Sequence[str], uid
 
     with ThreadPoolExecutor(len(names)) as pool:
         answers = list(pool.map(ask, names, uids))
-    what, key = f"{len(names)} {call.__name__}s at once", f"crowd.{call.__name__}.{len(names)}"
+    what, key = (
+        f"{len(names)} {call.__name__}s at once{beside}",
+        f"crowd.{call.__name__}.{len(names)}{_key(beside)}",
+    )
     errors = [error for _, error in answers if error]
     bench.sheet.add(f"{key}.failed", f"{what}: failed", "", one.party, len(errors))
+    bench.sheet.add(f"{key}.answer", f"{what}: one answer", "s", one.party, *(s for s, _ in answers))
     bench.sheet.add(
         f"{key}.last", f"{what}: until the last answer", "s", one.party, max(s for s, _ in answers)
     )
@@ -104,10 +111,21 @@ def _beside(bench: Bench, one: ServedNode, kept: int) -> None:
             break
     if left:
         raise DidNotWork(f"{len(left)} claims could not be prepared")
-    _allocates(bench, one, f"beside {kept} claims")
+    _allocates(bench, one, f" beside {kept} claims")
     one.node.stop()
     one.node.started()
-    _allocates(bench, one, f"beside {kept} claims, after a start")
+    _allocates(bench, one, f" beside {kept} claims, after a start")
+
+
+def _together(bench: Bench, one: ServedNode, kept: int, crowd: int) -> None:
+    """After `_beside`: the GPUs that have no claim are prepared at once, while those that have some are allocated."""
+    names = [f"crowd-{i}" for i in range(crowd)]
+    free = gpu_addresses(GPUS_BESIDE + crowd)[GPUS_BESIDE:]
+    uids = [one.api.claim(name, address) for name, address in zip(names, free, strict=True)]
+    with ThreadPoolExecutor(1) as pool:
+        allocates = pool.submit(_allocates, bench, one, f" beside {kept} claims and {crowd} prepares")
+        _at_once(bench, one, prepare, names, uids, f" beside {kept} claims and {ALLOCATES} Allocates")
+        allocates.result()
 
 
 def _refused(one: ServedNode, part: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -117,8 +135,10 @@ def _refused(one: ServedNode, part: Sequence[tuple[str, str]]) -> list[tuple[str
         return [of for of, answer in zip(part, answers, strict=True) if answer.error]
 
 
-def _allocates(bench: Bench, one: ServedNode, when: str) -> None:
-    failed, slowest_ms = 0, 0.0
+def _allocates(bench: Bench, one: ServedNode, beside: str) -> None:
+    """One after the other, as kubelet asks."""
+    what, key, failed = f"{ALLOCATES} Allocates{beside}", f"crowd.allocate{_key(beside)}", 0
+    took_ms = list[float]()
     with grpc.insecure_channel(f"unix:{one.node.plugin_socket}") as channel:
         methods = stub(channel)
         for i in range(ALLOCATES):
@@ -131,7 +151,11 @@ def _allocates(bench: Bench, one: ServedNode, when: str) -> None:
                 methods["Allocate"](request, timeout=WAIT_S)
                 refused = False
             failed += refused
-            slowest_ms = max(slowest_ms, 1000 * (time.perf_counter() - began))
-    key = "crowd.allocate." + when.replace(" ", "_").replace(",", "")
-    bench.sheet.add(f"{key}.failed", f"{ALLOCATES} Allocates {when}: failed", "", one.party, failed)
-    bench.sheet.add(f"{key}.slowest", f"{ALLOCATES} Allocates {when}: slowest", "ms", one.party, slowest_ms)
+            took_ms.append(1000 * (time.perf_counter() - began))
+    bench.sheet.add(f"{key}.answer", f"{what}: one answer", "ms", one.party, *took_ms)
+    bench.sheet.add(f"{key}.failed", f"{what}: failed", "", one.party, failed)
+
+
+def _key(beside: str) -> str:
+    """` beside 8 claims`, after a figure's name: `.beside_8_claims`."""
+    return beside.replace(" ", ".", 1).replace(" ", "_").replace(",", "")

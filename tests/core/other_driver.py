@@ -9,19 +9,18 @@ from typing import Final
 
 from msgspec import Struct
 
+from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.model import ClaimedDevice, Pod
 
-POD: Final = Pod("default", "others", "")
 _DRIVER: Final = "gpu.vendor.example"
-_UID: Final = "00000001-93f0-4f8e-9d3a-0f5f6a1c7e21"
-_CDI_ID: Final = f"k8s.{_DRIVER}/claim={_UID}-vgpu-1"
-_CLAIMED: Final = ClaimedDevice(_DRIVER, "node-1", "vgpu-1", "default/others-claim", POD, _UID, (_CDI_ID,))
 
 
 class OthersClaim(Struct, frozen=True):
     """The claim, from its prepare to its unprepare."""
 
+    number: int
+    """Which one it is."""
     group: int
     """The IOMMU group of its GPU when it was prepared, which its containers have whatever is in that group now."""
     is_listed: bool = True
@@ -29,15 +28,54 @@ class OthersClaim(Struct, frozen=True):
     has_file: bool = True
     """Its CDI file is there. Somebody may remove it."""
 
+    @property
+    def device(self) -> ClaimedDevice:
+        """As kubelet lists it."""
+        name = f"others-{self.number}"
+        pod = Pod("default", name, "")
+        return ClaimedDevice(_DRIVER, "node-1", "vgpu-1", f"default/{name}", pod, self._uid, (self._cdi_id,))
+
+    @property
+    def spec(self) -> CdiSpec:
+        """Its file."""
+        path = f"/var/run/cdi/k8s.{_DRIVER}-claim_{self._uid}.yaml"
+        return CdiSpec(path, (self._cdi_id,), (f"/dev/vfio/{self.group}",))
+
+    @property
+    def _uid(self) -> str:
+        return f"{self.number:08x}-93f0-4f8e-9d3a-0f5f6a1c7e21"
+
+    @property
+    def _cdi_id(self) -> str:
+        return f"k8s.{_DRIVER}/claim={self._uid}-vgpu-1"
+
 
 def listed(claim: OthersClaim | None) -> tuple[ClaimedDevice, ...]:
     """What kubelet lists of it."""
-    return (_CLAIMED,) if claim is not None and claim.is_listed else ()
+    return (claim.device,) if claim is not None and claim.is_listed else ()
 
 
 def files(claim: OthersClaim | None) -> CdiSpecs:
     """The CDI directory, without the files of gpuactors."""
-    if claim is None or not claim.has_file:
-        return CdiSpecs()
-    path = f"/var/run/cdi/k8s.{_DRIVER}-claim_{_UID}.yaml"
-    return CdiSpecs((CdiSpec(path, (_CDI_ID,), (f"/dev/vfio/{claim.group}",)),))
+    return CdiSpecs((claim.spec,) if claim is not None and claim.has_file else ())
+
+
+class Told(Struct, frozen=True):
+    """What the daemon has been told of a claim that is there."""
+
+    by_list: bool = False
+    """Kubelet has listed it."""
+    by_file: bool = False
+    """Its file has said which GPU it has. That is forgotten with the file, unless kubelet lists the claim."""
+
+    def __bool__(self) -> bool:
+        return self.by_list or self.by_file
+
+    def after(self, read: LedgerRead, claim: OthersClaim) -> Told:
+        """The same after a read of the ledger."""
+        by_list = self.by_list or claim.device in read.claims
+        has_file = read.cdi is not None and claim.spec in read.cdi.specs
+        return Told(by_list, has_file or (self.by_file and by_list))
+
+
+NOTHING: Final = Told()

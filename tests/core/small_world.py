@@ -21,27 +21,32 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
 from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
-from gpuactors.core.events.kubelet import LedgerUnreadable
+from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause
 from gpuactors.core.values.effects import Effect, Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.values.model import (
+    Asking,
     DeviceId,
     GroupUse,
     Health,
     Holder,
     LedgerEntry,
+    LedgerFile,
     PciAddress,
     PciFunction,
     Pod,
+    PodAnswer,
     ResourceName,
+    SeenPods,
     Token,
 )
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
 from tests.core.orders import Count, Happening, Rules, WrongError
+from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed
 from tests.core.sameness import numbers_of, of_node, ranked
 from tests.support.derived_anew import checked_step as step
 
@@ -95,6 +100,14 @@ class Outside(Struct, frozen=True):
     """The first device was given away by a plugin that calls it by its group's number."""
     moved: bool = False
     """The first function is in another group than it was: it came back there."""
+    has_driver: bool = False
+    """There is another DRA driver; and kubelet is asked for List only where the daemon asks for that."""
+    claim: OthersClaim | None = None
+    """A claim of that driver has the first function."""
+    claims: int = 0
+    """How many there have been."""
+    told: Told = NOTHING
+    """What the daemon has been told of the claim."""
 
     def group(self, slot: int) -> int:
         """The IOMMU group of a function, counted from 0."""
@@ -107,7 +120,17 @@ class Outside(Struct, frozen=True):
     def owners(self, slot: int) -> set[str | None]:
         """The pods that kubelet has given a device of the function's group to, if that is on the node."""
         there = [s for s in SLOTS if self.group(s) == self.group(slot) and self.is_there(s)]
-        return {given[s] for s in there for given in (self.ledger, self.others)} - {None}
+        owners = {given[s] for s in there for given in (self.ledger, self.others)} - {None}
+        return owners | ({"a claim"} if self.is_claimed(slot) else set())
+
+    def is_claimed(self, slot: int) -> bool:
+        """Another driver's claim has the function's group."""
+        return self.claim is not None and self.claim.group == self.group(slot) + 1
+
+    @property
+    def is_vague(self) -> bool:
+        """Nothing has said which function the claim has."""
+        return self.claim is not None and not (self.claim.has_file or self.told.by_file)
 
     def is_there(self, slot: int) -> bool:
         """The function is on the node."""
@@ -235,6 +258,37 @@ def _other_leaves(slot: int) -> Happening[Node]:
     )
 
 
+def _driver_gives(*, has_file: bool) -> Happening[Node]:
+    def enabled(node: Node) -> bool:
+        o = node.outside
+        is_free = o.bound[0] and o.holder(0) is None and not o.owners(0)
+        return o.has_driver and o.claim is None and is_free and not _is_chosen(o, 0)
+
+    def happens(node: Node) -> Node:
+        number = node.outside.claims + 1
+        # A pod that is being admitted may have been asked about since: what nobody knows the GPU of may be any.
+        disputed = node.outside.disputed or not has_file
+        claim = OthersClaim(number, node.outside.group(0) + 1, has_file=has_file)
+        return _changed(node, claim=claim, claims=number, disputed=disputed)
+
+    words = "" if has_file else ", and no file says which"
+    return Happening(f"another driver gives 0 to a claim{words}", enabled, happens)
+
+
+def _is_listed_by_file(node: Node) -> bool:
+    claim = node.outside.claim
+    return claim is not None and claim.is_listed and claim.has_file
+
+
+def _claim_changes(node: Node, **changes: bool) -> Node:
+    assert node.outside.claim is not None
+    return _changed(node, claim=replace(node.outside.claim, **changes))
+
+
+def _claim_ends(node: Node) -> Node:
+    return _changed(node, claim=None, told=NOTHING)
+
+
 def _pod_comes(*, last: bool) -> Happening[Node]:
     """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
 
@@ -251,6 +305,7 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
         slot, number = choices(node)[-1 if last else 0], node.outside.pods + 1
         o = node.outside
         disputed = o.holder(slot) not in {None, *o.known} or bool(o.owners(slot)) or not o.bound[slot]
+        disputed = disputed or o.is_vague
         node = _changed(node, pods=number, admitting=(slot, f"vm-{number}"), disputed=disputed)
         return _stepped(node, AllocateAsked(Token(number), H100, ((DeviceId(ADDRESSES[slot]),),)))
 
@@ -265,7 +320,7 @@ def _uevents_arrive(node: Node) -> Node:
 
 def _daemon_restarts(node: Node) -> Node:
     """Kubelet's calls fail with the old daemon: the pod that was being admitted is refused; the start is repeated."""
-    outside = replace(node.outside, admitting=None, starting=frozenset(), known=frozenset())
+    outside = replace(node.outside, admitting=None, starting=frozenset(), known=frozenset(), told=NOTHING)
     return _asked(Node(outside, initial_state(SETTINGS), {}, node.at))
 
 
@@ -286,6 +341,15 @@ HAPPENINGS: Final = (
     *(_pod_goes(s, forced=forced) for s in SLOTS for forced in (True, False)),
     _other_takes(0),
     *(_other_leaves(s) for s in SLOTS),
+    _driver_gives(has_file=True),
+    _driver_gives(has_file=False),
+    Happening("the claim's file goes", _is_listed_by_file, lambda n: _claim_changes(n, has_file=False)),
+    Happening(
+        "the claim's pod is deleted by force",
+        _is_listed_by_file,
+        lambda n: _claim_changes(n, is_listed=False),
+    ),
+    Happening("the claim ends", lambda n: n.outside.claim is not None, _claim_ends),
     _pod_comes(last=False),
     _pod_comes(last=True),
     Happening("uevents arrive", lambda node: bool(node.outside.uevents), _uevents_arrive),
@@ -307,6 +371,8 @@ HAPPENINGS: Final = (
 
 
 def _stepped(node: Node, event: Event) -> Node:
+    if isinstance(event, LedgerRead) and (claim := node.outside.claim) is not None:
+        node = _changed(node, told=node.outside.told.after(event, claim))
     state, effects = step(node.state, event, node.at)
     if node.outside.admitting is not None:
         listed, left = ({a.id for a in s.published.device_lists.get(H100, ())} for s in (node.state, state))
@@ -361,13 +427,15 @@ def _check_grant(node: Node, slot: int, grant: Granted) -> None:
     o = node.outside
     if f"/dev/vfio/{o.group(slot) + 1}" not in container.nodes:
         raise WrongError(f"device {slot} was swapped for {container.nodes}: kubelet's ledger is a lie")
+    if o.told and (o.is_claimed(slot) or o.is_vague):
+        raise WrongError(f"device {slot} is handed out, and another driver's claim has it, or may have it")
     if o.holder(slot) == EXTERNAL and o.names and node.state.kubelet.ledger.problem is None:
         raise WrongError(f"device {slot} is handed out while an external process holds it")
 
 
 def _check_refusal(outside: Outside, slot: int, refused: Refused) -> None:
     """A pod is turned away only from what it could not have: UnexpectedAdmissionError ends it for good."""
-    others = outside.disputed or outside.owners(slot)
+    others = outside.disputed or outside.owners(slot) or outside.is_vague
     late = refused.status is Refusal.UNAVAILABLE  # the files could not be read in time
     late = late or not outside.readable  # nor the ledger: what it said last decides
     late = late or (outside.moved and Cause.GROUP_CHANGED in refused.causes)  # under the call: ask again
@@ -399,8 +467,10 @@ def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], E
     for address, inspection in state.host.inspections.functions.items():
         wanted[inspection] = _inspection(inspection, address)
     if (read := state.kubelet.ledger.outstanding) is not None:
-        wanted[read] = lambda o, _state: (
-            ledger_read(read, _entries(o)) if o.readable else LedgerUnreadable(read, "kubelet is away")
+        wanted[read] = lambda o, now: (
+            _ledger(read, o, now.kubelet.ledger.asking)
+            if o.readable
+            else LedgerUnreadable(read, "kubelet is away")
         )
     if (poll := state.host.polls.outstanding) is not None:
         wanted[poll] = lambda o, now: GroupsObserved(poll, _uses(o, now))
@@ -426,6 +496,27 @@ def _functions(outside: Outside) -> tuple[PciFunction, ...]:
         for s in SLOTS
         if outside.is_there(s)
     )
+
+
+def _ledger(read: int, outside: Outside, asking: Asking) -> LedgerRead:
+    """The list, or what there is without it: the file, and what kubelet says of the pods that it is asked for."""
+    claims, entries = listed(outside.claim), _entries(outside)
+    answer = ledger_read(read, entries, claims)
+    if not outside.has_driver:
+        return answer
+    answer = replace(answer, cdi=files(outside.claim), pods=SeenPods(came=outside.claims))
+    if asking.lists:
+        return answer
+    answers = (
+        PodAnswer(
+            pod,
+            tuple((e.resource, e.device) for e in entries if e.pod.name == pod.name),
+            tuple(c for c in claims if c.pod == pod),
+        )
+        for pod in asking.pods
+    )
+    file = LedgerFile(tuple(replace(e, pod=Pod("", "", f"uid-{e.pod.name}")) for e in entries))
+    return replace(answer, passive=True, listed=(), claims=(), file=file, answers=tuple(answers))
 
 
 def _entries(outside: Outside) -> tuple[LedgerEntry, ...]:
@@ -507,6 +598,10 @@ def check_always(node: Node) -> None:
             raise WrongError(f"{entry.id} is {entry.health}, and its cause is {entry.cause}")
     if not node.state.published.device_lists:
         return
+    free = {a.id for a in node.state.published.device_lists[H100] if a.cause is Cause.FREE}
+    for slot in SLOTS if o.told else ():
+        if _id(o, slot) in free and (o.is_claimed(slot) or o.is_vague):
+            raise WrongError(f"device {slot} is another driver's claim's, or may be, and is offered")
     known = {device for resource, device in node.state.kubelet.ledger.entries if resource == H100}
     for slot in SLOTS:
         named = _id(o, slot) in known or not o.older
@@ -554,6 +649,8 @@ def check_settled(node: Node) -> None:
     listed = {a.id: (str(a.health), a.cause) for a in node.state.published.device_lists.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
+    if o.claim is not None and not o.told:
+        raise WrongError("another driver's claim is there, and kubelet is not asked for its list")
     if _is_lost(node):
         return
     for slot in SLOTS:
@@ -566,7 +663,7 @@ def check_settled(node: Node) -> None:
         elif not o.bound[slot]:
             wanted = "Unhealthy"
         else:
-            free = holder is None and not o.owners(slot)
+            free = holder is None and not o.owners(slot) and not o.is_vague
             wanted = "Healthy" if given is not None or free else "Unhealthy"
         if (said[0] if said is not None else None) != wanted:
             raise WrongError(
@@ -587,11 +684,11 @@ def _check_holder(node: Node, slot: int) -> None:
     never heard of it cannot know the name."""
     outside = node.outside
     holder = outside.holder(slot)
-    if holder is None or outside.owners(slot) or not outside.names:
+    if holder is None or outside.owners(slot) or outside.is_vague or not outside.names:
         return
     gone, strange = Cause.ORPHANED, Cause.HELD_BY_OTHER
     # Nor can it know that a process which was there before another plugin's pod was not that pod's.
-    unheard_of = outside.crowded or (holder != EXTERNAL and holder not in outside.known)
+    unheard_of = outside.crowded or outside.has_driver or (holder != EXTERNAL and holder not in outside.known)
     fitting = (gone, strange) if unheard_of else (strange,) if holder == EXTERNAL else (gone,)
     held = node.state.assessments[ADDRESSES[slot]].holding
     if held is None or held.reason.cause not in fitting:

@@ -67,7 +67,7 @@ from tests.core.gpus.claim_core import (
     on_driver,
 )
 from tests.core.orders import Count, Happening, Rules, WrongError
-from tests.core.other_driver import OthersClaim, files, listed
+from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
 GPU: Final = PciAddress("0000:01:00.0")
@@ -117,8 +117,8 @@ class Outside(Struct, frozen=True):
     """The GPU was ever unplugged."""
     others: OthersClaim | None = None
     """A claim of another driver has the GPU."""
-    is_told: bool = False
-    """The daemon has been told so, by kubelet's list or by the file."""
+    told: Told = NOTHING
+    """What the daemon has been told of that."""
     pods: int = 0
     """Pods of other drivers' claims that there have been."""
 
@@ -284,7 +284,8 @@ def _other_gets_it(*, has_file: bool) -> Happening[Node]:
     def happens(node: Node) -> Node:
         group = _group(node.outside)
         assert group is not None
-        return _with(node, others=OthersClaim(group, has_file=has_file), pods=node.outside.pods + 1)
+        number = node.outside.pods + 1
+        return _with(node, others=OthersClaim(number, group, has_file=has_file), pods=number)
 
     words = "" if has_file else ", and no file says which"
     return Happening(f"another driver's claim gets it{words}", enabled, happens)
@@ -306,12 +307,12 @@ def _with_others(node: Node, **changes: bool) -> Node:
 
 
 def _other_ends(node: Node) -> Node:
-    return _with(node, others=None, is_told=False)
+    return _with(node, others=None, told=NOTHING)
 
 
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
-    return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None, is_told=False))
+    return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None, told=NOTHING))
 
 
 def _time_passes(node: Node) -> Node:
@@ -449,15 +450,10 @@ def seen(node: Node) -> Node:
     for _ in range(100):
         if (event := _observations(node)) is None:
             return node
-        if isinstance(event, LedgerRead) and _tells_of_others(event):
-            node = _with(node, is_told=True)
+        if isinstance(event, LedgerRead) and (others := node.outside.others) is not None:
+            node = _with(node, told=node.outside.told.after(event, others))
         node = stepped(node, event)
     raise WrongError("the daemon reads the node without end")
-
-
-def _tells_of_others(read: LedgerRead) -> bool:
-    is_listed = any(claimed.driver != DRIVER for claimed in read.claims)
-    return is_listed or (read.cdi is not None and bool(read.cdi.specs))
 
 
 def all_answered(node: Node) -> Node:
@@ -527,7 +523,7 @@ def check_always(node: Node) -> None:
         raise WrongError(f"the GPU has several owners: {[str(e.name) for e in owners]}, pod {o.pod}")
     if owners and _is_offered(node):
         raise WrongError(f"the GPU is {owners[0].name}'s, and offered to pods")
-    if o.is_told and _is_others(o) and _is_offered(node) and not o.pod:
+    if o.told and _is_others(o) and _is_offered(node) and not o.pod:
         raise WrongError("the GPU is another driver's claim's, and offered to pods")
     there = next((f for f in o.functions if f.address == GPU), None)
     if there is not None and not o.disturbed and _is_offered(node) and not there.vfio_bound:
@@ -582,7 +578,7 @@ def _check_grant(node: Node) -> None:
         or node.outside.kubelet.prepared
     ):
         raise WrongError("a claim has the GPU, and a pod gets it")
-    if node.outside.is_told and _is_others(node.outside):
+    if node.outside.told and _is_others(node.outside):
         raise WrongError("another driver's claim has the GPU, and a pod gets it")
 
 
@@ -648,7 +644,7 @@ def _seen_later(node: Node) -> Node:
     """Some time later the daemon knows of another driver's claim, whatever said so."""
     for _ in range(2):
         node = all_answered(_time_passes(node))
-    if not node.outside.is_told:
+    if not node.outside.told:
         raise WrongError("another driver's claim is listed, and kubelet is not asked for its list")
     return node
 
@@ -681,7 +677,7 @@ def canonical(node: Node) -> object:
     return (
         (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
         (o.pod, o.disturbed, o.was_unplugged, o.admitting is None),
-        (o.others, o.is_told, o.pods),
+        (o.others, o.told, o.pods),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
         frozenset(gpus.original_drivers.items()),

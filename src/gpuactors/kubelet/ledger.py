@@ -348,7 +348,7 @@ async def _pod_answer(channel: Channel, asked: Pod) -> tuple[PodAnswer, ...]:
             raise _GetIsOffError from exc
         # Kubelet has no status of its own for a pod that it does not know (server_v1.go).
         if exc.status in (Status.UNKNOWN, Status.NOT_FOUND) and "not found" in (exc.message or ""):
-            return (PodAnswer(pod, is_known=False),)
+            return (PodAnswer(pod),)
         return ()
     if listed is None or (listed.namespace, listed.name) != (pod.namespace, pod.name):
         return ()

@@ -412,14 +412,13 @@ class ClaimedDevice(Struct, frozen=True, gc=False):
 
 
 class PodAnswer(Struct, frozen=True, gc=False):
-    """The answer of PodResources Get for one pod."""
+    """The answer of PodResources Get for one pod. One that kubelet does not know, as it was deleted or (from 1.36 on)
+    has ended, has nothing."""
 
     pod: Pod
     """Its name only."""
     devices: tuple[tuple[ResourceName, DeviceId], ...] = ()
     claims: tuple[ClaimedDevice, ...] = ()
-    is_known: bool = True
-    """False: kubelet has no such pod. It was deleted, or (from 1.36 on) has ended."""
 
 
 class PodClaim(Struct, frozen=True, gc=False):

@@ -88,7 +88,6 @@ class Kubelet(Core):
             PodAnswer(
                 Pod(pod.namespace, pod.name, ""),
                 tuple((H100, DeviceId(d)) for d, had in by_name.items() if had.name == pod.name),
-                is_known=pod.name in self.names.values(),
             )
             for pod in wanted.pods
         )

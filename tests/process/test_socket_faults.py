@@ -159,7 +159,7 @@ def test_the_socket_directory_is_a_file() -> None:
 
 
 def test_the_socket_directory_is_full_and_then_read_only() -> None:
-    with open_node(started=False) as node, tmpfs(node.kubelet_dir, inodes=12):
+    with open_node(started=False) as node, tmpfs(node.kubelet_dir, inodes=13):
         node.plug(0x23, "2330", driver="vfio-pci")
         with node.kubelet, node.daemon() as daemon:
             device_lists = {H100: {GPU: HEALTHY}}

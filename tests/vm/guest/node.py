@@ -32,6 +32,10 @@ SLACK_S: Final = patient(6.0)
 Seen: tenths of a second on two quiet cores, 3 s where a load of 12 waits for them. On a quiet machine less than any
 period of the daemon's that could find the same by itself (10 s); how long things took is among the figures."""
 
+NAMED_WITHIN_S: Final = 11.0 + SLACK_S
+"""A pod has a GPU, and its name is known: only List has it, at most every 10 s (`limits.LIST_NAMES_S`), and one that
+must wait for an Allocate comes a second later (`LIST_HELD_S`)."""
+
 
 def arguments(*selectors: str, kubelet: str = KUBELET) -> tuple[str, ...]:
     """The daemon's: uevents from the kernel, and the next periodic scan an hour away, so that nothing that kubelet

@@ -17,7 +17,7 @@ from typing import Final
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
-from tests.vm.guest.node import SLACK_S, by_address, last_reason
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, by_address, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.scenario_power_cut import (
     KUBELET_DIR,
@@ -34,8 +34,6 @@ from tests.vm.guest.sysfs import Function, function_behind
 RESOURCE: Final = "pci-1234/11e8"
 
 FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-GRANT_SEEN_WITHIN_S: Final = limits.GRANT_LEDGER_S + SLACK_S
-
 TRUE_COMPLAINTS: Final = {
     "device.changed": "bound to no driver",
     "kubelet.gone": "kubelet.sock does not exist",
@@ -141,7 +139,7 @@ def _others_follow(node: _Node, daemon: DaemonProcess) -> None:
         eventually(
             "the new pods' names",
             lambda: all(last_reason(daemon, address) == reason for address, reason in wanted.items()),
-            timeout_s=GRANT_SEEN_WITHIN_S,
+            timeout_s=NAMED_WITHIN_S,
         )
 
 

@@ -24,7 +24,7 @@ from tests.vm.guest.modes import (
     make_pod_cgroup,
     timed_ns,
 )
-from tests.vm.guest.node import SLACK_S
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.guest.tenant import Tenant
@@ -77,7 +77,7 @@ def _virtual_machine(edu: Function, watchers: Sequence[Watcher]) -> None:
         vm.open_device(edu.group_node, edu.address)
         time.sleep(POLLED_S)
         for watcher in watchers:
-            watcher.wait_reason(edu, "allocated to pod default/vm-1")
+            watcher.wait_reason(edu, "allocated to pod default/vm-1", NAMED_WITHIN_S)
         vm.kill()
         for watcher in watchers:
             watcher.kubelet.end_pod("vm-1")
@@ -112,7 +112,7 @@ def _deleted_by_force(guest: Guest, proc: Watcher, edu: Function) -> None:
         become_a_pods(vm.pid, uid)
         vm.open_device(edu.group_node, edu.address)
         # Else kubelet's device lists would never have had it, as far as the daemon can know.
-        proc.wait_reason(edu, "allocated to pod default/vm-2", limits.GRANT_LEDGER_S + SLACK_S)
+        proc.wait_reason(edu, "allocated to pod default/vm-2", NAMED_WITHIN_S)
         deleted_ns = timed_ns(lambda: proc.kubelet.force_delete("vm-2"))
         took_ms = proc.told(edu, UNHEALTHY, deleted_ns, LEFT_SEEN_WITHIN_S)
         figure(guest, "force_delete_to_unhealthy_ms", took_ms)

@@ -19,7 +19,7 @@ import grpc
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest.daemon import DaemonProcess
-from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind
 from tests.vm.guest.tenant import Tenant
@@ -127,7 +127,7 @@ def _handed_out(scene: _Scene, companion: Function) -> None:
         assert scene.allocated(scene.gpu, "vm-pair") == (
             CONTAINER_NODE, str(scene.gpu.group_node), *cdevs, IOMMUFD_NODE,
         )  # fmt: skip
-        scene.wait_reason("allocated to pod default/vm-0", limits.GRANT_LEDGER_S + SLACK_S)
+        scene.wait_reason("allocated to pod default/vm-0", NAMED_WITHIN_S)
         for pod in ("vm-0", "vm-pair"):
             scene.node.kubelet.end_pod(pod)
         scene.wait_reason("free", limits.LEDGER_S + SLACK_S)
@@ -184,7 +184,7 @@ def _in_a_pods_hands(scene: _Scene) -> None:
         started_ns = time.monotonic_ns()
         scene.allocated(edu, "vm-1")
         vm.bind_cdev(edu.cdev_node)
-        scene.wait_reason("allocated to pod default/vm-1", limits.GRANT_LEDGER_S + SLACK_S)
+        scene.wait_reason("allocated to pod default/vm-1", NAMED_WITHIN_S)
         time.sleep(POLLED_S)
         scene.node.check_always(scene.listed(HEALTHY), started_ns)
         vm.kill()

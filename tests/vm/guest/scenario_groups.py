@@ -18,7 +18,7 @@ import grpc
 from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest.daemon import DaemonProcess
-from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind, rescan
 from tests.vm.guest.tenant import Tenant
@@ -113,7 +113,7 @@ class _Scene:
         eventually(
             " and ".join(parts),
             lambda: all(part in last_reason(self.daemon, self.gpu.address) for part in parts),
-            timeout_s=SLACK_S,
+            timeout_s=NAMED_WITHIN_S,
         )
 
     def check_allocation(self, resource: str, function: Function, pod: str | None = None) -> None:

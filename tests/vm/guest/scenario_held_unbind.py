@@ -24,7 +24,7 @@ from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
-from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind
 from tests.vm.guest.tenant import Tenant, closed_on_failure
@@ -64,9 +64,6 @@ EXTERNAL_WITHIN_S: Final = limits.POLL_S + SLACK_S
 RELEASED_WITHIN_S: Final = limits.CALL_SETTLE_S + FRAME_WITHIN_S
 """From the holder's close to the device lists: only then the kernel goes on, and says so. After a call the list keeps
 what it has for a while."""
-
-BOOKED_WITHIN_S: Final = limits.GRANT_LEDGER_S + SLACK_S
-"""From Allocate to the ledger's entry as the daemon knows it."""
 
 LEFT_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
 """A pod is gone from kubelet's ledger."""
@@ -261,7 +258,7 @@ def _unplugged_under_a_pod(scene: _Scene, daemon: DaemonProcess, vm: Tenant) -> 
     with step("a pod is given the device and opens it: Healthy, as it is counted already"):
         scene.allocate_in_time("allocate_ms", held, HELD_POD)
         vm.open_device(held.group_node, held.address)
-        _wait_reason(daemon, held, f"allocated to pod default/{HELD_POD}", BOOKED_WITHIN_S)
+        _wait_reason(daemon, held, f"allocated to pod default/{HELD_POD}", NAMED_WITHIN_S)
     with step("the pods that were served before are gone: what was bound for one is unbound"):
         _wait_reason(daemon, scene.late, "free", LEFT_WITHIN_S)
         scene.late.unbind()

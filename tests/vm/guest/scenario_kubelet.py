@@ -20,7 +20,7 @@ from tests.support.kubelet_grpcio import GAVE_UP, HEALTHY, UNHEALTHY, EndpointSt
 from tests.support.kubelet_seen import Frame, Snapshot
 from tests.vm.guest.broken_kubelet import ACCEPTED, ASKED, DIALLED, HANGS, BrokenKubelet
 from tests.vm.guest.daemon import DaemonProcess
-from tests.vm.guest.node import SLACK_S, Node, arguments, by_address, last_reason
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, by_address, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind
 from tests.vm.kernels import NOT_BY_DEFAULT
@@ -371,7 +371,7 @@ def _pod_resources_go_away(scene: _Scene) -> None:
     away = socket.with_name("away")
     with scene.node.guest.step("PodResources goes away; a pod starts and another one ends, and GPUs change"):
         kubelet.allocate(EDU, [scene.edu2.address], pod="vm-1")
-        scene.reason_is(scene.edu2, "allocated to pod default/vm-1", limits.GRANT_LEDGER_S + SLACK_S)
+        scene.reason_is(scene.edu2, "allocated to pod default/vm-1", NAMED_WITHIN_S)
         socket.rename(away)
         kubelet.allocate(nic, [scene.nic1.address], pod="vm-2")
         # All that is known of it now is what kubelet's file says.
@@ -388,7 +388,7 @@ def _pod_resources_go_away(scene: _Scene) -> None:
         scene.reason_is(scene.edu2, "free", RELEASE_SEEN_WITHIN_S)
         took_ms = round((time.monotonic() - returned) * 1000, 1)
         scene.node.figure("pod_resources_back_to_release_seen_ms", took_ms)
-        scene.reason_is(scene.nic1, "allocated to pod default/vm-2", NOTICED_WITHIN_S)
+        scene.reason_is(scene.nic1, "allocated to pod default/vm-2", NAMED_WITHIN_S)
         scene.leads_to("unbind_after_the_release_ms", lambda: scene.unbind(scene.edu2))
         kubelet.end_pod("vm-2")
 

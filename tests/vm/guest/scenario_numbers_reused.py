@@ -18,7 +18,7 @@ from gpuactors import limits
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
 from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
-from tests.vm.guest.node import SLACK_S, Node, arguments, last_reason
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, last_reason
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, function_behind, functions_behind
 from tests.vm.machine import Machine, PciFunction
@@ -46,9 +46,6 @@ GIVEN_AGAIN_WITHIN_S: Final = FRAME_WITHIN_S + 2 * limits.CALL_DEADLINE_S
 
 FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + FRAME_WITHIN_S
 """The same of a resource that has to register first."""
-
-BOOKED_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
-"""From now to the next read of kubelet's ledger; right after an Allocate it comes sooner."""
 
 FREE_WITHIN_S: Final = limits.LEDGER_S + limits.POLL_S + SLACK_S
 """From a pod's end: its device has left kubelet's ledger, and a poll has found its group free."""
@@ -231,7 +228,7 @@ def _end_pods(node: Node, daemon: DaemonProcess, *functions: Function) -> None:
     allocated for GRANT_GRACE_S.
     """
     lists = node.kubelet.lists
-    eventually("the ledger being read", lambda: node.kubelet.lists > lists, timeout_s=BOOKED_WITHIN_S)
+    eventually("the ledger being read", lambda: node.kubelet.lists > lists, timeout_s=NAMED_WITHIN_S)
     for function in functions:
         node.kubelet.end_pod(_pod(function))
     eventually(

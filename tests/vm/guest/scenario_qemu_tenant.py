@@ -32,7 +32,7 @@ from tests.vm.guest.modes import (
     make_pod_cgroup,
     timed_ns,
 )
-from tests.vm.guest.node import SLACK_S
+from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S
 from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest
 from tests.vm.guest.sysfs import Function, function_behind
@@ -142,7 +142,7 @@ class _Scene:
             qemu.wait_taken()
             time.sleep(POLLED_S)
             for watcher in self.watchers:
-                watcher.wait_reason(self.edu, "allocated to pod default/vm-1")
+                watcher.wait_reason(self.edu, "allocated to pod default/vm-1", NAMED_WITHIN_S)
                 watcher.check_healthy_since(started_ns, self.edu)
         with qemu:
             yield qemu

@@ -28,7 +28,7 @@ from tests.vm.guest.modes import (
     opens,
     timed_ns,
 )
-from tests.vm.guest.node import SLACK_S
+from tests.vm.guest.node import NAMED_WITHIN_S
 from tests.vm.guest.runner import Guest, eventually
 from tests.vm.guest.sysfs import Function, functions_behind
 from tests.vm.guest.tenant import Tenant
@@ -85,7 +85,7 @@ def _next_pod(guest: Guest, watchers: Sequence[Watcher], edu: Function) -> None:
         become_a_pods(vm.pid)
         vm.open_device(edu.group_node, edu.address)
         for watcher in watchers:
-            watcher.wait_reason(edu, "allocated to pod default/vm-1", limits.GRANT_LEDGER_S + SLACK_S)
+            watcher.wait_reason(edu, "allocated to pod default/vm-1", NAMED_WITHIN_S)
         # What no poll has seen in use is not waited for: a machine that lived that short is let go by `enable` alone.
         time.sleep(POLLED_S)
         killed_ns = timed_ns(vm.process.kill)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.events import Event
-from gpuactors.core.events.daemon import PredecessorGone
+from gpuactors.core.events.daemon import PredecessorGone, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead
@@ -300,6 +300,18 @@ def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_devi
     (refused,) = _answers(core, limits.ADMISSION_S)
     assert isinstance(refused, Refused)
     assert refused.causes == (Cause.STILL_ALLOCATED,)
+
+
+def test_a_call_that_has_waited_long_enough_is_answered_though_the_machine_slept() -> None:
+    """Found by histories: it was refused without a reason, as its deadline was over as well."""
+    core = Kubelet()
+    core.lives["other"] = PodLife.RUNNING
+    core.file[B] = "other"
+    assert isinstance(core.allocate()[0], Granted)
+    core.file[A] = "u1"
+    assert core.allocate(token=U, after_s=0.005) == []
+    (granted,) = core.answers(Ticked(), after_s=2 * limits.CALL_DEADLINE_S)
+    assert isinstance(granted, Granted)
 
 
 def test_an_init_containers_device_is_given_to_the_next_container() -> None:

@@ -35,6 +35,9 @@ FOUND: Final[dict[str, Script]] = {
             "our resource has an odd ID@169+0.3; the node reboots with another model in a slot@48+0.05; "
             "the API server goes away@91+11"
         ),
+        "the machine sleeps while an Allocate waits for the cgroup of the pod that had the device just before": (
+            "a card comes back in another group@5; both cards of a group are released@1+0.001; the clock jumps"
+        ),
         "the machine sleeps just after another driver's claim has come": (
             "another client abandons an Allocate+11; a claim takes a card+11; the clock jumps+0.001; "
             "pods come in a burst"

@@ -109,6 +109,9 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     after = schedule.poll_brought_forward(state, after, at)
     waiting = after.calls.waiting
     after, answered = calls.completed(after, at)
+    if isinstance(event, events.daemon.Ticked):
+        after, late = calls.expired(after, at)
+        answered = [*answered, *late]
     if after.host.polls.outstanding is None:
         after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = resolved(known, _hold_lists(state, after, answered, at))
@@ -436,14 +439,14 @@ def _call(state: NodeState, event: events.deviceplugin.CallEvent, at: float) -> 
 
 
 def _ticked(state: NodeState, at: float) -> Stepped:
-    state, answered = calls.expired(schedule.due(inspections.due(state, at), at), at)
+    state = schedule.due(inspections.due(state, at), at)
     plugins = _each(state.published.plugins, lambda p: registration.due(p, at))
     held = {r: until for r, until in state.calls.no_removal_until.items() if until > at}
     return replace(
         state,
         published=replace(state.published, plugins=plugins),
         calls=replace(state.calls, no_removal_until=held),
-    ), answered
+    ), []
 
 
 def _each(

@@ -5,13 +5,20 @@ The name of its device says nothing of where that is: its CDI file does, by the 
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
+import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
+from gpuactors.core.devices import holdings, others
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.model import ClaimedDevice, Pod
+from tests.core.orders import Happening
+
+N = TypeVar("N")
 
 _DRIVER: Final = "gpu.vendor.example"
 
@@ -79,3 +86,43 @@ class Told(Struct, frozen=True):
 
 
 NOTHING: Final = Told()
+
+
+# --- what happens to it -----------------------------------------------------------------------------------------------
+
+
+def losses(
+    claim_of: Callable[[N], OthersClaim | None], with_claim: Callable[[N, OthersClaim], N]
+) -> tuple[Happening[N], ...]:
+    """Its file goes, or its pod: of a claim that has both."""
+
+    def has_both(node: N) -> bool:
+        claim = claim_of(node)
+        return claim is not None and claim.is_listed and claim.has_file
+
+    def changed(node: N, *, is_listed: bool = True, has_file: bool = True) -> N:
+        claim = claim_of(node)
+        assert claim is not None
+        return with_claim(node, replace(claim, is_listed=is_listed, has_file=has_file))
+
+    return (
+        Happening("the other claim's file goes", has_both, lambda n: changed(n, has_file=False)),
+        Happening(
+            "the other claim's pod is deleted by force", has_both, lambda n: changed(n, is_listed=False)
+        ),
+    )
+
+
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+
+
+def others_claims_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours once: a claim's device has no address in its name, so that it is none of ours."""
+    by_claim = holdings._by_claim
+    monkeypatch.setattr(
+        holdings, "_by_claim", lambda claims, own, admin, ended, _: by_claim(claims, own, admin, ended, {})
+    )
+
+
+def a_name_without_a_file_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "_placed", lambda *_: ())

@@ -46,7 +46,7 @@ from gpuactors.core.values.model import (
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
 from tests.core.orders import Count, Happening, Rules, WrongError
-from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed
+from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed, losses
 from tests.core.sameness import numbers_of, of_node, ranked
 from tests.support.derived_anew import checked_step as step
 
@@ -275,16 +275,6 @@ def _driver_gives(*, has_file: bool) -> Happening[Node]:
     return Happening(f"another driver gives 0 to a claim{words}", enabled, happens)
 
 
-def _is_listed_by_file(node: Node) -> bool:
-    claim = node.outside.claim
-    return claim is not None and claim.is_listed and claim.has_file
-
-
-def _claim_changes(node: Node, **changes: bool) -> Node:
-    assert node.outside.claim is not None
-    return _changed(node, claim=replace(node.outside.claim, **changes))
-
-
 def _claim_ends(node: Node) -> Node:
     return _changed(node, claim=None, told=NOTHING)
 
@@ -343,12 +333,7 @@ HAPPENINGS: Final = (
     *(_other_leaves(s) for s in SLOTS),
     _driver_gives(has_file=True),
     _driver_gives(has_file=False),
-    Happening("the claim's file goes", _is_listed_by_file, lambda n: _claim_changes(n, has_file=False)),
-    Happening(
-        "the claim's pod is deleted by force",
-        _is_listed_by_file,
-        lambda n: _claim_changes(n, is_listed=False),
-    ),
+    *losses(lambda node: node.outside.claim, lambda node, claim: _changed(node, claim=claim)),
     Happening("the claim ends", lambda n: n.outside.claim is not None, _claim_ends),
     _pod_comes(last=False),
     _pod_comes(last=True),

@@ -11,10 +11,13 @@ import os
 import pytest
 
 from gpuactors.core.deviceplugin import device_lists
-from gpuactors.core.devices import holdings, others
 from gpuactors.core.host import inspections
 from tests.core.orders import WrongError
-from tests.core.other_driver import OthersClaim
+from tests.core.other_driver import (
+    OthersClaim,
+    a_name_without_a_file_means_no_gpu,
+    others_claims_are_not_seen,
+)
 from tests.core.small_world import EXTERNAL, Outside, every_order
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
@@ -83,25 +86,14 @@ def _old_inspections_win(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _other_drivers_claims_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_claim = holdings._by_claim
-    monkeypatch.setattr(
-        holdings, "_by_claim", lambda claims, own, admin, ended, _: by_claim(claims, own, admin, ended, {})
-    )
-
-
-def _a_name_without_a_file_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "_placed", lambda *_: ())
-
-
 @pytest.mark.parametrize(
     ("plant", "length"),
     [
         (_a_held_one_is_unhealthy, 2),
         (_lists_shrink_in_calls, 2),
         (_old_inspections_win, 4),
-        (_other_drivers_claims_are_not_seen, 1),
-        (_a_name_without_a_file_means_no_gpu, 1),
+        (others_claims_are_not_seen, 1),
+        (a_name_without_a_file_means_no_gpu, 1),
     ],
 )
 def test_a_planted_bug_is_found(plant: object, length: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ from tests.core.gpus.claim_core import (
     on_driver,
 )
 from tests.core.orders import Count, Happening, Rules, WrongError
-from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed
+from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed, losses
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
 GPU: Final = PciAddress("0000:01:00.0")
@@ -296,16 +296,6 @@ def _group(outside: Outside) -> int | None:
     return next((f.iommu_group for f in outside.functions if f.address == GPU), None)
 
 
-def _is_listed_by_file(node: Node) -> bool:
-    others = node.outside.others
-    return others is not None and others.is_listed and others.has_file
-
-
-def _with_others(node: Node, **changes: bool) -> Node:
-    assert node.outside.others is not None
-    return _with(node, others=replace(node.outside.others, **changes))
-
-
 def _other_ends(node: Node) -> Node:
     return _with(node, others=None, told=NOTHING)
 
@@ -500,12 +490,7 @@ HAPPENINGS: Final = (
     _disk_goes_to(None),
     _other_gets_it(has_file=True),
     _other_gets_it(has_file=False),
-    Happening("the other claim's file goes", _is_listed_by_file, lambda n: _with_others(n, has_file=False)),
-    Happening(
-        "the other claim's pod is deleted by force",
-        _is_listed_by_file,
-        lambda n: _with_others(n, is_listed=False),
-    ),
+    *losses(lambda node: node.outside.others, lambda node, claim: _with(node, others=claim)),
     Happening("the other claim ends", lambda n: n.outside.others is not None, _other_ends),
     Happening("time passes", lambda _: True, _time_passes),
 )

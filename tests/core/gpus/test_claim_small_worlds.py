@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.claims import outputs, progress, transitions
-from gpuactors.core.devices import holdings, others
 from gpuactors.core.gpus import driver as gpus
 from gpuactors.core.gpus import exclusion, placement, reservation
 from gpuactors.core.values import claim_states as table
@@ -19,6 +18,7 @@ from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
 from tests.core.builders import audio, disk, gpu
 from tests.core.gpus.small_world import DISK, GPU, World, every_order
 from tests.core.orders import WrongError
+from tests.core.other_driver import a_name_without_a_file_means_no_gpu, others_claims_are_not_seen
 
 LENGTH = int(os.environ.get("SMALL_WORLDS_LENGTH", "2"))
 
@@ -149,18 +149,6 @@ def _files_stay_when_the_gpu_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "drifted", lambda *_: [])
 
 
-def _other_drivers_claims_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours once: a claim's device has no address in its name, so that it is none of ours."""
-    by_claim = holdings._by_claim
-    monkeypatch.setattr(
-        holdings, "_by_claim", lambda claims, own, admin, ended, _: by_claim(claims, own, admin, ended, {})
-    )
-
-
-def _a_name_without_a_file_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "_placed", lambda *_: ())
-
-
 def _a_claim_is_given_what_was_free_in_the_last_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exclusion, "_unseen", lambda *_: None)
 
@@ -187,8 +175,8 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _a_repeated_prepare_does_not_look_at_the_gpu: (LOST, 2),
     _files_stay_when_the_gpu_is_gone: (HELD, 1),
     _a_failed_release_is_given_up: ("with an audio function, being returned", 2),
-    _other_drivers_claims_are_not_seen: (BESIDE, 2),
-    _a_name_without_a_file_means_no_gpu: (BESIDE, 2),
+    others_claims_are_not_seen: (BESIDE, 2),
+    a_name_without_a_file_means_no_gpu: (BESIDE, 2),
     _a_claim_is_given_what_was_free_in_the_last_list: (BESIDE, 3),
 }
 """With a world and the length of the orders that find it."""

@@ -51,7 +51,8 @@ class Returned(Struct, frozen=True, gc=False):
 
 
 class OfClaim(Struct, frozen=True, gc=False):
-    """What one claim means for others."""
+    """What one claim means for others. `strangers.own_claims` is derived anew when any of these changes, so what that
+    reads of an entry is here as well."""
 
     name: ClaimName
     owns: bool = False

@@ -409,7 +409,7 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
 
     `long` watches for longer afterwards: nothing may be sent to kubelet any more. Raises `ViolationError` if the view
     is not right within `SETTLE_S`, counted from the next full scan where a change was missed, and from the last
-    inspection that is to fail.
+    inspection or scan that is to fail.
     """
     if not world.kubelet.has_api_server:
         await trio.sleep(AWAY_S)
@@ -424,6 +424,7 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
     # What could not be read is read again ever more seldom: each fault that is still to come costs one such wait.
     late = world.faults.left(Fault.INSPECTION_FAILS, Fault.INSPECTION_HANGS)
     late_s = late * (limits.UNSETTLED_INSPECTIONS_S[-1] + limits.INSPECTION_DEADLINE_S)
+    late_s += world.faults.left(Fault.SCAN_FAILS, Fault.INSPECTOR_CRASHES) * limits.SCAN_BACKOFF_S[-1]
     deadline = trio.current_time() + missed_s + late_s + SETTLE_S
     while True:
         unmet = unsettled(world)

@@ -42,6 +42,10 @@ FOUND: Final[dict[str, Script]] = {
             "another client abandons an Allocate+11; a claim takes a card+11; the clock jumps+0.001; "
             "pods come in a burst"
         ),
+        "a reboot with few descriptors, after which scans fail and the inspector crashes": (
+            "descriptors run out; the node reboots with another model in a slot; another plugin has odd IDs; "
+            "scans fail; a pod is force-deleted+11; the inspector crashes"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",

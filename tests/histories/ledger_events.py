@@ -46,7 +46,8 @@ ODD_OF_OURS: Final = ("²", "051", "9" * 5000, "１", "0000:99:00.0", "0x1")
 
 
 def _has_room(world: World, _slot: int) -> bool:
-    return world.kubelet_runs and world.others < OTHERS_MAX
+    """Kubelet gets a pod: none comes to it while the API server is away."""
+    return world.kubelet_runs and world.kubelet.has_api_server and world.others < OTHERS_MAX
 
 
 def _name(world: World) -> str:

@@ -9,6 +9,10 @@ from tests.mutations.mutations import Mutation
 
 _CORE: Final = "tests/core/gpus/test_renumbering.py"
 _NODE: Final = "tests/test_claims_renumbering.py"
+_WORLDS: Final = (
+    "tests/core/gpus/test_claim_small_worlds.py::"
+    "test_the_gpu_has_one_owner_and_its_rightful_driver_after_every_order"
+)
 _INSPECTIONS: Final = "tests/host/test_reader.py"
 _MOVES: Final = "tests/histories/test_moves.py::test_a_claim_is_given_no_other_cards_node"
 _QUEUE: Final = "tests/acts/test_blocking_runner.py"
@@ -84,6 +88,13 @@ DRIFT: Final = (
         '        return Reason(Cause.GONE, f"{gpu.address} is gone from this node")\n',
         "        return None\n",
         _MOVES,
+    ),
+    Mutation(
+        "a card that was plugged in under an act is pre-bound",
+        "core/gpus/returns.py",
+        "        if (first := gpus.original_drivers.get(a, reserved.get(a))) is not None\n",
+        "        if (first := gpus.original_drivers.get(a)) is not None\n",
+        f"{_WORLDS}[on its host driver, and swapped while it is bound for a claim]",
     ),
     Mutation(
         "the model of a claim's device counts for one boot",

@@ -508,12 +508,13 @@ def check_always(node: Node) -> None:
         raise WrongError(f"the GPU has several owners: {[str(e.name) for e in owners]}, pod {o.pod}")
     if owners and _is_offered(node):
         raise WrongError(f"the GPU is {owners[0].name}'s, and offered to pods")
-    if o.told and _is_others(o) and _is_offered(node) and not o.pod:
+    if o.told and _is_others(o) and _is_offered(node) and not _was_given(node):
         raise WrongError("the GPU is another driver's claim's, and offered to pods")
     there = next((f for f in o.functions if f.address == GPU), None)
     if there is not None and not o.disturbed and _is_offered(node) and not there.vfio_bound:
         raise WrongError(f"the GPU is on {there.driver}, and offered to pods")
-    if _is_offered(node) and _disk_driver(node.state.host.functions.get(DISK)) is not None:
+    host_has_disk = _disk_driver(node.state.host.functions.get(DISK)) is not None
+    if host_has_disk and _is_offered(node) and not _was_given(node):
         raise WrongError("the host was seen to have a disk in the group, and the GPU is offered to pods")
     if there is not None and o.world.is_prebound and not there.vfio_bound:
         raise WrongError(f"a pre-bound GPU is on {there.driver}")
@@ -521,6 +522,12 @@ def check_always(node: Node) -> None:
         _check_claim(node, claim)
     for act in _acts(node):
         _check_act(node, act)
+
+
+def _was_given(node: Node) -> bool:
+    """A pod has the GPU, or had it when kubelet was last asked: it stays Healthy, and kubelet subtracts it once."""
+    kubelet, of_pod = node.state.kubelet, (H100, DeviceId(GPU))
+    return node.outside.pod or of_pod in kubelet.ledger.entries or of_pod in kubelet.pending_allocations
 
 
 def _is_others(outside: Outside) -> bool:
@@ -537,7 +544,7 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
     is_asked = o.kubelet.waits_for(claim, prepares=True)  # whether it goes on running is being decided
     if uid in o.kubelet.prepared - o.deleted and not is_asked and (entry is None or entry.state not in kept):
         raise WrongError(f"kubelet runs containers with {uid}, and the claim is {entry and entry.state}")
-    if entry is None or entry.state is not ClaimState.PREPARED:
+    if entry is None or entry.state is not ClaimState.PREPARED or not node.state.host.scanned:
         return
     drift = [f for f in o.functions if not (f.vfio_bound or o.disturbed or f.address == DISK)]
     if drift:
@@ -635,10 +642,11 @@ def _seen_later(node: Node) -> Node:
 
 
 def _check_files(node: Node) -> None:
-    """When everything is answered: no claim's files name another group than its GPU's, which may be anybody's."""
+    """When everything is answered: no claim's files name another group than its GPU's, which may be anybody's. Of a
+    claim that kubelet was not told to be prepared no container gets them."""
     groups = {f.iommu_group for f in node.outside.functions}
     for uid, named in node.outside.files:
-        if not named <= groups:
+        if uid in node.outside.kubelet.prepared and not named <= groups:
             raise WrongError(f"the files of {uid} name the groups {set(named)}, and the GPU is in {groups}")
 
 

@@ -40,6 +40,7 @@ BINDING = (
 )
 RELEASING = (*PREPARED, "one is to be unprepared", "the checkpoint is written")
 WAITED_FOR = (*PREPARED, "two is to be prepared", "the claim is read", "the node is seen")
+SWAPPED = (*BINDING, "it is unplugged", "the node is seen", "it is plugged in", "the act is done")
 OTHERS = ("another driver's claim gets it", "time passes", DONE)
 OVERTAKEN = (
     "one is to be prepared",
@@ -53,6 +54,7 @@ WORLDS = {
     "on its host driver, with an audio function": World((ON_HOST, AUDIO)),
     "on its host driver, and a claim was unprepared while it was read": World((ON_HOST,), UNREAD),
     "on its host driver, being bound for a claim": World((ON_HOST,), BINDING),
+    "on its host driver, and swapped while it is bound for a claim": World((ON_HOST,), SWAPPED),
     "on its host driver, and a claim has it": World((ON_HOST,), PREPARED),
     "on its host driver, and a claim has it, and it is unplugged": World((ON_HOST,), LOST_BY),
     "with an audio function, a claim has both, and another one waits": World((ON_HOST, AUDIO), WAITED_FOR),

@@ -107,10 +107,12 @@ def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bo
     settled = {**gpus.settled, **dict.fromkeys(met, since)}
     if returned:
         return replace(gpus, settled=settled, acted=gpus.acted - frozenset(met))
+    # One that was unplugged, and seen to be gone, before the act met the next one is noted with its claim only.
+    reserved = {f.address: f for e in gpus.claims.entries.values() for g in e.gpus for f in g.functions}
     plugged_in = {
-        a: replace(first, presence=bound.presence)
+        a: replace(first, presence=bound.presence or first.presence)
         for a, bound in met.items()
-        if bound.presence and (first := gpus.original_drivers.get(a)) is not None
+        if (first := gpus.original_drivers.get(a, reserved.get(a))) is not None
     }
     known = {**gpus.original_drivers, **plugged_in}
     return replace(gpus, settled=settled, acted=gpus.acted | frozenset(met), original_drivers=known)

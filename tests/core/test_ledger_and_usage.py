@@ -16,7 +16,13 @@ from gpuactors.core.events.deviceplugin import (
     PreferenceRequest,
     PreStartAsked,
 )
-from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
+from gpuactors.core.events.host import (
+    FunctionInspected,
+    GroupsObserved,
+    HostChanged,
+    HostScanned,
+    SomeGroupsObserved,
+)
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.values.cause import Cause
@@ -898,6 +904,23 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core.enabled = {}
     core.pass_time(limits.POLL_S)
     assert core.device_list() == {B: "Healthy"}
+
+
+def test_what_has_lost_its_driver_stays_listed_after_a_poll_of_its_group_alone_that_could_read_nothing() -> (
+    None
+):
+    core = node(gpu(A), gpu(B))
+    core.silent = True
+    core.feed(HostChanged(A, None, "remove vfio-dev"))
+    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
+    poll = core.state.host.polls
+    assert poll.outstanding is not None
+    assert poll.of is not None
+    core.feed(SomeGroupsObserved(poll.outstanding, ()))
+    core.pass_time(limits.GRANT_GRACE_S)
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
+    core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
 def test_a_device_on_no_driver_beside_one_that_is_open_is_not_listed() -> None:

@@ -43,13 +43,13 @@ MUTATIONS: Final = (
     Mutation(
         "a GPU whose unbind waits leaves the list while somebody has it open",
         "core/deviceplugin/entries.py",
-        "    if device.function.vfio_bound or is_unbinding(device.function, use_of(state, device)):\n",
-        "    if device.function.vfio_bound:\n",
+        "    if function.vfio_bound or is_unbinding(function, use_of(state, device)):\n",
+        "    if function.vfio_bound:\n",
     ),
     Mutation(
         "a GPU that has lost its driver leaves the list before it is known whether it is open",
         "core/deviceplugin/entries.py",
-        "    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)\n",  # noqa: E501
+        "    return is_leaving and _is_listed(state, device)\n",
         "    return False\n",
     ),
     Mutation(

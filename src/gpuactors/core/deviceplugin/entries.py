@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from operator import ne
 
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.host.usage import use_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.entries import Entries, Entry, EntryRow
@@ -84,23 +84,16 @@ def is_offered(state: NodeState, device: Device) -> bool:
     """Whether it is advertised at all: bound to a vfio driver (or not readable now, but bound before), or being unbound
     or unplugged while a process has it open.
 
-    A device that has lost its driver stays in the list until a poll has seen whether it is open, and as long as it is.
+    A device that has lost its driver stays in the list until a poll has seen that nobody has it open (`Polls.leaving`):
+    polls may come back without its group.
     """
-    if device.function.vfio_bound or is_unbinding(device.function, use_of(state, device)):
+    function = device.function
+    if function.vfio_bound or is_unbinding(function, use_of(state, device)):
         return True
-    return may_be_unbinding(device.function) and _is_listed(state, device) and not _is_polled(state, device)
+    is_leaving = may_be_unbinding(function) and function.address in state.host.polls.leaving
+    return is_leaving and _is_listed(state, device)
 
 
 def _is_listed(state: NodeState, device: Device) -> bool:
     address = device.function.address
     return any(a.address == address for a in state.published.device_lists.get(device.resource, ()))
-
-
-def _is_polled(state: NodeState, device: Device) -> bool:
-    """The last poll saw its group, and none is under way that may see something else."""
-    last = last_poll(state, device)
-    return (
-        last is not None
-        and last.poll >= state.host.polls.done
-        and not state.host.polls.is_to_see(device.function.iommu_group)
-    )

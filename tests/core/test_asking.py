@@ -55,6 +55,7 @@ class Kubelet(Core):
         self.names: dict[str, str] = {}
         self.asked: list[LedgerWanted] = []
         self.has_get = True
+        self.socket = "kubelet"
         self.settled = settled
         self.is_readable = True
         """Kubelet's file, and with it what is seen of its pods."""
@@ -93,7 +94,7 @@ class Kubelet(Core):
         )
         return LedgerRead(
             read,
-            RunningKubelet("kubelet", limits.LEDGER_SETTLE_S),
+            RunningKubelet(self.socket, limits.LEDGER_SETTLE_S),
             listed if wanted.lists else (),
             (),
             "" if wanted.lists and self.settled else None,
@@ -423,6 +424,28 @@ def test_an_entry_of_an_ended_pod_that_was_never_seen_ends_by_itself(
     assert core.owner() is not None
     core.pass_time(2 * limits.LEDGER_S)
     assert core.owner() is None
+
+
+def test_the_first_list_of_a_kubelet_after_a_reboot_ends_no_pod_of_its_file() -> None:
+    """The kubelet before had known its pods for long. The API server is away, and the machine sleeps before the first
+    List."""
+    core = Kubelet()
+    core.lives["daemon"] = PodLife.RUNNING
+    core.pass_time(60)
+    core.file[A], core.socket, core.settled = "u1", "young", False
+    core.silent = True
+    core.feed(KubeletAppeared("young"))
+    asked = core.state.kubelet.ledger.outstanding or 0
+    first = core.ledger_event(asked)
+    assert isinstance(first, LedgerRead)
+    core.feed(replace(first, passive=True))
+    assert core.owner() is not None
+    core.pass_time(limits.LEDGER_SETTLE_S + limits.LEDGER_S)
+    core.feed(replace(first, read=core.state.kubelet.ledger.outstanding or 0, passive=False))
+    assert core.owner() is not None
+    core.silent = False
+    core.pass_time(limits.LEDGER_S)
+    assert core.owner() is not None
 
 
 def test_a_claim_of_another_driver_goes_with_its_pod() -> None:

@@ -46,6 +46,15 @@ FOUND: Final[dict[str, Script]] = {
             "descriptors run out; the node reboots with another model in a slot; another plugin has odd IDs; "
             "scans fail; a pod is force-deleted+11; the inspector crashes"
         ),
+        "a card's unbind waits, and polls of its group can read nothing": (
+            "a daemon crashes@150+3; a daemon starts@110; both cards of a group are released@512+0.3; "
+            "a successor starts@77; unplug the second card@200; another client allocates nonsense@164; "
+            "the reader of the ledger crashes@146; the successor is told to stop@424; descriptors run out@589+3"
+        ),
+        "the machine sleeps after a reboot with the API server away, before kubelet was asked": (
+            "pods come in a burst@427+0.3; the API server goes away@327; "
+            "the node reboots with another model in a slot@156+0.001; the clock jumps@443+0.05"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",

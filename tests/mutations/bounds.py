@@ -39,6 +39,21 @@ BOUNDS: Final = (
         "    answer = await ours(claim)\n    late_at = trio.current_time() + limits.CLAIM_ANSWER_S\n",
         "tests/actors/test_relay.py::test_the_time_that_our_core_took_before_the_hand_over_counts",
     ),
+    Mutation(
+        "what the kubelet before has shown counts for a new one",
+        "core/ledger/kubelet_startup.py",
+        "    if kubelet.socket != young.socket:\n        return math.inf\n",
+        "",
+        "tests/core/test_asking.py::test_the_first_list_of_a_kubelet_after_a_reboot_ends_no_pod_of_its_file",
+    ),
+    Mutation(
+        "a poll that could read nothing has seen that nobody has a card open",
+        "core/host/bindings.py",
+        "        leaving=polls.leaving - closed,\n",
+        "        leaving=frozenset(),\n",
+        "tests/core/test_ledger_and_usage.py::"
+        "test_what_has_lost_its_driver_stays_listed_after_a_poll_of_its_group_alone_that_could_read_nothing",
+    ),
     # --- which daemon serves --------------------------------------------------------------------------------------
     Mutation(
         "a daemon asks in its own state directory only",

@@ -67,7 +67,9 @@ def counted(
     """The valid entries after `event`, which came at `at`. `ledger`: as it was before; `pending`: devices that may be
     changing hands; `device_plugin`: kubelet has our device lists."""
     young, books = ledger.young, file_books.seen(ledger.books, event, at)
-    starts_pods = event.kubelet is not None and (not device_plugin or at >= _has_pods_at(young))
+    starts_pods = event.kubelet is not None and (
+        not device_plugin or at >= _has_pods_at(young, event.kubelet)
+    )
     if event.passive:
         books, entries = file_books.passive(ledger, books, event, at, starts_pods=starts_pods)
         return Counted(entries, ledger.source, young, books)
@@ -90,9 +92,12 @@ def counted(
     return Counted(listed + more, _source(event, more), young, books)
 
 
-def _has_pods_at(young: KubeletStartup) -> float:
-    """From when on a kubelet would have started the pods of its file. Until the API server answers, it starts none, and
-    has their devices for them, by its file; it gives none of these away."""
+def _has_pods_at(young: KubeletStartup, kubelet: RunningKubelet) -> float:
+    """From when on a kubelet would have started the pods of its file; of one that has not answered yet that is not
+    known. Until the API server answers, it starts none, and has their devices for them, by its file; it gives none of
+    these away."""
+    if kubelet.socket != young.socket:
+        return math.inf
     return min(young.settled_at, young.since + limits.LEDGER_API_AWAY_S)
 
 

@@ -109,14 +109,12 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     after = schedule.poll_brought_forward(state, after, at)
     waiting = after.calls.waiting
     after, answered = calls.completed(after, at)
-    if isinstance(event, events.daemon.Ticked):
-        after, late = calls.expired(after, at)
-        answered = [*answered, *late]
+    after, late = calls.expired(after, at) if isinstance(event, events.daemon.Ticked) else (after, [])
     if after.host.polls.outstanding is None:
         after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
     after = resolved(known, _hold_lists(state, after, answered, at))
     after, changed, published = publish(state, after, at)
-    answered = calls.after_lists(answered, waiting, changed)
+    answered = calls.after_lists([*answered, *late], waiting, changed)
     after = listing.kept(state, after, changed, at)
     after = _offered(after)
     return after, [*effects, *claimed, *answered, *published]

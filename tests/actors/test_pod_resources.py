@@ -20,8 +20,10 @@ from gpuactors.core.values.model import (
     LedgerEntry,
     LedgerFile,
     Pod,
+    PodLife,
     ResourceName,
     RunningKubelet,
+    SeenPods,
 )
 from gpuactors.ports.errors import HostShortError
 from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion
@@ -33,6 +35,7 @@ ENTRY = LedgerEntry(RESOURCE, DeviceId("gpu0"), Pod("default", "vm", ""))
 ANSWER = CachedAnswer(RESOURCE, DeviceId("gpu0"), ("/dev/vfio/81",))
 KUBELET = RunningKubelet("1:2:3", 7.5)
 FILE = LedgerFile(cached=(ANSWER,))
+PODS = SeenPods({"uid": PodLife.ABSENT}, 1)
 CONTENTS = LedgerContents(KUBELET, (ENTRY,), (), "-xyz", file=FILE)
 LIST = {RESOURCE: (DeviceId("gpu0"),)}
 
@@ -65,7 +68,7 @@ async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
             CONTENTS,
             LedgerError("not today"),
             replace(CONTENTS, healthy=LIST),
-            LedgerError("not today", (ANSWER,), "one is damaged"),
+            LedgerError("not today", FILE, PODS),
         ]
     )
     ledger.go.set()
@@ -77,7 +80,7 @@ async def test_each_number_is_read_once(nursery: trio.Nursery) -> None:
             (1, LedgerRead(1, KUBELET, (ENTRY,), (), "-xyz", None, FILE)),
             (4, LedgerUnreadable(4, "not today")),
             (5, LedgerRead(5, KUBELET, (ENTRY,), (), "-xyz", LIST, FILE)),
-            (6, LedgerUnreadable(6, "not today", (ANSWER,), "one is damaged")),
+            (6, LedgerUnreadable(6, "not today", FILE, PODS)),
         ):
             wanted.set(LedgerWanted(number, (RESOURCE,)))
             assert await receive.receive() == answer

@@ -194,10 +194,9 @@ class Core:
 
     def ledger_event(self, read: int) -> Event:
         """What kubelet's ledger says now."""
+        file = LedgerFile(cached=self.cached, damaged=self.damaged) if self.file_readable else None
         if self.ledger_problem is not None:
-            return LedgerUnreadable(
-                read, self.ledger_problem, self.cached if self.file_readable else None, self.damaged, self.cdi
-            )
+            return LedgerUnreadable(read, self.ledger_problem, file, cdi=self.cdi)
         entries = tuple(
             LedgerEntry(H100, DeviceId(device), Pod("default", pod, ""))
             for device, pod in self.ledger.items()
@@ -211,7 +210,6 @@ class Core:
         )
         claims += self.strangers
         healthy = None if self.kubelets is None else {H100: comparable(self.kubelets)}
-        file = LedgerFile(cached=self.cached, damaged=self.damaged) if self.file_readable else None
         return replace(ledger_read(read, entries, claims, healthy, file), waiting=self.waiting, cdi=self.cdi)
 
     def poll_event(self, poll: int) -> Event:

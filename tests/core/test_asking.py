@@ -13,7 +13,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import PredecessorGone, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected
-from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead
+from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
 from gpuactors.core.host.asking import may_list
 from gpuactors.core.reports.snapshot import LedgerWanted, project
 from gpuactors.core.values.cause import Cause
@@ -92,17 +92,21 @@ class Kubelet(Core):
             )
             for pod in wanted.pods
         )
+        file = LedgerFile(entries) if self.is_readable else None
+        pods = SeenPods(lives, self.came) if self.is_readable else NO_PODS
+        if self.ledger_problem is not None:
+            return LedgerUnreadable(read, self.ledger_problem, file, pods)
         return LedgerRead(
             read,
             RunningKubelet(self.socket, limits.LEDGER_SETTLE_S),
             listed if wanted.lists else (),
             (),
             "" if wanted.lists and self.settled else None,
-            file=LedgerFile(entries) if self.is_readable else None,
+            file=file,
             passive=not wanted.lists,
             answers=answers if self.has_get else (),
             has_get=self.has_get or not wanted.pods,
-            pods=SeenPods(lives, self.came) if self.is_readable else NO_PODS,
+            pods=pods,
         )
 
     def allocate(self, device: str = A, token: Token = T, after_s: float = 0.0) -> list[object]:
@@ -380,6 +384,22 @@ def test_a_pod_whose_cgroup_is_gone_has_its_device_no_more() -> None:
     core.pass_time(limits.LEDGER_S)
     assert core.owner() is None
     assert core.lists == before
+
+
+def test_a_device_of_a_pod_that_has_ended_is_given_away_while_kubelets_ledger_cannot_be_asked() -> None:
+    """The pod's end is seen of the kernel; to refuse the next one ends it for good."""
+    core = Kubelet()
+    core.runs()
+    core.lives["u1"] = PodLife.ABSENT
+    core.ledger_problem = "closed the connection at once"
+    assert isinstance(core.allocate(after_s=limits.LEDGER_FRESH_S)[0], Granted)
+
+
+def test_a_device_of_a_pod_that_lives_is_not_while_kubelets_ledger_cannot_be_asked() -> None:
+    core = Kubelet()
+    core.runs()
+    core.ledger_problem = "closed the connection at once"
+    assert isinstance(core.allocate(after_s=limits.LEDGER_FRESH_S)[0], Refused)
 
 
 def test_a_forced_deletion_is_heard_of_kubelet_without_a_list() -> None:

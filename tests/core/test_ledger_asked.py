@@ -20,6 +20,7 @@ from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
+    LedgerFile,
     PciFunction,
     Pod,
     Token,
@@ -429,7 +430,7 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     assert core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, GROUP_82)) == []
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
-    (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, cached))
+    (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, LedgerFile(cached=cached)))
     assert isinstance(answer, Refused)
     assert f"/dev/vfio/81 belongs to {B} now" in answer.reason
 

@@ -291,6 +291,8 @@ class Safety:
         before = self._before
         if not view.running or view.registrations != before.registrations:
             return
+        if self._world.ends_pods_of_file():
+            return
         listed = {(row.resource, row.id) for row in before.devices if row.health != "not listed"}
         had = {(row.resource, row.id) for row in before.devices if row.pod is not None}
         for row in view.devices:
@@ -331,6 +333,8 @@ class Safety:
         first list of a plugin on."""
         calm, self._calm = self._calm, view.registrations
         if not view.running or calm != view.registrations or _is_blind(self._world):
+            return
+        if self._world.ends_pods_of_file():
             return
         given = _given(self._world)
         for resource in filter(self._world.is_ours, sorted(view.connected)):

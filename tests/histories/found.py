@@ -55,6 +55,16 @@ FOUND: Final[dict[str, Script]] = {
             "pods come in a burst@427+0.3; the API server goes away@327; "
             "the node reboots with another model in a slot@156+0.001; the clock jumps@443+0.05"
         ),
+        "a pod comes for the card of one that ends, while the ledger cannot be asked": (
+            "pods come in a burst@554+0.3; the ledger is answered with nonsense@476+0.001; a pod ends@529; "
+            "pods come in a burst@566"
+        ),
+        "the API server is away for ten minutes after a reboot": (
+            "both cards of a group are released@493; the uevent watcher crashes@180+11; "
+            "the next daemon selects other cards@86; the API server goes away@39; "
+            "the node reboots with another model in a slot@476; a pod is force-deleted and dies late@576; "
+            "pods come in a burst@240+11; the clock jumps@116+3"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",

@@ -26,6 +26,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -299,6 +300,7 @@ class World:
         self.late: list[Uevent] = []
         self.uevent_mode: UeventMode | None = None
         """The treatment of the next uevents."""
+        self._lost_api_server_at = math.inf
         self.missed = False
         """A change was without uevent: only the next full scan can find it."""
         self.changing: set[int] = set()
@@ -377,6 +379,7 @@ class World:
 
     def lose_api_server(self) -> None:
         """The node cannot reach the API server any more: kubelet, and a daemon that serves claims."""
+        self._lost_api_server_at = trio.current_time()
         self.kubelet.lose_api_server()
         if self.dra is not None:
             self.dra.api.go_away()
@@ -386,6 +389,12 @@ class World:
         self.kubelet.find_api_server()
         if self.dra is not None:
             self.dra.api.away = False
+
+    def ends_pods_of_file(self) -> bool:
+        """The API server has been away for so long that a daemon takes the pods of kubelet's file for ended where
+        nothing else shows that they live: none is started after a reboot."""
+        away_s = trio.current_time() - self._lost_api_server_at
+        return not self.kubelet.has_api_server and away_s >= limits.LEDGER_API_AWAY_S
 
     # --- cards ----------------------------------------------------------------------------------------------
 

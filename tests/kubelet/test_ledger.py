@@ -704,20 +704,22 @@ async def test_what_allocate_answered_is_read_where_list_fails(
         monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.5)
     node.file.write_bytes(file_with(["a"], AllocResp=answered("/dev/vfio/81")))
     failed = await failed_read(node, how)
-    assert failed.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
-    assert failed.damaged == ""
+    assert failed.file is not None
+    assert failed.file.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
+    assert failed.file.damaged == ""
 
 
 @pytest.mark.trio
 async def test_where_list_fails_a_damaged_answer_is_told_and_a_damaged_file_says_nothing(node: Node) -> None:
-    assert (await failed_read(node, LIMITED)).cached == (), "no file: nothing was ever answered"
+    none = (await failed_read(node, LIMITED)).file
+    assert none == LedgerFile(exists=False), "no file: nothing was ever answered"
     node.file.write_bytes(file_with(["a"], AllocResp="%%%"))
-    failed = await failed_read(node, LIMITED)
-    assert failed.cached == ()
-    assert "the answer to Allocate (AllocResp)" in failed.damaged
+    damaged = (await failed_read(node, LIMITED)).file
+    assert damaged is not None
+    assert damaged.cached == ()
+    assert "the answer to Allocate (AllocResp)" in damaged.damaged
     node.file.write_bytes(b"{")
-    failed = await failed_read(node, LIMITED)
-    assert (failed.cached, failed.damaged) == (None, "")
+    assert (await failed_read(node, LIMITED)).file is None
 
 
 @pytest.mark.trio
@@ -733,7 +735,8 @@ async def test_what_allocate_answered_is_read_where_no_descriptor_was_left_for_l
     ledger._io = replace(ledger._io, dial=short)
     with trio.fail_after(WITHIN_S), pytest.raises(LedgerError, match="no file descriptors left") as failed:
         await ledger.read(LISTS)
-    assert failed.value.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
+    assert failed.value.file is not None
+    assert failed.value.file.cached == (CachedAnswer(ResourceName(GPU), DeviceId("a"), ("/dev/vfio/81",)),)
 
 
 @pytest.mark.trio
@@ -750,7 +753,7 @@ async def test_list_and_a_disk_that_hang_together_are_a_failed_read_that_names_l
             with pytest.raises(LedgerError, match=HANGING.words) as failed:
                 await ledger.read(LISTS)
             go.set()
-    assert failed.value.cached is None
+    assert failed.value.file is None
 
 
 @pytest.mark.trio

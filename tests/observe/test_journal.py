@@ -47,8 +47,10 @@ from gpuactors.core.values.model import (
     LedgerEntry,
     LedgerFile,
     Pod,
+    PodLife,
     ResourceName,
     RunningKubelet,
+    SeenPods,
     Token,
     pci_address,
 )
@@ -128,7 +130,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.kubelet.LedgerRead(7, None, (), (), file=LedgerFile(exists=False)),
     events.kubelet.LedgerUnreadable(7, "refused"),
     events.kubelet.LedgerUnreadable(
-        8, "refused", (CachedAnswer(H100, ID, ("/dev/vfio/35",)),), "one is damaged"
+        8, "refused", LedgerFile((LedgerEntry(H100, ID, POD),)), SeenPods({"uid": PodLife.ABSENT}, 1)
     ),
     events.kubelet.KubeletAppeared("1:2:3"),
     events.kubelet.KubeletGone("kubelet.sock does not exist"),

@@ -54,7 +54,7 @@ async def _read(number: int, wanted: LedgerWanted, ledger: LedgerReader) -> Ledg
         with raises_only(LedgerError, "pod_resources"):
             found = await ledger.read(question)
     except LedgerError as exc:
-        return LedgerUnreadable(number, str(exc), exc.cached, exc.damaged)
+        return LedgerUnreadable(number, str(exc), exc.file, exc.pods)
     return LedgerRead(
         number,
         found.kubelet,

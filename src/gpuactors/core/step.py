@@ -279,9 +279,11 @@ def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> S
             ]
         case events.kubelet.LedgerUnreadable(_, reason):
             level = Level.DEBUG if state.kubelet.ledger.problem == reason else Level.WARNING
-            effects = [Log(level, "ledger.unreadable", {"reason": reason}), *_damaged(state, event.damaged)]
-            state = ledger.ledger_unreadable(state, event, at)
-            return listing.compared(state, event.read, None, at)[0], effects
+            after = ledger.ledger_unreadable(state, event, at)
+            return listing.compared(after, event.read, None, at)[0], [
+                Log(level, "ledger.unreadable", {"reason": reason}),
+                *_damaged(state, after.kubelet.ledger.damaged),
+            ]
 
 
 def _damaged(before: NodeState, damaged: str) -> list[Effect]:

@@ -3,8 +3,8 @@
 Each read reads the ledger *file*: it names the pods, by their UIDs, and only it has the answers to Allocate, which
 kubelet gives every container that it makes. Whether these pods live is read of the kernel. PodResources is then asked
 what the core wants to know, List as seldom as can be (`core/host/asking.py`). A kubelet that runs and does not answer
-List (rate limit, timeout) is a failed read; Allocate's answers are passed on all the same. The other questions may stay
-without an answer: then nothing follows.
+List (rate limit, timeout) is a failed read; the file and the lives of its pods are passed on all the same. The other
+questions may stay without an answer: then nothing follows.
 
 The file is read before List is asked: kubelet has inserted what the file names, so a device that List lacks then was
 released.
@@ -164,7 +164,8 @@ class KubeletLedger:
                     "kubelet restarted while its ledger was read; the last contents stay in effect: it is read again"
                 )
         except LedgerError as exc:
-            raise _with_answers(exc, file) from exc
+            # Owners are not taken from the file then: it still names pods that have ended.
+            raise LedgerError(str(exc), file, pods) from exc
         if answered is None:
             # Not what was read before: a kubelet may have written it and ended meanwhile.
             found, pods = await self._file_and_pods()
@@ -382,14 +383,6 @@ def _running(socket: SocketFile | None) -> RunningKubelet:
     if socket is None:
         return RunningKubelet("", limits.LEDGER_SETTLE_S)
     return RunningKubelet(socket.identity, min(socket.age_s, limits.LEDGER_SETTLE_S))
-
-
-def _with_answers(failure: LedgerError, file: LedgerFile | None) -> LedgerError:
-    """List's failure, with the answers to Allocate from the file beside it. Owners are not taken from there: the file
-    still names pods that have ended."""
-    if file is None:
-        return LedgerError(str(failure))
-    return LedgerError(str(failure), file.cached, file.damaged)
 
 
 Encoded = TypeVar("Encoded", bound=Hashable)

@@ -21,7 +21,6 @@ from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.effects import Answer, Effect
 from gpuactors.core.values.model import (
     NO_PODS,
-    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     DeviceList,
@@ -192,11 +191,11 @@ OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
 class LedgerError(KubeletError):
     """A read of kubelet's ledger failed: which pod has which device is not known."""
 
-    def __init__(self, text: str, cached: tuple[CachedAnswer, ...] | None = None, damaged: str = "") -> None:
-        """`cached` and `damaged` are as in `LedgerUnreadable`."""
+    def __init__(self, text: str, file: LedgerFile | None = None, pods: SeenPods = NO_PODS) -> None:
+        """`file` and `pods` are as in `LedgerUnreadable`."""
         super().__init__(text)
-        self.cached = cached
-        self.damaged = damaged
+        self.file = file
+        self.pods = pods
 
 
 class Caller(Protocol):

@@ -9,7 +9,6 @@ from msgspec import Struct
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.model import (
     NO_PODS,
-    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     LedgerEntry,
@@ -61,11 +60,10 @@ class LedgerUnreadable(Struct, frozen=True, gc=False):
 
     read: int
     reason: str
-    cached: tuple[CachedAnswer, ...] | None = None
-    """See `LedgerFile.cached`; None if the file could not be read: the answers to Allocate are there, whether
-    PodResources answers or not."""
-    damaged: str = ""
-    """See `LedgerFile.damaged`; without meaning if `cached` is None."""
+    file: LedgerFile | None = None
+    """None if it could not be read. The answers to Allocate are there, whether PodResources answers or not."""
+    pods: SeenPods = NO_PODS
+    """Those of the file, whether they live: the kernel shows that as well."""
     cdi: CdiSpecs | None = None
     """See `LedgerRead.cdi`."""
 

@@ -30,9 +30,11 @@ from gpuactors.core.values.model import (
     KubeletStartup,
     Ledger,
     LedgerEntry,
+    LedgerFile,
     Pod,
     PodLife,
     ResourceName,
+    SeenPods,
 )
 from gpuactors.core.values.remade import same_if_equal
 
@@ -46,15 +48,22 @@ def seen(books: Books, event: LedgerRead, at: float) -> Books:
     books = replace(books, confirmed=confirmed, granted=granted, came=event.pods.came)
     if event.file is None:
         return books
-    named = {e.pod.uid for e in event.file.entries}
-    alive = {uid for uid, life in event.pods.lives.items() if life is not PodLife.ABSENT}
-    absent = named & {uid for uid, life in event.pods.lives.items() if life is PodLife.ABSENT}
+    return replace(
+        with_lives(books, event.file, event.pods, at),
+        uids=same_if_equal(books.uids, _uids(books, event.file.entries)),
+        ended=books.ended & {*event.file.entries} if books.ended else books.ended,
+    )
+
+
+def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float) -> Books:
+    """Whether the pods of the file live: the kernel shows that whatever kubelet answers."""
+    named = {e.pod.uid for e in file.entries}
+    alive = {uid for uid, life in pods.lives.items() if life is not PodLife.ABSENT}
+    absent = named & {uid for uid, life in pods.lives.items() if life is PodLife.ABSENT}
     since = {uid: books.absent_since.get(uid, at) for uid in absent - books.seen}
     return replace(
         books,
-        uids=same_if_equal(books.uids, _uids(books, event.file.entries)),
-        ended=books.ended & {*event.file.entries} if books.ended else books.ended,
-        lives=same_if_equal(books.lives, dict(event.pods.lives)),
+        lives=same_if_equal(books.lives, dict(pods.lives)),
         seen=same_if_equal(books.seen, (books.seen & named) | alive),
         absent_since=same_if_equal(books.absent_since, since),
     )

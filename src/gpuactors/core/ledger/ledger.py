@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.host import asking, schedule
+from gpuactors.core.ledger import books as file_books
 from gpuactors.core.ledger import kubelet_startup
 from gpuactors.core.ledger.identity import claimed_address, resolved
 from gpuactors.core.requests import Refresh
@@ -27,11 +28,11 @@ from gpuactors.core.state import NodeState, with_ledger
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.model import (
     Asking,
-    CachedAnswer,
     ClaimedDevice,
     DeviceId,
     Ledger,
     LedgerEntry,
+    LedgerFile,
     Orphan,
     PciAddress,
     Pod,
@@ -91,7 +92,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
             listed = replace(listed, listed_at=at)
         ledger = replace(ledger, problem=None, asking=listed)
     if event.file is not None:
-        ledger = _with_answers(ledger, event.file.cached, event.file.damaged)
+        ledger = _with_answers(ledger, event.file)
     ledger = _with_cdi(ledger, event.cdi)
     after = with_ledger(state, ledger)
     pending = _still_pending(after, is_settling, at)
@@ -117,7 +118,8 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
 
 
 def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
-    """A read failed: the last known entries stay; the file's answers to Allocate are new if it could be read."""
+    """A read failed: the last known entries stay; the file's answers to Allocate, and whether its pods live, are new if
+    it could be read."""
     before = state.kubelet.ledger
     if event.read != before.outstanding:
         return state
@@ -130,8 +132,11 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
     )
     if before.asking.lists:
         ledger = replace(ledger, asking=replace(before.asking, done=event.read, wanted=True))
-    if event.cached is not None:
-        ledger = _with_answers(ledger, event.cached, event.damaged)
+    if event.file is not None:
+        # What kubelet answered to Get once is older than what the kernel shows now.
+        books = replace(ledger.books, confirmed=frozenset())
+        books = file_books.with_lives(books, event.file, event.pods, at)
+        ledger = _with_answers(replace(ledger, books=books), event.file)
     ledger = _with_cdi(ledger, event.cdi)
     state = with_ledger(state, ledger)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
@@ -211,10 +216,10 @@ def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, tuple[ClaimedD
     return {address: tuple(claims) for address, claims in found.items()}
 
 
-def _with_answers(ledger: Ledger, cached: Iterable[CachedAnswer], damaged: str) -> Ledger:
+def _with_answers(ledger: Ledger, file: LedgerFile) -> Ledger:
     """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents are used."""
-    nodes = {(answer.resource, answer.device): answer.nodes for answer in cached}
-    return replace(ledger, cached=nodes, damaged=damaged)
+    nodes = {(answer.resource, answer.device): answer.nodes for answer in file.cached}
+    return replace(ledger, cached=nodes, damaged=file.damaged)
 
 
 def _with_cdi(ledger: Ledger, read: CdiSpecs | None) -> Ledger:

@@ -1303,14 +1303,13 @@ def test_who_serves_again_lists_what_its_successor_gave_away_by_another_name() -
     assert core.device_list() == {B: "Healthy"}
 
 
-def test_calls_that_wait_at_a_hand_over_are_refused_in_words() -> None:
+def test_a_container_start_that_waits_at_a_hand_over_is_refused_in_words() -> None:
     core = node(gpu(A), gpu(B))
     core.silent = True
-    ask(core, A)
     core.feed(PreStartAsked(Token(2), H100, (DeviceId(B),)))
     answers = core.answers(HandOverRequested())
     reason = "gpuactors is handing over to its successor: ask again"
-    assert answers == [Refused(Refusal.UNAVAILABLE, reason, (Cause.NOT_SERVING,))] * 2
+    assert answers == [Refused(Refusal.UNAVAILABLE, reason, (Cause.NOT_SERVING,))]
     assert core.state.calls.waiting == {}
 
 

@@ -34,7 +34,7 @@ H: Final = H100_RESOURCE
 HAND_OVERS: Final = int(os.environ.get("TEST_HAND_OVERS", "2"))
 """Of the stream of pods; each takes some 15 s."""
 
-OF_GAP: Final = ("no healthy devices present", "has been stopped", "gpuactors is stopping")
+OF_GAP: Final = ("no healthy devices present", "has been stopped")
 """What kubelet says of a pod that it admits between two daemons."""
 
 LANES: Final = 3

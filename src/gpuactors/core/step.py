@@ -310,7 +310,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
                 published=replace(state.published, served=served),
             ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.daemon.HandOverRequested():
-            state, refused = calls.handed_over(state)
+            state, refused = calls.handed_over(state, at)
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [
                 Log(Level.INFO, "daemon.handed_over", {}),
                 *refused,

@@ -231,7 +231,8 @@ class Endpoint(Protocol):
         ...
 
     async def drain(self, grace_s: float) -> None:
-        """Calls in flight finish (at most `grace_s`), then streams end with UNAVAILABLE; new calls are refused."""
+        """Answers calls until none is in flight, for at most `grace_s`; then streams end with UNAVAILABLE, and new
+        calls are refused."""
         ...
 
 

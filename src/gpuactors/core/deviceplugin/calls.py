@@ -97,12 +97,14 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
     waits."""
     match event:
         case AllocateAsked():
-            kind, requests, wait_s = CallKind.ALLOCATE, event.requests, limits.CALL_DEADLINE_S
+            is_late = state.daemon.role is Role.HANDED_OVER
+            wait_s = limits.LATE_CALL_S if is_late else limits.CALL_DEADLINE_S
+            kind, requests = CallKind.ALLOCATE, event.requests
         case PreStartAsked():
             kind, requests, wait_s = CallKind.PRE_START, (event.devices,), limits.PRE_START_WAIT_S
     known = devices_by_id(state, event.resource)
     ids = [i for request in requests for i in request]
-    refused = _refused_at_once(state, event.resource, ids, known)
+    refused = _unserved(state, kind) or _refused_at_once(state, event.resource, ids, known)
     if refused is not None:
         addresses = [known[i].function.address for i in ids if i in known]
         state = _noted(state, addresses, kind, refused, at)
@@ -187,16 +189,21 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     return _without(state, answered), answered
 
 
-def handed_over(state: NodeState) -> tuple[NodeState, Answered]:
-    """Refuses every call that still waits: a successor will serve. Kubelet repeats a PreStartContainer there."""
+def handed_over(state: NodeState, at: float) -> tuple[NodeState, Answered]:
+    """A successor will serve: an Allocate that waits has LATE_CALL_S left, as one that comes now. Every other call is
+    refused; kubelet repeats a PreStartContainer there."""
     refused = _refused(
         Refusal.UNAVAILABLE,
         Reason(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
     )
     answered: Answered = []
+    late: dict[Token, Call] = {}
     for token, call in state.calls.waiting.items():
-        answered += _answered(token, call.kind, call.resource, call.requests, refused)
-    return _without(state, answered), answered
+        if call.kind is CallKind.ALLOCATE:
+            late[token] = replace(call, deadline=min(call.deadline, at + limits.LATE_CALL_S))
+        else:
+            answered += _answered(token, call.kind, call.resource, call.requests, refused)
+    return with_waiting(state, late), answered
 
 
 def abandoned(state: NodeState, token: Token) -> NodeState:
@@ -315,11 +322,23 @@ def _refused(status: Refusal, *why: Reason, owners: tuple[Allocation, ...] = ())
     return Refused(status, "; ".join(first_of([r.message for r in why])), causes_of(why), owners)
 
 
+def _unserved(state: NodeState, kind: CallKind) -> Refused | None:
+    """Why this daemon does not answer such a call at all.
+
+    One that has handed over still answers Allocate until its streams have ended: kubelet would fail the pod for good.
+    Its successor gives nothing before that end, and then reads what kubelet has given. Kubelet repeats
+    PreStartContainer.
+    """
+    daemon = state.daemon
+    is_late_allocate = daemon.role is Role.HANDED_OVER and kind is CallKind.ALLOCATE
+    if daemon.stopping or not (daemon.role is Role.SERVING or is_late_allocate):
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.NOT_SERVING, "gpuactors is stopping"))
+    return None
+
+
 def _refused_at_once(
     state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
 ) -> Refused | None:
-    if state.daemon.stopping or state.daemon.role is not Role.SERVING:
-        return _refused(Refusal.UNAVAILABLE, Reason(Cause.NOT_SERVING, "gpuactors is stopping"))
     if not ids:
         nothing = Reason(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
         return _refused(Refusal.INVALID_ARGUMENT, nothing)

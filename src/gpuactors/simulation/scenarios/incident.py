@@ -102,7 +102,7 @@ def _story(rng: random.Random) -> tuple[Step, ...]:
         Step(
             "The daemon is upgraded",
             "A new one starts beside it, reads kubelet's ledger, polls all groups, and only then asks the "
-            "old one to end its streams. The gap in kubelet's list is a few milliseconds.",
+            "old one to end its streams. The gap in kubelet's list is tens of milliseconds.",
             _upgrade_daemon,
             (Counts(H100, 8, 8, 6),),
         ),

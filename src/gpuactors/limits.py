@@ -323,12 +323,14 @@ HISTORY_UNKNOWN_MAX: Final = 64
 
 HAND_OVER_DEADLINE_S: Final = 5.0
 """How long a successor waits for the running daemon to end its streams before it takes over anyway. More than the
-longest orderly end: calls in flight (DRAIN_S), late ones (LATE_CALL_S), the streams' last device lists (DRAIN_S), then
-DISCONNECT_WAIT_S."""
+longest orderly end: see below."""
 
-LATE_CALL_S: Final = 0.5
-"""An Allocate that comes after the hand-over has begun, from request to answer: milliseconds, as any. Until then its
-successor waits, HAND_OVER_DEADLINE_S for all."""
+LATE_CALL_S: Final = 0.4
+"""An Allocate that comes after the hand-over has begun, from request to answer: milliseconds, as any. They are taken
+for so long, if there is always one in flight."""
+
+# Calls in flight, late ones and the last of these, the streams' last device lists, and kubelet's end of the connection.
+assert DRAIN_S + 2 * LATE_CALL_S + DRAIN_S + DISCONNECT_WAIT_S < HAND_OVER_DEADLINE_S
 
 HAND_OVER_RETRY_S: Final = 0.05
 """How often the running daemon is asked while it hands over to another successor or is just ending: milliseconds."""

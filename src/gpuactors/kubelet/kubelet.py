@@ -146,9 +146,9 @@ class UnixEndpoint:
         await self._server.wait_disconnected()
 
     async def drain(self, grace_s: float) -> None:
-        with trio.move_on_after(grace_s):
+        with trio.move_on_after(limits.LATE_CALL_S):
             await self._server.wait_idle()
-        await self._server.drain(0)
+        await self._server.drain(grace_s)
 
 
 async def _register_over(channel: Channel, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:

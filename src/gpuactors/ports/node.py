@@ -231,8 +231,8 @@ class Endpoint(Protocol):
         ...
 
     async def drain(self, grace_s: float) -> None:
-        """Answers calls until none is in flight, for at most `grace_s`; then streams end with UNAVAILABLE, and new
-        calls are refused."""
+        """Answers calls until none is in flight, for at most LATE_CALL_S; then new calls are refused, those in flight
+        finish (at most `grace_s`), and streams end with UNAVAILABLE."""
         ...
 
 

@@ -9,6 +9,7 @@ it asks of the API server, of the disk and of the drivers is answered one by one
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct
@@ -74,6 +75,8 @@ GPU: Final = PciAddress("0000:01:00.0")
 DISK: Final = PciAddress("0000:02:00.0")
 """A function of the host that may be in the GPU's group. Without ACS, say."""
 CLAIMS: Final = (name("one"), name("two"))
+OTHER: Final = "20b0"
+"""Another model, an A100."""
 
 PASSING_S: Final = 61.0
 """How far the clock jumps: beyond the deadline of a call, the next try of an act, and the time between two questions
@@ -113,6 +116,8 @@ class Outside(Struct, frozen=True):
     """A pod has the GPU by the device plugin API."""
     disturbed: bool = False
     """The GPU was unplugged since an act of ours bound it, or before any."""
+    had: frozenset[ClaimUid] = frozenset()
+    """Claims that had the GPU before a reboot that brought another model."""
     was_unplugged: bool = False
     """The GPU was ever unplugged."""
     others: OthersClaim | None = None
@@ -152,7 +157,14 @@ def _started(node: Node) -> Node:
     if disk is None:
         return stepped(fresh, CheckpointRead(of=ClaimsOf.GPUS))
     return stepped(
-        fresh, CheckpointRead(disk.entries, disk.original_drivers, owed=disk.owed, of=ClaimsOf.GPUS)
+        fresh,
+        CheckpointRead(
+            disk.entries,
+            disk.original_drivers,
+            owed=disk.owed,
+            earlier_models=disk.earlier_models,
+            of=ClaimsOf.GPUS,
+        ),
     )
 
 
@@ -205,7 +217,8 @@ def _with(node: Node, **changes: object) -> Node:
 def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
     """A prepare or an unprepare comes."""
     kubelet, event = node.outside.kubelet.asked(claim, ClaimsOf.GPUS, node.at, prepares=prepares)
-    return stepped(_with(node, kubelet=kubelet), event)
+    had = node.outside.had if prepares else node.outside.had - {claim.uid}
+    return stepped(_with(node, kubelet=kubelet, had=had), event)
 
 
 def _calls(claim: ClaimName, *, prepares: bool) -> Happening[Node]:
@@ -226,7 +239,7 @@ def _deleted_by_force(claim: ClaimName) -> Happening[Node]:
 
 
 def _is_offered(node: Node) -> bool:
-    listed = node.state.published.device_lists.get(H100, ())
+    listed = chain.from_iterable(node.state.published.device_lists.values())
     return any(entry.address == GPU and entry.health is Health.HEALTHY for entry in listed)
 
 
@@ -303,6 +316,24 @@ def _other_ends(node: Node) -> Node:
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
     return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None, told=NOTHING))
+
+
+def _rebooted(node: Node) -> Node:
+    """The node reboots, and comes back with another model in the slot: the checkpoint is of an earlier boot, the CDI
+    directory is empty, and kubelet prepares anew what its pods have."""
+    o = node.outside
+    functions = tuple(replace(f, device=OTHER) if f.address == GPU else f for f in o.world.functions)
+    models = dict(o.disk.earlier_models) if o.disk is not None else {}
+    models |= {uid: {GPU: entry.gpus[0].functions[0].ids} for uid, entry in stored(o.disk).items()}
+    disk = CheckpointWanted(o.disk.number, (), (), earlier_models=models) if o.disk is not None else None
+    kubelet = replace(o.kubelet.failed(), prepared=frozenset())
+    node = _with(node, functions=functions, disk=disk, files=frozenset(), kubelet=kubelet, told=NOTHING)
+    return _started(_with(node, had=frozenset(models)))
+
+
+def _can_reboot(node: Node) -> bool:
+    o = node.outside
+    return bool(o.functions) and not (o.pod or o.admitting or o.others or o.world.has_other_driver)
 
 
 def _time_passes(node: Node) -> Node:
@@ -486,6 +517,7 @@ HAPPENINGS: Final = (
     Happening("it is unplugged", lambda n: bool(n.outside.functions), _unplugged),
     Happening("it is plugged in", lambda n: not n.outside.functions, _plugged()),
     Happening("it is plugged in, in another group", lambda n: not n.outside.functions, _plugged(9)),
+    Happening("the node reboots with another model in the slot", _can_reboot, _rebooted),
     _disk_goes_to("nvme"),
     _disk_goes_to(None),
     _other_gets_it(has_file=True),
@@ -554,6 +586,8 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
 def _check_prepared(node: Node, uid: ClaimUid) -> None:
     o = node.outside
     check_prepared(uid, o.disk, frozenset(of for of, _ in o.files))
+    if uid in o.had and any(f.address == GPU and f.device == OTHER for f in o.functions):
+        raise WrongError(f"{uid} is said to be prepared, and another model is in the slot than it had")
     if uid in o.kubelet.prepared and (seen := _seen_driver(node)) != "vfio-pci":
         raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
 
@@ -669,7 +703,7 @@ def canonical(node: Node) -> object:
     ranks = ranked(of_host)
     return (
         (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
-        (o.pod, o.disturbed, o.was_unplugged, o.admitting is None),
+        (o.pod, o.disturbed, o.was_unplugged, o.admitting is None, o.had),
         (o.others, o.told, o.pods),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
@@ -685,4 +719,5 @@ def _disk(outside: Outside) -> object:
     if outside.disk is None:
         return None
     entries = tuple((e.name.uid, e.state, e.gpus, frozenset(e.bound.items())) for e in outside.disk.entries)
-    return entries, outside.disk.original_drivers, outside.disk.owed
+    models = frozenset((uid, *of_claim.items()) for uid, of_claim in outside.disk.earlier_models.items())
+    return entries, outside.disk.original_drivers, outside.disk.owed, models

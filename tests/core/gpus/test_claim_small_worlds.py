@@ -155,6 +155,11 @@ def _a_claim_is_given_what_was_free_in_the_last_list(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(exclusion, "_unseen", lambda *_: None)
 
 
+def _a_model_of_an_earlier_boot_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's, and ours once."""
+    monkeypatch.setattr(exclusion, "another_model", lambda *_: None)
+
+
 HOST, PAIR = "on its host driver", "on its host driver, with an audio function"
 HELD = "on its host driver, and a claim has it"
 BOUND = "on its host driver, being bound for a claim"
@@ -176,6 +181,7 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _a_read_outlives_its_claim: (UNPREPARED, 3),
     _a_repeated_prepare_does_not_look_at_the_gpu: (LOST, 2),
     _files_stay_when_the_gpu_is_gone: (HELD, 1),
+    _a_model_of_an_earlier_boot_counts_for_nothing: (HELD, 3),
     _a_failed_release_is_given_up: ("with an audio function, being returned", 2),
     others_claims_are_not_seen: (BESIDE, 2),
     a_name_without_a_file_means_no_gpu: (BESIDE, 2),

@@ -442,6 +442,14 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             0,
             "the controller of compute domains stops; a pod with a channel comes+3; a successor starts+11",
         ),
+        "kubelet stops in the moment in which a domain's daemon is deleted": (
+            8969469884,
+            "a pod with all channels comes@341+70; the API server is overloaded@214+0.05; a pod with a claim "
+            "is force-deleted, has a successor and dies late@554; a pod with a channel is force-deleted and "
+            "another domain gets it@255+0.05; the daemons of domains are not ready@179+0.001; a claim is "
+            "deleted at the API server@370+11; a pod with a channel comes@140; the clock jumps@334; kubelet "
+            "stops@215+0.3",
+        ),
         "a claim is deleted under its pod while no kubelet runs, and two minutes pass": (
             29977709,
             "a pod with a channel comes; a pod with a claim is force-deleted, has a successor and dies late+3; "

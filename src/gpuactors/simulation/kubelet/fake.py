@@ -368,7 +368,7 @@ class FakeKubelet:
             self._deaths[pod.uid] = dies_after_s
             # One that is being admitted or started is released by that task.
             if self._life is not None and pod.phase is Phase.RUNNING:
-                self._end_container(pod, self._life)
+                self._end_container(pod)
         self._publish()
 
     def force_delete(self, name: str, *, dies_after_s: float | None = None) -> None:
@@ -401,14 +401,19 @@ class FakeKubelet:
 
     def _exited(self, pod: Pod, why: str | None) -> None:
         self._exits[pod.uid] = why
-        if self._life is not None and self._life.pods is not None:
-            self._life.pods.release_soon(pod, why)
+        self._release_soon(pod)
         self._publish()
 
-    def _end_container(self, pod: Pod, life: _Life) -> None:
+    def _end_container(self, pod: Pod) -> None:
         if self._containers.is_running(pod):
             self._containers.kill(pod, self._deaths[pod.uid])
-        elif life.pods is not None:
+        else:
+            self._release_soon(pod)
+
+    def _release_soon(self, pod: Pod) -> None:
+        """A kubelet that is just ending begins nothing; the next one sees it."""
+        life = self._life
+        if life is not None and life.pods is not None and not life.scope.cancel_called:
             life.pods.release_soon(pod, self._exits.get(pod.uid))
 
     def _settle_containers(self) -> None:
@@ -423,7 +428,7 @@ class FakeKubelet:
                 self._containers.kill(pod, self._deaths.get(pod.uid))
         for pod in wanted.values():
             if pod.phase is Phase.TERMINATING:
-                self._end_container(pod, life)
+                self._end_container(pod)
             elif pod.phase is Phase.RUNNING and not self._containers.is_running(pod):
                 life.pods.release_soon(pod, self._exits.get(pod.uid))
 

@@ -65,6 +65,10 @@ FOUND: Final[dict[str, Script]] = {
             "the node reboots with another model in a slot@476; a pod is force-deleted and dies late@576; "
             "pods come in a burst@240+11; the clock jumps@116+3"
         ),
+        "a pod comes in the gap of a hand-over to another state directory": (
+            "firmware reserves memory of the group; pods come in a burst; "
+            "a daemon starts with another state directory"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",

@@ -50,6 +50,7 @@ _STOPS: Final = (
     "the predecessor is told to stop",
     "the successor is told to stop",
     "a successor starts",
+    "a daemon starts with another state directory",
 )
 
 _HELD: Final = (

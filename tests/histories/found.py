@@ -547,6 +547,11 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "an administrator brings back the slices that he saved@545+0.3; "
             "a pod with a claim is force-deleted and has a successor@77; an external process opens a card@116+0.001",
         ),
+        "the checkpoint is removed before a reboot, and a pod gets the GPU before kubelet lists the claim": (
+            24752495771,
+            "a pod with a claim comes@128+0.001; an administrator removes the checkpoint under the daemon@550+0.3; "
+            "a pod comes@251+0.05; the node reboots@529+70; a pod is force-deleted@241+70",
+        ),
         "an unbind that waits for a user of the card goes on with no write that hung": (
             23949874799,
             "a process uses a card by its host driver@3; an administrator writes the id of a card to vfio-pci@189; "

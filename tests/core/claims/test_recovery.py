@@ -245,6 +245,18 @@ def test_a_device_that_another_claim_has_by_now_stays_its_own() -> None:
     assert core.claim_state(name("two")) is ClaimState.ABSENT
 
 
+def test_a_device_that_a_pod_has_by_now_stays_the_pods() -> None:
+    """After a reboot a pre-bound GPU is as a prepare leaves it. Kubelet knew of the claim later than of the pod."""
+    core = core_with(gpu(A, 1), gpu(B, 2), one=(A,))
+    core.ledger, core.strangers = {A: "vm"}, listed(name("one"), A)
+    core.feed(LOST)
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.claim_state(name("one")) is ClaimState.ABSENT
+    core.prepare(name("one"))
+    core.pass_time(limits.POLL_S)
+    assert core.claim_state(name("one")) is ClaimState.WAITING
+
+
 def test_a_node_that_has_had_no_claim_serves_the_first_one_at_once() -> None:
     core = lost(claims=())
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)

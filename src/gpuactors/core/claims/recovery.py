@@ -18,7 +18,7 @@ from gpuactors.core.state.claims import Entry, with_entry
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
-from gpuactors.core.values.model import LedgerSource, Role
+from gpuactors.core.values.model import ClaimedDevice, LedgerSource, PciAddress, Role
 from gpuactors.core.values.names import is_subdomain
 
 
@@ -47,7 +47,7 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeS
 
 def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]:
     """The devices of each claim that kubelet lists and that is not here. All of a claim or none: its files name them
-    all. None where another claim here has one by now: a device has one owner."""
+    all. None where another claim here has one by now, or a pod by the device plugin API: a device has one owner."""
     claims = driver.claims(state)
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
@@ -55,7 +55,8 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
     owned = {f.address for e in owning for gpu in e.gpus for f in gpu.functions}
     found: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(state.kubelet.ledger.claims.items()):
-        is_in_place = address not in owned and driver.in_place(state, address)
+        is_free = address not in owned and not _is_pods(state, address)
+        is_in_place = is_free and driver.in_place(state, address)
         for of in listed:
             namespace, _, name = of.claim.partition("/")
             if (of.driver, of.pool) != (claims.settings.driver, claims.settings.pool) or not of.uid:
@@ -66,3 +67,10 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
             if of.device not in devices:  # it is listed for each pod of the claim
                 devices.append(of.device)
     return {name: of_it for name, of_it in found.items() if left_out.isdisjoint((name.uid, str(name)))}
+
+
+def _is_pods(state: NodeState, address: PciAddress) -> bool:
+    """A pod has the device by the device plugin API, or is getting it. After a reboot it may be in place for the claim
+    as well, as a pre-bound GPU is."""
+    owner = state.index.owners.get(address)
+    return owner is not None and not all(isinstance(entry.to, ClaimedDevice) for entry in owner.entries)

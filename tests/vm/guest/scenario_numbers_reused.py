@@ -224,11 +224,16 @@ def _pull_out(node: Node, *functions: PciFunction) -> None:
 def _end_pods(node: Node, daemon: DaemonProcess, *functions: Function) -> None:
     """End the pods that have them, and wait until the devices are free.
 
-    Only when the daemon has read kubelet's ledger since it handed them out: what has never been listed there counts as
+    Only when the daemon has read kubelet's ledger since it handed them out: what has never been seen there counts as
     allocated for GRANT_GRACE_S.
     """
-    lists = node.kubelet.lists
-    eventually("the ledger being read", lambda: node.kubelet.lists > lists, timeout_s=NAMED_WITHIN_S)
+    eventually(
+        "the pods in kubelet's ledger",
+        lambda: all(
+            last_reason(daemon, function.address).startswith("allocated to pod") for function in functions
+        ),
+        timeout_s=NAMED_WITHIN_S,
+    )
     for function in functions:
         node.kubelet.end_pod(_pod(function))
     eventually(

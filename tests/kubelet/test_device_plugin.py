@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Answer, Grant, Granted
 from gpuactors.core.values.model import (
@@ -27,6 +26,7 @@ from gpuactors.core.values.model import (
 from gpuactors.kubelet.device_plugin import DevicePluginService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from tests.core.builders import H100
+from tests.kubelet.stub_core import StubCore
 from tests.support.patience import patient
 
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
@@ -38,7 +38,7 @@ def device_list(**health: Health) -> DeviceList:
 
 
 @dataclass
-class Core:
+class Core(StubCore):
     """Allocates, and lists the other GPU of the group as Unhealthy now, as the registry does."""
 
     lists: Latest[DeviceList]
@@ -48,16 +48,6 @@ class Core:
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
         self.lists.set(self.next)
         return Granted((Grant((), ("/dev/vfio/7",)),), self.changes)
-
-    async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
-        raise NotImplementedError
-
-    async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer:
-        raise NotImplementedError
-
-    @asynccontextmanager
-    async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
-        yield
 
 
 def service(next_list: DeviceList) -> DevicePluginService:

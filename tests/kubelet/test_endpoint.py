@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,18 +11,18 @@ from trio.testing import wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.values.effects import Answer, Grant, Granted
 from gpuactors.core.values.model import DeviceId, DeviceList, ResourceName
 from gpuactors.grpc_trio import open_unix_channel
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from tests.core.builders import H100
+from tests.kubelet.stub_core import StubCore
 from tests.support.patience import patient
 
 
 @dataclass
-class Core:
+class Core(StubCore):
     """Answers the first Allocate when it may, and each other one at once."""
 
     may: trio.Event = field(default_factory=trio.Event)
@@ -35,16 +33,6 @@ class Core:
         if self.asked == 1:
             await self.may.wait()
         return Granted((Grant((), ("/dev/vfio/7",)),))
-
-    async def pre_start(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Answer:
-        raise NotImplementedError
-
-    async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer:
-        raise NotImplementedError
-
-    @asynccontextmanager
-    async def stream(self, resource: ResourceName) -> AsyncIterator[None]:
-        yield
 
 
 @pytest.mark.trio

@@ -75,7 +75,7 @@ GPU: Final = PciAddress("0000:01:00.0")
 DISK: Final = PciAddress("0000:02:00.0")
 """A function of the host that may be in the GPU's group. Without ACS, say."""
 CLAIMS: Final = (name("one"), name("two"))
-OTHER: Final = "20b0"
+OTHER_MODEL: Final = "20b0"
 """Another model, an A100."""
 
 PASSING_S: Final = 61.0
@@ -322,7 +322,7 @@ def _rebooted(node: Node) -> Node:
     """The node reboots, and comes back with another model in the slot: the checkpoint is of an earlier boot, the CDI
     directory is empty, and kubelet prepares anew what its pods have."""
     o = node.outside
-    functions = tuple(replace(f, device=OTHER) if f.address == GPU else f for f in o.world.functions)
+    functions = tuple(replace(f, device=OTHER_MODEL) if f.address == GPU else f for f in o.world.functions)
     models = dict(o.disk.earlier_models) if o.disk is not None else {}
     models |= {uid: {GPU: entry.gpus[0].functions[0].ids} for uid, entry in stored(o.disk).items()}
     disk = CheckpointWanted(o.disk.number, (), (), earlier_models=models) if o.disk is not None else None
@@ -586,7 +586,7 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
 def _check_prepared(node: Node, uid: ClaimUid) -> None:
     o = node.outside
     check_prepared(uid, o.disk, frozenset(of for of, _ in o.files))
-    if uid in o.had and any(f.address == GPU and f.device == OTHER for f in o.functions):
+    if uid in o.had and any(f.address == GPU and f.device == OTHER_MODEL for f in o.functions):
         raise WrongError(f"{uid} is said to be prepared, and another model is in the slot than it had")
     if uid in o.kubelet.prepared and (seen := _seen_driver(node)) != "vfio-pci":
         raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")

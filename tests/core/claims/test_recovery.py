@@ -245,10 +245,11 @@ def test_a_device_that_another_claim_has_by_now_stays_its_own() -> None:
     assert core.claim_state(name("two")) is ClaimState.ABSENT
 
 
-def test_a_device_that_a_pod_has_by_now_stays_the_pods() -> None:
+@pytest.mark.parametrize("pods", [A, B], ids=["the device", "another one of its group"])
+def test_a_device_that_a_pod_has_by_now_stays_the_pods(pods: str) -> None:
     """After a reboot a pre-bound GPU is as a prepare leaves it. Kubelet knew of the claim later than of the pod."""
-    core = core_with(gpu(A, 1), gpu(B, 2), one=(A,))
-    core.ledger, core.strangers = {A: "vm"}, listed(name("one"), A)
+    core = core_with(gpu(A, 1), gpu(B, 1), one=(A,))
+    core.ledger, core.strangers = {pods: "vm"}, listed(name("one"), A)
     core.feed(LOST)
     core.pass_time(limits.LEDGER_QUIET_S)
     assert core.claim_state(name("one")) is ClaimState.ABSENT

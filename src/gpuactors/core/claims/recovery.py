@@ -18,8 +18,9 @@ from gpuactors.core.state.claims import Entry, with_entry
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
-from gpuactors.core.values.model import ClaimedDevice, LedgerSource, PciAddress, Role
+from gpuactors.core.values.model import LedgerSource, PciAddress, Role
 from gpuactors.core.values.names import is_subdomain
+from gpuactors.core.values.owner import NO_RESOURCE, Owner
 
 
 def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
@@ -70,7 +71,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
 
 
 def _is_pods(state: NodeState, address: PciAddress) -> bool:
-    """A pod has the device by the device plugin API, or is getting it. After a reboot it may be in place for the claim
-    as well, as a pre-bound GPU is."""
-    owner = state.index.owners.get(address)
-    return owner is not None and not all(isinstance(entry.to, ClaimedDevice) for entry in owner.entries)
+    """A pod has the device, or another function of its group, by the device plugin API, or is getting it. After a
+    reboot it may be in place for the claim as well, as a pre-bound GPU is."""
+    held = state.holding(address, NO_RESOURCE, lambda _, given: given.resource is None)
+    return held is not None and isinstance(held.who, Owner)

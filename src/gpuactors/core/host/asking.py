@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import chain
 
 from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Asking, CallKind, ClaimedDevice, PciAddress, Pod, Role
+from gpuactors.core.values.model import Asking, CallKind, PciAddress, Pod, Role
 from gpuactors.core.values.owner import Owner
 
 
@@ -123,10 +122,7 @@ def _ours(state: NodeState) -> list[Pod]:
 
 
 def _pods(owners: Iterable[Owner]) -> Iterable[Pod]:
-    for entry in chain.from_iterable(owner.entries for owner in owners):
-        pod = entry.to.pod if isinstance(entry.to, ClaimedDevice) else entry.to
-        if pod is not None:
-            yield pod
+    return (e.pod for owner in owners for e in owner.entries if e.pod is not None)
 
 
 def _named(pods: Iterable[Pod]) -> list[Pod]:

@@ -95,10 +95,14 @@ class Allocation(Struct, frozen=True, gc=False):
                 return f"in use by the claim {self.to.called}{of_pod}"
 
     @property
+    def pod(self) -> Pod | None:
+        """The pod that has it, also by a claim; None: not known, or not yet."""
+        return self.to.pod if isinstance(self.to, ClaimedDevice) else self.to
+
+    @property
     def owner(self) -> str:
         """The name of the pod that has it: `default/vm-1`; of a claim whose pod is not known, the claim's."""
-        pod = self.to.pod if isinstance(self.to, ClaimedDevice) else self.to
-        if pod is not None:
+        if (pod := self.pod) is not None:
             return str(pod) if pod.name else f"the pod {pod}"
         if isinstance(self.to, ClaimedDevice):
             return f"claim {self.to.called}"

@@ -92,8 +92,8 @@ DRIFT: Final = (
     Mutation(
         "a card that was plugged in under an act is pre-bound",
         "core/gpus/returns.py",
-        "        if (first := gpus.original_drivers.get(a, reserved.get(a))) is not None\n",
-        "        if (first := gpus.original_drivers.get(a)) is not None\n",
+        "    if not met.keys() <= known.keys():\n",
+        "    if False:\n",
         f"{_WORLDS}[on its host driver, and swapped while it is bound for a claim]",
     ),
     Mutation(

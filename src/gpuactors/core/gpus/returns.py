@@ -107,14 +107,13 @@ def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bo
     settled = {**gpus.settled, **dict.fromkeys(met, since)}
     if returned:
         return replace(gpus, settled=settled, acted=gpus.acted - frozenset(met))
-    # One that was unplugged, and seen to be gone, before the act met the next one is noted with its claim only.
-    reserved = {f.address: f for e in gpus.claims.entries.values() for g in e.gpus for f in g.functions}
-    plugged_in = {
-        a: replace(first, presence=bound.presence or first.presence)
-        for a, bound in met.items()
-        if (first := gpus.original_drivers.get(a, reserved.get(a))) is not None
-    }
-    known = {**gpus.original_drivers, **plugged_in}
+    known = {**gpus.original_drivers}
+    if not met.keys() <= known.keys():
+        # One that was unplugged, and seen to be gone, before the act met the next one is noted with its claim only.
+        noted = (f for e in gpus.claims.entries.values() for g in e.gpus for f in g.functions)
+        known |= {f.address: f for f in noted if f.address in met.keys() - known.keys()}
+    for a in met.keys() & known.keys():
+        known[a] = replace(known[a], presence=met[a].presence or known[a].presence)
     return replace(gpus, settled=settled, acted=gpus.acted | frozenset(met), original_drivers=known)
 
 

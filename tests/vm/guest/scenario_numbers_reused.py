@@ -224,13 +224,13 @@ def _pull_out(node: Node, *functions: PciFunction) -> None:
 def _end_pods(node: Node, daemon: DaemonProcess, *functions: Function) -> None:
     """End the pods that have them, and wait until the devices are free.
 
-    Only when the daemon has read kubelet's ledger since it handed them out: what has never been seen there counts as
-    allocated for GRANT_GRACE_S.
+    Only when the daemon knows the names of the pods: what List has never shown counts as allocated for GRANT_GRACE_S.
     """
     eventually(
-        "the pods in kubelet's ledger",
+        "the names of the pods",
         lambda: all(
-            last_reason(daemon, function.address).startswith("allocated to pod") for function in functions
+            last_reason(daemon, function.address) == f"allocated to pod default/{_pod(function)}"
+            for function in functions
         ),
         timeout_s=NAMED_WITHIN_S,
     )

@@ -43,10 +43,10 @@ from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports.claims import ClaimCaller, ClaimsKubelet, PluginStatus
 from gpuactors.ports.errors import KubeletError
 from gpuactors.ports.node import Caller, Endpoint, LedgerContents, LedgerQuestion, Sockets
-from gpuactors.simulation.host.kernel import FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.host.kernel import FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
 from tests.memory.disk import FakeDisk, StoppedError
 from tests.memory.kube import MemoryApiServer
 from tests.support.successors import FakeSuccessor

@@ -26,8 +26,8 @@ from gpuactors.kube.client import ApiClient
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.ports.kube import LabelConflict, NodeApi, NodeMetadata
-from gpuactors.simulation.kube.domain_objects import label_of
-from gpuactors.simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.domain_objects import label_of
+from gpuactors_simulation.kube.server import FakeApiServer
 from tests.claims_world import CDI_DIR, NODE, ClaimsWorld, plugin_dir
 from tests.memory.disk import FakeDisk
 from tests.support.claims import Api

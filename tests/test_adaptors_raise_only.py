@@ -44,7 +44,7 @@ from gpuactors.observe.nfd import NfdFile
 from gpuactors.ports.errors import HostShortError, PortError, StateFileError
 from gpuactors.ports.kube import ApiError
 from gpuactors.process import plain_files
-from gpuactors.simulation.host.imex import ImexTree
+from gpuactors_simulation.host.imex import ImexTree
 from tests.acts.test_persistenced import accepted
 from tests.fuzz_decoders.decoder import Stream, sentence
 from tests.support.descriptors import open_files

@@ -18,7 +18,7 @@ import trio.testing
 
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports.claims import ClaimCaller
-from gpuactors.simulation.host.tree import PciSpec
+from gpuactors_simulation.host.tree import PciSpec
 from tests.claims_world import ClaimsWorld, crash_points, prepared, unprepared
 from tests.memory.disk import StoppedError
 

@@ -12,8 +12,8 @@ from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.effects import Refused
 from gpuactors.ports.claims import ClaimCaller
-from gpuactors.simulation.host.tree import PciSpec
-from gpuactors.simulation.kube.server import ApiFault
+from gpuactors_simulation.host.tree import PciSpec
+from gpuactors_simulation.kube.server import ApiFault
 from tests.claims_world import ClaimsWorld, prepared
 
 CLAIMS = 40

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.effects import Refused
-from gpuactors.simulation.host.tree import PciSpec
+from gpuactors_simulation.host.tree import PciSpec
 from tests.claims_world import CDI_DIR, DRIVER, SETTINGS, ClaimsWorld, prepared, unprepared
 
 A, B, C = "0000:23:00.0", "0000:41:00.0", "0000:63:00.0"

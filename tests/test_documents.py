@@ -18,7 +18,7 @@ from gpuactors.config import DECLARATIONS
 from gpuactors.core.reports.kube_events import CONTESTED
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.simulation.run import list_scenarios
+from gpuactors_simulation.run import list_scenarios
 from tests.node import pages
 from tests.observe.documented_events import EVENTS
 from tests.support.markdown import anchors, blocks, links, spans

@@ -20,8 +20,8 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Role
 from gpuactors.daemon import claims
 from gpuactors.ports.kube import ApiAway
-from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest
-from gpuactors.simulation.kube.status import CLASSES, forbidden
+from gpuactors_simulation.kube.server import ApiAnswer, ApiRequest
+from gpuactors_simulation.kube.status import CLASSES, forbidden
 from tests.core.builders import Core, gpu
 from tests.kube.cluster import Cluster, cluster
 from tests.support.log_lines import Logged, logged

@@ -19,7 +19,7 @@ from gpuactors.core.events.domains import (
 )
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts
 from gpuactors.ports.errors import HostError
-from gpuactors.simulation.kube.server import ApiFault
+from gpuactors_simulation.kube.server import ApiFault
 from tests.actors.domain_actor import DomainActor, running, without_hints
 from tests.kube.cluster import NAMESPACE, NODE
 

@@ -23,7 +23,7 @@ from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Token
 from gpuactors.ports.kube import ApiRefused, Refusal
-from gpuactors.simulation.kube.server import ApiFault
+from gpuactors_simulation.kube.server import ApiFault
 from tests.core.builders import SETTINGS, Core, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.kube.cluster import NODE, Cluster, cluster

@@ -18,8 +18,8 @@ from gpuactors.core.events.domains import (
     NodeTouched,
 )
 from gpuactors.core.values.domain import LABEL, DomainUid, LabelChange, LabelPatch, NodeLabel
-from gpuactors.simulation.kube.server import ApiFault
-from gpuactors.simulation.kube.status import NODES
+from gpuactors_simulation.kube.server import ApiFault
+from gpuactors_simulation.kube.status import NODES
 from tests.actors.domain_actor import DomainActor, running, without_hints
 from tests.kube.cluster import NODE
 

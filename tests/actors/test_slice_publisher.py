@@ -32,8 +32,8 @@ from gpuactors.core.values.slices import (
     Publication,
     ServerKeepsTaints,
 )
-from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
-from gpuactors.simulation.kube.status import NODES, SLICES, Object
+from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors_simulation.kube.status import NODES, SLICES, Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
 
 HELD = BlockReason(BlockKind.HELD, "HeldByOther")

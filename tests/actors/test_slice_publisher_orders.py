@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
-from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
-from gpuactors.simulation.kube.status import NODES, SLICES, Object
+from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors_simulation.kube.status import NODES, SLICES, Object
 from tests.actors.test_slice_publisher import HELD, Published, device, offer, published
 from tests.kube.cluster import NODE
 

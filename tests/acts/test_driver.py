@@ -24,9 +24,9 @@ from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.claims import ActError
 from gpuactors.ports.errors import HostShortError
-from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel, Planned
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.host.kernel import DRIVERS, FakeKernel, Planned
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
 from tests.memory.disk import FakeDisk, StoppedError
 
 GPU, AUDIO = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")
@@ -508,7 +508,7 @@ def test_whatever_the_writing_process_answers_is_the_acts_error(
         raise OSError(number, os.strerror(number), path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"gpuactors.simulation.memory.acts._Act.{call}", fails)
+        patched.setattr(f"gpuactors_simulation.memory.acts._Act.{call}", fails)
         if is_struck:
             error = node.fails(target)
             assert error.fault is ActFault.REFUSED

@@ -18,9 +18,9 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.limits import MODPROBE_AGAIN_S
 from gpuactors.ports.claims import ActError
-from gpuactors.simulation.host.kernel import DRIVERS, FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.host.kernel import DRIVERS, FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
 from tests.host.test_imex import script
 from tests.support.patience import patient
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import grpc
 
-from gpuactors.simulation.kube.server import ApiFault
+from gpuactors_simulation.kube.server import ApiFault
 from tests.bench.claims import ServedNode, claims_node, requests_of
 from tests.bench.context import Bench
 from tests.bench.node import DidNotWork, gpu_addresses

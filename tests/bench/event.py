@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpuactors.simulation.host.uevents import Uevent
+from gpuactors_simulation.host.uevents import Uevent
 from tests.bench import procfs
 from tests.bench.context import Bench, in_turn, say
 from tests.bench.node import WAIT_S, Node

@@ -18,8 +18,8 @@ from typing import Final, final
 
 import trio
 
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.host.uevents import Uevent, UeventSender
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.uevents import Uevent, UeventSender
 from tests.bench.parties import Party, Place
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Frame, Registration

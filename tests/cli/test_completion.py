@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 
 from gpuactors.cli.commands import cli
 from gpuactors.cli.completion import SHELLS, VARIABLE, ColonBash, script
-from gpuactors.simulation.run import list_scenarios
+from gpuactors_simulation.run import list_scenarios
 
 
 def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -17,8 +17,8 @@ from gpuactors.core.state.claims import NO_CLAIMS, ClaimSettings
 from gpuactors.core.state.domains import Domains, ImexView
 from gpuactors.core.values.domain import DRIVER, DomainMode, DomainSettings, ImexFacts
 from gpuactors.core.values.slices import Attribute
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, Kind, Object
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.status import CLIQUES, DOMAINS, Kind, Object
 from tests.deploy.cel import evaluated
 from tests.deploy.manifests import DEPLOY, Manifest
 

@@ -37,7 +37,7 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.kubelet.list_messages import encoded_device
 from gpuactors.ports.errors import HostError
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.fuzz_decoders.damage import of_bytes
 from tests.fuzz_decoders.decoder import Decoder, Stream, at_once, of_text, sentence
 

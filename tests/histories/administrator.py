@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, Final, final
 
-from gpuactors.simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel, SleepsError
+from gpuactors_simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel, SleepsError
 
 ADMINISTERED: Final = 1 << 34
 """The bit of a history's seed by which a node with claims of GPUs has a second administrator."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Final
 
-from gpuactors.simulation.host.kernel import NVIDIA
-from gpuactors.simulation.kube.status import SLICES
+from gpuactors_simulation.host.kernel import NVIDIA
+from gpuactors_simulation.kube.status import SLICES
 from tests.histories.administrator import VFIO, VIRTUAL_FUNCTIONS, Administrator
 from tests.histories.claim_events import FIRST_OF_CLAIMS
 from tests.histories.claims import ClaimsNode

@@ -21,8 +21,8 @@ from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked
 from gpuactors.core.values.effects import Granted, Preferred, Refused, Reply
 from gpuactors.core.values.model import Pod, Token
 from gpuactors.ports.node import Step
-from gpuactors.simulation.kubelet.values import Phase
-from gpuactors.simulation.kubelet.values import Pod as FailedPod
+from gpuactors_simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.values import Pod as FailedPod
 from tests.histories.refusals import UNREAD
 from tests.histories.truth import claimed_cards, given_by_us, is_any_withheld, others_cards
 from tests.histories.world import World

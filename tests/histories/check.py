@@ -19,7 +19,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.ports.node import Step
 from gpuactors.replay.play import Played, Resumed, play
 from gpuactors.replay.reading import Damage, files_to_read
-from gpuactors.simulation.kubelet.values import KubeletView, LedgerEntry, Phase
+from gpuactors_simulation.kubelet.values import KubeletView, LedgerEntry, Phase
 from tests.histories.answers import Answers
 from tests.histories.claim_check import ClaimRules
 from tests.histories.domain_check import DomainRules

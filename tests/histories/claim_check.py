@@ -11,9 +11,9 @@ from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.ports.node import Step
-from gpuactors.simulation.host.kernel import NVIDIA
-from gpuactors.simulation.kubelet.dra.values import ClaimInfo
-from gpuactors.simulation.kubelet.values import Phase, Pod
+from gpuactors_simulation.host.kernel import NVIDIA
+from gpuactors_simulation.kubelet.dra.values import ClaimInfo
+from gpuactors_simulation.kubelet.values import Phase, Pod
 from tests.histories.administrator import Administrator
 from tests.histories.answer_check import ClaimAnswers
 from tests.histories.claim_events import CLAIM_POD

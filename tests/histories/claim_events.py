@@ -11,9 +11,9 @@ import errno
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpuactors.simulation.host.kernel import Planned
-from gpuactors.simulation.kube.server import ApiFault
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.host.kernel import Planned
+from gpuactors_simulation.kube.server import ApiFault
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.claims import ClaimsNode
 from tests.histories.dra_node import DraNode
 from tests.histories.group_events import GROUP_KINDS

@@ -19,10 +19,10 @@ from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.daemon.claims import DraOutside
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.claims import ClaimsKubelet
-from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.host.uevents import Uevent
-from gpuactors.simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.host.kernel import NVIDIA, FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.uevents import Uevent
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
 from tests.histories.administrator import ADMINISTERED, LOADS_LATE, Administrator
 from tests.histories.dra_node import NAMESPACE, NODE, DraNode
 

@@ -22,10 +22,10 @@ from gpuactors.core.values.domain import LabelChange, NodeLabel
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
 from gpuactors.ports.node import Step
-from gpuactors.simulation.kube.domain_objects import DAEMON, label_in
-from gpuactors.simulation.kube.status import NODES
-from gpuactors.simulation.kubelet.dra.values import ClaimInfo
-from gpuactors.simulation.kubelet.values import Phase, Pod
+from gpuactors_simulation.kube.domain_objects import DAEMON, label_in
+from gpuactors_simulation.kube.status import NODES
+from gpuactors_simulation.kubelet.dra.values import ClaimInfo
+from gpuactors_simulation.kubelet.values import Phase, Pod
 from tests.histories.domain_events import is_strangers
 from tests.histories.domains import DomainsNode
 from tests.histories.dra_check import Problem

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gpuactors.core.values.domain import AllocationMode
-from gpuactors.simulation.kube.server import ApiFault
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kube.server import ApiFault
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.claim_events import CLAIM_POD, claim_pods
 from tests.histories.domains import NAMES, STRANGER, DomainsNode
 from tests.histories.kinds import Flag, Kind, KindsOn, detail_of

@@ -17,11 +17,11 @@ from gpuactors.host.imex import InlineImex
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports.claims import ClaimsKubelet
-from gpuactors.simulation.domain_controller import DomainController
-from gpuactors.simulation.host.imex import ImexTree
-from gpuactors.simulation.host.tree import HostTree
-from gpuactors.simulation.kube import domain_objects
-from gpuactors.simulation.kube.status import DOMAINS as DOMAIN_OBJECTS
+from gpuactors_simulation.domain_controller import DomainController
+from gpuactors_simulation.host.imex import ImexTree
+from gpuactors_simulation.host.tree import HostTree
+from gpuactors_simulation.kube import domain_objects
+from gpuactors_simulation.kube.status import DOMAINS as DOMAIN_OBJECTS
 from tests.histories.dra_node import NAMESPACE, NODE, DraNode
 
 DOMAINS: Final = 1 << 33

@@ -14,7 +14,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.ports.node import Step
-from gpuactors.simulation.kubelet.values import Pod
+from gpuactors_simulation.kubelet.values import Pod
 from tests.histories.dra_node import DraNode
 from tests.histories.world import World
 

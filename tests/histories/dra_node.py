@@ -26,10 +26,10 @@ from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports.claims import ClaimsKubelet, DriverBinder
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import CLAIMS as CLAIM_OBJECTS
-from gpuactors.simulation.kubelet.dra.surroundings import surroundings_of
-from gpuactors.simulation.kubelet.dra.values import Surroundings
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.status import CLAIMS as CLAIM_OBJECTS
+from gpuactors_simulation.kubelet.dra.surroundings import surroundings_of
+from gpuactors_simulation.kubelet.dra.values import Surroundings
 from tests.memory.disk import FakeDisk
 from tests.memory.kube import MemoryApiServer
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, final
 
-from gpuactors.simulation.host.kernel import NVIDIA
+from gpuactors_simulation.host.kernel import NVIDIA
 from tests.histories.claim_events import FIRST_OF_CLAIMS
 from tests.histories.claims import ClaimsNode
 from tests.histories.domain_events import FIRST_OF_DOMAINS

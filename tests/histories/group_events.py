@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuactors.simulation.host.tree import PciSpec
+from gpuactors_simulation.host.tree import PciSpec
 from tests.histories.kinds import Kind, card_of, detail_of
 from tests.histories.world import (
     PLATFORM_COMES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from gpuactors.simulation.host.tree import PciSpec
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.host.tree import PciSpec
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.kinds import (
     Act,
     Flag,

@@ -23,9 +23,9 @@ from gpuactors.kubelet.pb.deviceplugin.v1beta1 import (
     RegisterRequest,
 )
 from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodResourcesListerStub
-from gpuactors.simulation.kubelet.plugins import LIST_AND_WATCH
-from gpuactors.simulation.kubelet.transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.plugins import LIST_AND_WATCH
+from gpuactors_simulation.kubelet.transport import KUBELET_SOCKET, POD_RESOURCES_SOCKET
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.kinds import Act, Flag, Kind, always, crash, detail_of, fault
 from tests.histories.truth import given_by_us
 from tests.histories.world import MODEL, MODELS, OTHER_CLIENT, SECOND, World

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuactors.simulation.kubelet.values import Claim, Phase
+from gpuactors_simulation.kubelet.values import Claim, Phase
 from tests.histories.kinds import Flag, Kind, detail_of
 from tests.histories.truth import given_by_us, others_cards
 from tests.histories.world import MODEL, SECOND, World

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpuactors.core.values.selector import parse_selector
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.kinds import Flag, Kind, always, card_of, detail_of
 from tests.histories.truth import given_by_us
 from tests.histories.world import CARDS, MODEL, OLDER_POD, SECOND, SELECTORS, World

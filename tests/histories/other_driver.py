@@ -11,7 +11,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
-from gpuactors.simulation.kubelet.values import Claim
+from gpuactors_simulation.kubelet.values import Claim
 
 DRIVER: Final = "gpu.vendor.example"
 CDI_DIR: Final = "/var/run/cdi"

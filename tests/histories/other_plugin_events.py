@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
-from gpuactors.simulation.other_plugins import Bystander, OtherPlugin
+from gpuactors_simulation.other_plugins import Bystander, OtherPlugin
 from tests.histories.kinds import Flag, Kind, detail_of
 from tests.histories.world import MODEL, World
 

@@ -23,7 +23,7 @@ import trio._core._run as trio_run
 from trio.testing import MockClock
 
 from gpuactors.observe import log
-from gpuactors.simulation.log_tail import LogTail
+from gpuactors_simulation.log_tail import LogTail
 from tests.histories.check import Safety, ViolationError, check_journal, settle
 from tests.histories.events import KINDS
 from tests.histories.script import Script, Step

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TextIO, final
 
 import trio
 
-from gpuactors.simulation.show import (
+from gpuactors_simulation.show import (
     DEVICES_HEAD,
     RESOURCES_HEAD,
     aligned,
@@ -19,7 +19,7 @@ from gpuactors.simulation.show import (
     remark_lines,
     resource_rows,
 )
-from gpuactors.simulation.world import Moment
+from gpuactors_simulation.world import Moment
 from tests.histories.play import Failure, Played, play
 from tests.histories.script import Script, Step, format_step, replay_line
 from tests.histories.world import World

@@ -15,9 +15,9 @@ from gpuactors.core.gpus import driver as gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
-from gpuactors.simulation.host.kernel import NVIDIA, FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.host.kernel import NVIDIA, FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.administrator import LOADS_LATE, UNBINDS, VFIO, Administrator
 from tests.histories.administrator_events import ADMINISTRATOR_KINDS, BESIDE
 from tests.histories.claim_check import UNDONE

@@ -18,7 +18,7 @@ from gpuactors.core.gpus import exclusion, reservation, returns
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu
 from gpuactors.core.values.model import PciAddress
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS
 from tests.histories.claims import CLAIMS
 from tests.histories.draw import drawn

@@ -18,7 +18,7 @@ from gpuactors.core.state.domains import Domains, DomainView, Label
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainUid, LabelChange, LabelPatch
 from gpuactors.kube.client import ApiClient, Call
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories import domain_check
 from tests.histories.claim_events import OF_ANY_DRIVER
 from tests.histories.domain_events import BESIDE, DOMAIN_KINDS

@@ -15,7 +15,7 @@ from gpuactors.core.deviceplugin import calls
 from gpuactors.core.host import asking
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.kubelet_events import lists
 from tests.histories.trace import Trace
 from tests.histories.world import MODEL, World, open_world

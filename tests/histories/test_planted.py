@@ -21,7 +21,7 @@ from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.process.logger import get_logger
-from gpuactors.simulation.kubelet.values import DoubleHandOut
+from gpuactors_simulation.kubelet.values import DoubleHandOut
 from tests.histories import play as playing
 from tests.histories import refusals
 from tests.histories.draw import drawn

@@ -14,8 +14,8 @@ from typing import Final
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.selector import matches
-from gpuactors.simulation.host.tree import PciSpec
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.host.tree import PciSpec
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.other_driver import DRIVER
 from tests.histories.world import GPU_CLASS, World, states_of
 

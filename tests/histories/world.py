@@ -45,14 +45,14 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, InlineUse
 from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.ports.node import Step
-from gpuactors.simulation.host.pod_cgroups import CgroupTree
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.host.uevents import Uevent
-from gpuactors.simulation.kubelet.containers import TreeTenancy
-from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import MemoryTransport
-from gpuactors.simulation.kubelet.values import Pod
-from gpuactors.simulation.other_plugins import OtherPlugin
+from gpuactors_simulation.host.pod_cgroups import CgroupTree
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.uevents import Uevent
+from gpuactors_simulation.kubelet.containers import TreeTenancy
+from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import MemoryTransport
+from gpuactors_simulation.kubelet.values import Pod
+from gpuactors_simulation.other_plugins import OtherPlugin
 from tests.histories.administrator import VIRTUAL_FUNCTIONS
 from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode

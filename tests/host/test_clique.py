@@ -12,7 +12,7 @@ from gpuactors.core.domains.clique import GpuFabric, Said, found_by, of_gpus, pa
 from gpuactors.host.imex import CliqueOfClaims, HostImex, Operators
 from gpuactors.host.nvml import NvmlClique
 from gpuactors.host.root import HostRoot
-from gpuactors.simulation.host.imex import CLIQUE, ImexTree
+from gpuactors_simulation.host.imex import CLIQUE, ImexTree
 
 OTHER = CLIQUE.replace(".32766", ".4")
 CLUSTER, _, NUMBER = CLIQUE.partition(".")

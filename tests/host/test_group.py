@@ -15,8 +15,8 @@ from gpuactors.host.group import GroupReader
 from gpuactors.host.modules import best, loaded, vfio_driver
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
-from gpuactors.simulation.host.kernel import FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.kernel import FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 
 GPU, AUDIO, BRIDGE = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1"), PciAddress("0000:22:00.0")
 

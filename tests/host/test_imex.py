@@ -15,7 +15,7 @@ from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.ports.claims import ImexReader
 from gpuactors.ports.errors import HostError
-from gpuactors.simulation.host.imex import CHANNELS_MAJOR, CLIQUE, ImexTree
+from gpuactors_simulation.host.imex import CHANNELS_MAJOR, CLIQUE, ImexTree
 from tests.support.patience import patient
 
 WITHIN_S = patient(20.0)

@@ -11,8 +11,8 @@ import pytest
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.nvidia import NvidiaGpus
 from gpuactors.host.root import HostRoot
-from gpuactors.simulation.host.kernel import FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.kernel import FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 
 GPU = PciAddress("0000:23:00.0")
 UUID = "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"

@@ -30,7 +30,7 @@ from gpuactors.host.uevents import hint_of, parse_datagram, unix_uevents
 from gpuactors.host.use import SysfsUse
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.errors import HostError, KubeletError, PortError, StateFileError
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 
 ODD = b"\xff\xc3\x28\xed\xa0\x80"
 """No start of a letter, a letter cut off, and a lone surrogate."""

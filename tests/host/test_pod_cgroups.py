@@ -9,7 +9,7 @@ import pytest
 from gpuactors.core.values.model import NO_PODS, PodLife
 from gpuactors.host.pod_cgroups import PodCgroups, uid_of
 from gpuactors.host.root import HostRoot
-from gpuactors.simulation.host.pod_cgroups import CgroupTree
+from gpuactors_simulation.host.pod_cgroups import CgroupTree
 
 ONE, TWO, GONE = (f"{n}4d3c2b1-0000-4000-8000-00000000000{n}" for n in range(3))
 STATIC = "0123456789abcdef0123456789abcdef"

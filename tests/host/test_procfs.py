@@ -22,7 +22,7 @@ from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host import procfs
 from gpuactors.host.procfs import ProcReader, node_id, pod_uid
 from gpuactors.host.root import HostRoot
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 
 GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")

@@ -23,7 +23,7 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import start_thread
 from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 
 SHORT_S = 0.05

@@ -19,7 +19,7 @@ from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports.errors import HostError
-from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
+from gpuactors_simulation.host.tree import HostTree, PciSpec, Uevent
 
 DEFAULT = ("vendor=10de,class=03", "vendor=10de,class=0680")
 

@@ -29,8 +29,8 @@ from gpuactors.host.uevents import (
 )
 from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.host.uevents import Uevent, UeventSender
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.uevents import Uevent, UeventSender
 from tests.support.patience import patient
 
 PATIENCE_S = patient(10.0)

@@ -23,7 +23,7 @@ from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import Holders, InlineUse, OpenNode, SysfsUse
 from gpuactors.ports.node import UseReader
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.support.patience import patient
 
 SHORT_S = 0.1

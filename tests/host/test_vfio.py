@@ -10,7 +10,7 @@ from gpuactors.host.modules import is_installed
 from gpuactors.host.root import HostRoot, module_parameter
 from gpuactors.host.vfio import DeviceNode, read
 from gpuactors.ports.errors import HostError
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 
 SPEC = PciSpec("0000:23:00.0", "10de", "2330", "030200", 0x23, driver="vfio-pci")
 

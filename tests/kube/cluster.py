@@ -16,7 +16,7 @@ from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.events import KubeEvents
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
-from gpuactors.simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.server import FakeApiServer
 from tests.memory.kube import MemoryApiServer
 from tests.support.patience import patient
 

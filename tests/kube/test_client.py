@@ -31,9 +31,9 @@ from gpuactors.kube import errors
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.ports.kube import ApiAway, ApiMalformed, ApiRefused
-from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
-from gpuactors.simulation.kube.status import NODES, SLICES, Object
+from gpuactors_simulation.kube.http import serve_loopback
+from gpuactors_simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
+from gpuactors_simulation.kube.status import NODES, SLICES, Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster, spec
 from tests.support.patience import patient
 

@@ -7,8 +7,8 @@ from trio.testing import MockClock
 
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.ports.kube import ApiMalformed, ApiRefused, SlicesListed
-from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest
-from gpuactors.simulation.kube.status import CLASSES, KINDS
+from gpuactors_simulation.kube.server import ApiAnswer, ApiFault, ApiRequest
+from gpuactors_simulation.kube.status import CLASSES, KINDS
 from tests.kube.cluster import cluster
 
 

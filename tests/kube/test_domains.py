@@ -15,9 +15,9 @@ from gpuactors.kube.client import METADATA_OF_LIST, ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports.kube import ApiMalformed, ApiRefused
-from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
-from gpuactors.simulation.kube.status import CLIQUES, DOMAINS, KINDS, Object
+from gpuactors_simulation.kube.http import serve_loopback
+from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors_simulation.kube.status import CLIQUES, DOMAINS, KINDS, Object
 from tests.kube.cluster import NAMESPACE, NODE, Cluster, cluster
 from tests.support.patience import patient
 

@@ -14,8 +14,8 @@ from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.kube.client import Call
 from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
-from gpuactors.simulation.kube.server import ApiFault
-from gpuactors.simulation.kube.status import EVENTS
+from gpuactors_simulation.kube.server import ApiFault
+from gpuactors_simulation.kube.status import EVENTS
 from tests.kube.cluster import NODE, Cluster, cluster
 
 POD = ObjectRef("Pod", "default", "vm", "d3f0c9f4-4f6e-4f0e-8f4b-7f9c0a4b8e11")

@@ -18,8 +18,8 @@ from gpuactors.core.values.claim import ClaimAbsent, ClaimName, ClaimUid
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.ports.kube import ApiAway, ApiRefused
-from gpuactors.simulation.kube.http import serve_stream
-from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors_simulation.kube.http import serve_stream
+from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
 from tests.kube.cluster import Cluster, cluster, spec
 from tests.support.patience import patient
 

@@ -16,9 +16,9 @@ from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.ports.kube import ApiAway, ApiRefused, LabelConflict, NodeMetadata
-from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
-from gpuactors.simulation.kube.status import NODES, Cause, invalid
+from gpuactors_simulation.kube.http import serve_loopback
+from gpuactors_simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
+from gpuactors_simulation.kube.status import NODES, Cause, invalid
 from tests.kube.cluster import NODE, Cluster, cluster
 from tests.kube.test_recorded import recorded
 from tests.support.patience import patient

@@ -18,9 +18,9 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.simulation.kube.http import serve_stream
-from gpuactors.simulation.kube.server import ApiRequest, FakeApiServer
-from gpuactors.simulation.kube.status import CLAIMS, NODES, SLICES, Kind, Object
+from gpuactors_simulation.kube.http import serve_stream
+from gpuactors_simulation.kube.server import ApiRequest, FakeApiServer
+from gpuactors_simulation.kube.status import CLAIMS, NODES, SLICES, Kind, Object
 from tests.support.patience import patient
 
 RECORDED = Path(__file__).parent / "recorded"

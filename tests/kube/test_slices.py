@@ -26,8 +26,8 @@ from gpuactors.ports.kube import (
     SlicesListed,
     SliceStored,
 )
-from gpuactors.simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
-from gpuactors.simulation.kube.status import Object
+from gpuactors_simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
+from gpuactors_simulation.kube.status import Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster, device, spec
 from tests.kube.test_recorded import NAMES, recorded
 
@@ -136,7 +136,7 @@ async def test_an_event_moves_the_version_on(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server without bookmarks: what was shown once is not shown by the next watch again."""
-    monkeypatch.setattr("gpuactors.simulation.kube.server._bookmark_first_at", lambda *_: inf)
+    monkeypatch.setattr("gpuactors_simulation.kube.server._bookmark_first_at", lambda *_: inf)
     async with followed() as (at, found):
         await found.next()
         await trio.sleep(limits.WATCH_SILENT_S - 10.0)

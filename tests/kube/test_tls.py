@@ -14,8 +14,8 @@ import trustme
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import AccessError, FileAccess, Server
 from gpuactors.ports.kube import ApiAway
-from gpuactors.simulation.kube.http import serve_stream
-from gpuactors.simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.http import serve_stream
+from gpuactors_simulation.kube.server import FakeApiServer
 from tests.support.patience import patient
 
 WITHIN_S = patient(20.0)

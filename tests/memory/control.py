@@ -15,7 +15,7 @@ from gpuactors.control.path import SOCKET_NAME, node_socket_path
 from gpuactors.control.unix import ControlIo, UnixControl
 from gpuactors.grpc_trio import BoundListener, Owner, SocketBindError
 from gpuactors.kubelet.sockets import OURS
-from gpuactors.simulation.kubelet.transport import MemoryTransport, owner_named
+from gpuactors_simulation.kubelet.transport import MemoryTransport, owner_named
 from tests.memory.faults import Fault, Faults
 
 

@@ -23,7 +23,7 @@ from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.host.use import InlineUse
 from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
 from gpuactors.ports.node import Hint, Observation, UeventSource
-from gpuactors.simulation.host.uevents import Uevent
+from gpuactors_simulation.host.uevents import Uevent
 from tests.memory.faults import SLOW_S, Fault, Faults
 
 

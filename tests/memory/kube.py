@@ -13,9 +13,9 @@ import trio
 
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
-from gpuactors.simulation.kube.http import serve_stream
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.memory.stream import Connection
+from gpuactors_simulation.kube.http import serve_stream
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.memory.stream import Connection
 
 _DAEMON: Final = "daemon"
 _API_SERVER: Final = "kube-apiserver"

@@ -21,7 +21,7 @@ from gpuactors.kubelet.kubelet import KubeletIo, UnixKubelet
 from gpuactors.kubelet.ledger import FileAndPods, KubeletLedger, LedgerIo
 from gpuactors.kubelet.sockets import Change, Changes, Directory, DirectoryIo
 from gpuactors.ports.node import PodsSeen
-from gpuactors.simulation.kubelet.transport import (
+from gpuactors_simulation.kubelet.transport import (
     CHECKPOINT_FILE,
     MemoryTransport,
     plugin_name,

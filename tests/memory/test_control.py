@@ -15,7 +15,7 @@ from gpuactors.core.step import initial_state
 from gpuactors.core.values.model import Settings
 from gpuactors.grpc_trio import Owner
 from gpuactors.ports.errors import ControlBlockedError, ControlTakenError
-from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors_simulation.kubelet.transport import MemoryTransport
 from tests.memory.control import StateDirectory, memory_control
 from tests.memory.faults import Fault, Faults, PlannedCrashError
 

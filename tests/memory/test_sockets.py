@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 from gpuactors.limits import FOREIGN_SOCKETS_MAX, KUBELET_DIR_RETRY_S, ODD_SIGHT_S
 from gpuactors.ports.node import Sockets
-from gpuactors.simulation.kubelet.fake import open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors_simulation.kubelet.fake import open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import MemoryTransport
 from tests.memory.faults import Fault, Faults
 from tests.memory.kubelet import memory_kubelet
 

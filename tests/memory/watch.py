@@ -16,7 +16,7 @@ from typing import Final, final
 
 from inotify_simple import INotify, flags
 
-from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
+from gpuactors_simulation.host.kernel import FakeKernel, SleepsError
 from tests.memory.hanging import HangingFile
 
 _CONTROLS: Final = frozenset({"bind", "unbind", "drivers_probe", "driver_override"})

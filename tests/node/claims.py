@@ -22,7 +22,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.simulation.host.kernel import Planned
+from gpuactors_simulation.host.kernel import Planned
 from tests.node import daemonset, pods
 from tests.node.books import DRIVER
 from tests.node.cluster import (

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final, final
 
 from gpuactors.host.root import CGROUPS
-from gpuactors.simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.host.uevents import Uevent
+from gpuactors_simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.uevents import Uevent
 from tests.node.lane import DRIVERS_ROOTS, OWN_DIRECTORIES
 from tests.node.real_tenants import RealTenants, make_node
 from tests.node.sysfs_mount import SysfsMount

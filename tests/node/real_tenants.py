@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, final
 
-from gpuactors.simulation.host.tenants import Tenants
+from gpuactors_simulation.host.tenants import Tenants
 from tests.node.lane import LANE_VARIABLE
 
 TTY_MAJOR: Final = 4

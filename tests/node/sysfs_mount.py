@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, final
 
-from gpuactors.simulation.host.kernel import FakeKernel, SleepsError
+from gpuactors_simulation.host.kernel import FakeKernel, SleepsError
 
 os.environ.setdefault("FUSE_LIBRARY_PATH", ctypes.util.find_library("fuse3") or "libfuse3.so.3")
 import mfusepy  # it loads the library when it is imported

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from gpuactors.simulation.host.uevents import Uevent
+from gpuactors_simulation.host.uevents import Uevent
 
 _NETLINK_KOBJECT_UEVENT: Final = 15
 _NLMSG_MIN_TYPE: Final = 0x10

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, Release
+from gpuactors_simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, Release
 from tests.node.cluster import Api
 
 Version = tuple[int, int]

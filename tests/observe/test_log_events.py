@@ -15,7 +15,7 @@ from gpuactors.observe.log import LIBRARY_EVENT
 from tests.observe.documented_events import EVENTS, FIELDS, rows
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "gpuactors"
+SOURCE = ROOT / "src"
 
 NAME = re.compile(r"[a-z_]+\.[a-z_]+")
 """Of an event. What else is logged is a library's text, as that of grpc_trio."""

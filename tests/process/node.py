@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import grpc
 
-from gpuactors.simulation.host.tree import HostTree, PciSpec
-from gpuactors.simulation.host.uevents import Uevent
+from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.uevents import Uevent
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually
 from tests.support.kubelet_grpcio import KubeletStandIn
 from tests.support.kubelet_seen import Allocated, DeviceNode, Frame, ListedDevice, Registration

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, final
 
-from gpuactors.simulation.host.tree import HostTree
+from gpuactors_simulation.host.tree import HostTree
 from tests.process.daemon import eventually
 from tests.process.node import Node
 from tests.support.kubelet_seen import Allocated

@@ -5,12 +5,12 @@ from __future__ import annotations
 import grpc
 import trio
 
-from gpuactors.simulation.kubelet.containers import TreeTenancy
-from gpuactors.simulation.kubelet.dra.surroundings import nodes_of, surroundings_of
-from gpuactors.simulation.kubelet.dra.values import Surroundings
-from gpuactors.simulation.kubelet.fake import open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.containers import TreeTenancy
+from gpuactors_simulation.kubelet.dra.surroundings import nodes_of, surroundings_of
+from gpuactors_simulation.kubelet.dra.values import Surroundings
+from gpuactors_simulation.kubelet.fake import open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import UnixTransport
+from gpuactors_simulation.kubelet.values import Phase
 from tests.process.daemon import WAIT_S
 from tests.process.node import Node, address
 from tests.process.test_claims import claims_node, daemon_of

@@ -17,7 +17,7 @@ import pytest
 
 from gpuactors.config import KEYS
 from gpuactors.observe.journal import Anchor
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import gpu
 from tests.observe.recording import WALL, RecordedCore, files
 from tests.process.daemon import gpuactors

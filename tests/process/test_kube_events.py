@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpuactors.simulation.kube.server import ApiFault
+from gpuactors_simulation.kube.server import ApiFault
 from tests.process.daemon import DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, UNHEALTHY, Node, address
 from tests.process.test_claims import claims_node

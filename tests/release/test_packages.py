@@ -40,7 +40,7 @@ def test_the_wheel_holds_the_program_and_its_licences(packages: tuple[Path, Path
         names = set(archive.namelist())
     information = f"gpuactors-{version()}.dist-info"
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {"gpuactors", information}
+    assert tops == {"gpuactors", "gpuactors_simulation", information}
     assert {f"{information}/licenses/LICENSE", "gpuactors/host/data/pci.ids", "gpuactors/py.typed"} <= names
     sources = {str(path.relative_to(CHECKOUT / "src")) for path in (CHECKOUT / "src/gpuactors").rglob("*.py")}
     assert sources <= names

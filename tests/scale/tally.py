@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import trio
 from msgspec.structs import replace
 
-from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest
-from gpuactors.simulation.kube.status import Object
+from gpuactors_simulation.kube.server import ApiAnswer, ApiRequest
+from gpuactors_simulation.kube.status import Object
 from tests.memory.kube import MemoryApiServer
 
 _VERBS: Final = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

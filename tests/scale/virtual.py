@@ -19,8 +19,8 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.core.values.domain import DomainUid
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import NODES, SLICES
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.status import NODES, SLICES
 from tests.kube.cluster import NAMESPACE
 from tests.memory.kube import MemoryApiServer
 from tests.scale.fleet import CLIQUE, Daemon, Served, node_name

@@ -25,8 +25,8 @@ from trio.testing import MockClock
 from gpuactors.ports import claims as ports_claims
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
-from gpuactors.simulation.kubelet.dra import worker
-from gpuactors.simulation.kubelet.values import KubeletView, Phase
+from gpuactors_simulation.kubelet.dra import worker
+from gpuactors_simulation.kubelet.values import KubeletView, Phase
 from tests.histories.claims import CLAIMS, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.play import _memory_directory, _pinned

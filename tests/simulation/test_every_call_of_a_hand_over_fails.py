@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.core.values.model import Role
-from gpuactors.simulation.kubelet.dra import worker
+from gpuactors_simulation.kubelet.dra import worker
 from tests.histories.claims import CLAIMS
 from tests.histories.play import _memory_directory, _pinned
 from tests.histories.trace import Trace

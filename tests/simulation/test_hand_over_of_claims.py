@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.core.values.model import Role
-from gpuactors.simulation.kubelet.values import KubeletView, Phase
+from gpuactors_simulation.kubelet.values import KubeletView, Phase
 from tests.histories.claims import CLAIMS, ClaimsNode
 from tests.histories.trace import Trace
 from tests.histories.world import World, open_world

@@ -16,8 +16,8 @@ from gpuactors.control.node_view import view_of
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.replay.counts import Counts
-from gpuactors.simulation.kubelet.values import Phase
-from gpuactors.simulation.other_plugins import Bystander, OtherPlugin
+from gpuactors_simulation.kubelet.values import Phase
+from gpuactors_simulation.other_plugins import Bystander, OtherPlugin
 from tests.histories.trace import Trace
 from tests.histories.world import MODEL, MODELS, World, open_world
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from gpuactors.config import Config
 from gpuactors.core.values.cause import Cause
 from gpuactors.daemon import app
-from gpuactors.simulation import run
-from gpuactors.simulation.expectations import (
+from gpuactors_simulation import run
+from gpuactors_simulation.expectations import (
     Counts,
     HeldByExternal,
     HeldUp,
@@ -29,19 +29,19 @@ from gpuactors.simulation.expectations import (
     Unhealthy,
     Waits,
 )
-from gpuactors.simulation.kubelet.device_manager import (
+from gpuactors_simulation.kubelet.device_manager import (
     Allocated,
     DeviceManager,
     KubeletView,
     ListedDevice,
     Phase,
 )
-from gpuactors.simulation.scenarios import SCENARIOS
-from gpuactors.simulation.scenarios.parts import H100, VFIO, h100s, start_node
-from gpuactors.simulation.script import Scenario, Step
-from gpuactors.simulation.show import ScenarioResult, Show, aligned
-from gpuactors.simulation.situation import Expectation, Situation
-from gpuactors.simulation.world import World
+from gpuactors_simulation.scenarios import SCENARIOS
+from gpuactors_simulation.scenarios.parts import H100, VFIO, h100s, start_node
+from gpuactors_simulation.script import Scenario, Step
+from gpuactors_simulation.show import ScenarioResult, Show, aligned
+from gpuactors_simulation.situation import Expectation, Situation
+from gpuactors_simulation.world import World
 
 NAMES = [scenario.name for scenario in SCENARIOS]
 

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from gpuactors.core.gpus import exclusion, reservation
 from gpuactors.core.values.prebound import PreBound, Rule
-from gpuactors.simulation import run
-from gpuactors.simulation.claims import DRIVER, ClaimsSide
-from gpuactors.simulation.cluster import Cluster
-from gpuactors.simulation.expectations_claims import (
+from gpuactors_simulation import run
+from gpuactors_simulation.claims import DRIVER, ClaimsSide
+from gpuactors_simulation.cluster import Cluster
+from gpuactors_simulation.expectations_claims import (
     Found,
     NothingLeft,
     Offered,
@@ -26,13 +26,13 @@ from gpuactors.simulation.expectations_claims import (
     PreparedOn,
     WaitsFor,
 )
-from gpuactors.simulation.host.kernel import FakeKernel
-from gpuactors.simulation.host.tree import HostTree
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kubelet.device_manager import DeviceManager
-from gpuactors.simulation.scenarios.claims import CLAIMS
-from gpuactors.simulation.scenarios.prebound import PREBOUND
-from gpuactors.simulation.situation import ClaimSeen, ClaimsSeen, Expectation, GpuSeen, Situation
+from gpuactors_simulation.host.kernel import FakeKernel
+from gpuactors_simulation.host.tree import HostTree
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kubelet.device_manager import DeviceManager
+from gpuactors_simulation.scenarios.claims import CLAIMS
+from gpuactors_simulation.scenarios.prebound import PREBOUND
+from gpuactors_simulation.situation import ClaimSeen, ClaimsSeen, Expectation, GpuSeen, Situation
 from tests.support.scenarios import fails_at, steps_of
 
 VFIO, HOST = ("vfio-pci", "vfio-pci"), ("nvidia", "snd_hda_intel")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gpuactors.core.domains import exclusion, label
-from gpuactors.simulation import run
-from gpuactors.simulation.expectations_domains import ImexOffered, LabelWas, Lacks, Says
-from gpuactors.simulation.kubelet.device_manager import DeviceManager
-from gpuactors.simulation.scenarios.compute_domain import COMPUTE_DOMAIN
-from gpuactors.simulation.situation import ClaimSeen, ClaimsSeen, DomainsSeen, Expectation, Situation
+from gpuactors_simulation import run
+from gpuactors_simulation.expectations_domains import ImexOffered, LabelWas, Lacks, Says
+from gpuactors_simulation.kubelet.device_manager import DeviceManager
+from gpuactors_simulation.scenarios.compute_domain import COMPUTE_DOMAIN
+from gpuactors_simulation.situation import ClaimSeen, ClaimsSeen, DomainsSeen, Expectation, Situation
 from tests.support.scenarios import fails_at, steps_of
 
 

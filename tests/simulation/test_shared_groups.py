@@ -16,8 +16,8 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.replay.counts import Counts
-from gpuactors.simulation.host.tree import PciSpec
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.host.tree import PciSpec
+from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.trace import Trace
 from tests.histories.world import GPU_CLASS, MODEL, MODELS, SECOND, World, open_world
 from tests.support.patience import patient

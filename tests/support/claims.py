@@ -13,9 +13,9 @@ from typing import Any, Final
 import grpc
 import trio
 
-from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import ApiAnswer, ApiRequest, FakeApiServer
-from gpuactors.simulation.kube.status import CLAIMS, Kind, forbidden
+from gpuactors_simulation.kube.http import serve_loopback
+from gpuactors_simulation.kube.server import ApiAnswer, ApiRequest, FakeApiServer
+from gpuactors_simulation.kube.status import CLAIMS, Kind, forbidden
 from tests.support import dra_grpcio
 from tests.support.patience import patient
 

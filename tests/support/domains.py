@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors.core.values.domain import LABEL
-from gpuactors.simulation.kube import domain_objects
-from gpuactors.simulation.kube.domain_objects import CHANNEL, DAEMON, NAMESPACE
+from gpuactors_simulation.kube import domain_objects
+from gpuactors_simulation.kube.domain_objects import CHANNEL, DAEMON, NAMESPACE
 from tests.support.claims import NODE, Api
 
 __all__ = ["CHANNEL", "CLIQUE", "DAEMON", "NAMESPACE", "DomainObjects", "with_imex"]

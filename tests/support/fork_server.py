@@ -27,18 +27,7 @@ FILES: Final = 4
 
 def load() -> None:
     """Imports what a daemon with everything on imports, and the commands."""
-    import gpuactors.cli.commands
-    import gpuactors.cli.doctor.run
-    import gpuactors.cli.inspect.own
-    import gpuactors.cli.inspect.report
-    import gpuactors.cli.live.run
-    import gpuactors.daemon.app
-    import gpuactors.daemon.claims
-    import gpuactors.daemon.domains
-    import gpuactors.daemon.endpoints
-    import gpuactors.daemon.kube_events
-    import gpuactors.replay.run
-    import gpuactors.simulation.run  # noqa: F401
+    import gpuactors_simulation.run  # noqa: F401
 
     gc.collect()
     gc.freeze()  # a collection in a fork copies no page because of these

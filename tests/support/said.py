@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 from typing import Final
 
-SOURCE: Final = Path(__file__).resolve().parents[2] / "src" / "gpuactors"
+SOURCE: Final = Path(__file__).resolve().parents[2] / "src"
 
 
 @functools.cache

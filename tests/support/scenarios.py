@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.simulation import run
-from gpuactors.simulation.script import Scenario
+from gpuactors_simulation import run
+from gpuactors_simulation.script import Scenario
 
 
 @cache  # a story takes seconds, and its output is only read

@@ -34,7 +34,7 @@ from gpuactors.ports import claims as ports_claims
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
 from gpuactors.process import plain_files
-from gpuactors.simulation.memory import acts
+from gpuactors_simulation.memory import acts
 from tests.memory import kube, kubelet, served
 from tests.memory.disk import FakeDisk
 from tests.memory.host import FaultyReader, FaultyUse

@@ -219,7 +219,7 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: kubelet
     received a wrong device list, or a claim got a wrong GPU.
     """
-    from gpuactors.simulation import run as simulation
+    from gpuactors_simulation import run as simulation
 
     if list_only:
         for name, line in simulation.list_scenarios():

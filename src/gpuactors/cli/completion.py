@@ -102,7 +102,7 @@ def scenarios(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """The names of the scenarios."""
-    from gpuactors.simulation.run import list_scenarios
+    from gpuactors_simulation.run import list_scenarios
 
     return [CompletionItem(name, help=line) for name, line in list_scenarios() if name.startswith(incomplete)]
 

@@ -14,7 +14,7 @@ from gpuactors.cli.doctor.finding import Check, Finding, Level
 from gpuactors.host import sysfs
 from gpuactors.host.pci_ids import SHIPPED, date_of
 from gpuactors.host.root import module_parameter
-from gpuactors.simulation.host.tree import PciSpec
+from gpuactors_simulation.host.tree import PciSpec
 from tests.cli.doctor.rig import COMPANION, GPU, SECOND, Patient, Seed, findings, open_patient, wrong
 from tests.support import patience
 

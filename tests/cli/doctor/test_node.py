@@ -40,7 +40,7 @@ from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
 from gpuactors.core.values.reported import LabelStatus
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
-from gpuactors.simulation.kube.status import CLASSES
+from gpuactors_simulation.kube.status import CLASSES
 from tests.cli.doctor.rig import GPU, SECOND, Patient, Seed, findings, open_patient, wrong
 from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import H100, HEALTHY, other_plugin

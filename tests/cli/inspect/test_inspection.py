@@ -46,7 +46,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Holder
 from gpuactors.grpc_trio import Owner
 from gpuactors.ports.errors import HostError
-from gpuactors.simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.core.builders import SETTINGS, Core, audio, gpu
 
 GPU = "0000:23:00.0"

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, final
 import h11
 import trio
 
-from gpuactors.simulation.kube.status import Object
+from gpuactors_simulation.kube.status import Object
 from tests.node.originals.api_steps import Arrange, Ask, Overload, Raw, Step, Until, Watch, resolved, value_at
 from tests.support.patience import patient
 

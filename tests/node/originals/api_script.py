@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gpuactors.core.values.domain import LABEL
 from gpuactors.kube.client import JSON_PATCH, MERGE_PATCH, METADATA_ONLY
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import Object
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.status import Object
 from tests.node.originals.api_steps import Arrange, Ask, Client, Edited, Overload, Raw, Step, Until, Watch
 
 DRIVER: Final = "script.example.com"

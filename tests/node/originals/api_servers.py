@@ -17,9 +17,9 @@ import yaml
 
 from gpuactors.kube.config import from_kubeconfig
 from gpuactors.kube.tls import tls_context
-from gpuactors.simulation.kube.http import serve_loopback
-from gpuactors.simulation.kube.server import ApiFault, FakeApiServer
-from gpuactors.simulation.kube.status import Object
+from gpuactors_simulation.kube.http import serve_loopback
+from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
+from gpuactors_simulation.kube.status import Object
 from tests.node.originals.api_player import Player, Reply
 from tests.node.originals.api_steps import Arrange, Ask, Client, Overload
 

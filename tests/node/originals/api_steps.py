@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from gpuactors.kube.client import JSON
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kube.status import Object
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kube.status import Object
 
 Answers = Mapping[str, Any]
 """The body of each step's answer, by the step's name."""

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol, final
 
 import trio
 
-from gpuactors.simulation.kubelet.dra.values import ClaimObject, Surroundings
-from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.kubelet.values import KubeletView, Phase, Pod
+from gpuactors_simulation.kubelet.dra.values import ClaimObject, Surroundings
+from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import UnixTransport
+from gpuactors_simulation.kubelet.values import KubeletView, Phase, Pod
 from tests.node import versions
 from tests.node.originals.node import STATUS_EVERY, WITHIN_S, Api, Machine, until
 from tests.support.admission_grpcio import UnexpectedAdmissionError, admit
@@ -412,7 +412,7 @@ _PHASES: Final = {
 
 @final
 class Shipped:
-    """The fake kubelet of `gpuactors.simulation`, in a thread of its own that runs trio."""
+    """The fake kubelet of `gpuactors_simulation`, in a thread of its own that runs trio."""
 
     def __init__(
         self, directory: Path, kubelet: FakeKubelet, token: trio.lowlevel.TrioToken, objects: _Objects

@@ -16,8 +16,8 @@ from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.claims import ActError
-from gpuactors.simulation.host.kernel import FakeKernel, Planned, SleepsError
-from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
+from gpuactors_simulation.host.kernel import FakeKernel, Planned, SleepsError
+from gpuactors_simulation.host.tree import HostTree, PciSpec, Uevent
 from tests.memory.watch import WriteWatcher
 from tests.support.patience import patient
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
+from gpuactors_simulation.host.tree import HostTree, PciSpec, Uevent
 
 GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
 AUDIO = replace(GPU, address="0000:23:00.1", device="22ba", class_code="040300")

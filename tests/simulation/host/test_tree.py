@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuactors.simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
-from gpuactors.simulation.host.uevents import UeventSender
+from gpuactors_simulation.host.tree import VFIO_DRIVERS, HostTree, PciSpec, Uevent
+from gpuactors_simulation.host.uevents import UeventSender
 
 GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
 AUDIO = PciSpec("0000:23:00.1", "10de", "22ba", "040300", 51, driver="vfio-pci")

@@ -12,9 +12,9 @@ from typing import Final, Protocol, final
 
 import trio
 
-from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.kubelet.values import KubeletView, Phase
+from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import UnixTransport
+from gpuactors_simulation.kubelet.values import KubeletView, Phase
 from tests.support.admission_grpcio import UnexpectedAdmissionError, admit
 from tests.support.kubelet_grpcio import KubeletStandIn
 from tests.support.tiny_plugin import RESOURCE, WAIT_S
@@ -72,7 +72,7 @@ class Driver(Protocol):
 
 @final
 class Shipped:
-    """The fake kubelet of `gpuactors.simulation`."""
+    """The fake kubelet of `gpuactors_simulation`."""
 
     def __init__(self, kubelet: FakeKubelet) -> None:
         self._kubelet = kubelet

@@ -15,9 +15,9 @@ from gpuactors.grpc_trio import Server, TrioService, bind_unix, open_channel, op
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodResourcesListerStub
 from gpuactors.replay.counts import Counts
-from gpuactors.simulation.kubelet.containers import Tenancy
-from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import (
+from gpuactors_simulation.kubelet.containers import Tenancy
+from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import (
     KUBELET_SOCKET,
     POD_RESOURCES_SOCKET,
     MemoryTransport,

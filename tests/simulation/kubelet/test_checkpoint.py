@@ -7,14 +7,14 @@ import json
 import pytest
 
 from gpuactors.kubelet.pb.deviceplugin.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from gpuactors.simulation.kubelet.checkpoint import (
+from gpuactors_simulation.kubelet.checkpoint import (
     CorruptCheckpointError,
     allocated_of,
     checksum,
     decode,
     encode,
 )
-from gpuactors.simulation.kubelet.values import Checkpoint, LedgerEntry
+from gpuactors_simulation.kubelet.values import Checkpoint, LedgerEntry
 
 # Published by users of kind and of an eight-GPU server; the checksums are their kubelets'.
 ONE_BOARD = (

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from gpuactors.kubelet.pb.podresources.v1 import AllocatableResourcesRequest
 from gpuactors.replay.counts import Counts
-from gpuactors.simulation.kubelet.device_manager import (
+from gpuactors_simulation.kubelet.device_manager import (
     STOP_GRACE_S,
     AdmissionError,
     Allocated,
@@ -26,9 +26,9 @@ from gpuactors.simulation.kubelet.device_manager import (
     ListedDevice,
     Phase,
 )
-from gpuactors.simulation.kubelet.fake import CHECKPOINT_FILE, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.other_plugins import Bystander, OtherPlugin
+from gpuactors_simulation.kubelet.fake import CHECKPOINT_FILE, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import UnixTransport
+from gpuactors_simulation.other_plugins import Bystander, OtherPlugin
 from tests.simulation.kubelet.rig import GPU, WITHIN_S, Plugin, all_healthy, registered, rig
 
 OTHER = "nvidia.com/AD102GL_L40S"

@@ -30,13 +30,13 @@ from gpuactors.kubelet.pb.podresources import v1 as pb
 from gpuactors.limits import LEDGER_SETTLE_S
 from gpuactors.ports.errors import KubeletError
 from gpuactors.ports.node import LedgerQuestion, LedgerReader
-from gpuactors.simulation.host.tree import HostTree, PciSpec, Uevent
-from gpuactors.simulation.kubelet.checkpoint import CorruptCheckpointError
-from gpuactors.simulation.kubelet.containers import FIRST_PID, QEMU, TreeTenancy
-from gpuactors.simulation.kubelet.fake import open_fake_kubelet
-from gpuactors.simulation.kubelet.pods import READMIT_AFTER_S, RELEASE_S
-from gpuactors.simulation.kubelet.transport import CHECKPOINT_FILE, MemoryTransport, UnixTransport
-from gpuactors.simulation.kubelet.values import Claim, Phase
+from gpuactors_simulation.host.tree import HostTree, PciSpec, Uevent
+from gpuactors_simulation.kubelet.checkpoint import CorruptCheckpointError
+from gpuactors_simulation.kubelet.containers import FIRST_PID, QEMU, TreeTenancy
+from gpuactors_simulation.kubelet.fake import open_fake_kubelet
+from gpuactors_simulation.kubelet.pods import READMIT_AFTER_S, RELEASE_S
+from gpuactors_simulation.kubelet.transport import CHECKPOINT_FILE, MemoryTransport, UnixTransport
+from gpuactors_simulation.kubelet.values import Claim, Phase
 from tests.memory.faults import SLOW_S, Fault, Faults
 from tests.memory.kubelet import memory_ledger
 from tests.simulation.kubelet.rig import GPU, Plugin, Rig, all_healthy, registered, rig

@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.simulation.kubelet.transport import MemoryTransport
-from gpuactors.simulation.memory.stream import Connection
+from gpuactors_simulation.kubelet.transport import MemoryTransport
+from gpuactors_simulation.memory.stream import Connection
 
 
 def connection() -> Connection:

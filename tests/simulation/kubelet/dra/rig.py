@@ -14,7 +14,7 @@ from gpuactors.core.values.claim import ClaimName, DeviceHealth, Prepared, Prepa
 from gpuactors.core.values.effects import Refusal, Refused
 from gpuactors.kubelet.dra.plugin import UnixClaimsEndpoint
 from gpuactors.ports.claims import PluginStatus
-from gpuactors.simulation.kubelet.dra.values import (
+from gpuactors_simulation.kubelet.dra.values import (
     KUBELET_1_37,
     ApiAwayError,
     ClaimObject,
@@ -22,9 +22,9 @@ from gpuactors.simulation.kubelet.dra.values import (
     Release,
     Surroundings,
 )
-from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import MemoryTransport
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import MemoryTransport
+from gpuactors_simulation.kubelet.values import Phase
 from tests.memory.kubelet import memory_claims
 
 DRIVER: Final = "gpu.nvidia.com"

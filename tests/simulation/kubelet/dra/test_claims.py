@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 from gpuactors.grpc_trio import open_channel
 from gpuactors.kubelet.pb.podresources import v1 as pod_resources
-from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
-from gpuactors.simulation.kubelet.transport import POD_RESOURCES_SOCKET
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
+from gpuactors_simulation.kubelet.transport import POD_RESOURCES_SOCKET
+from gpuactors_simulation.kubelet.values import Phase
 from tests.simulation.kubelet.dra.rig import DRIVER, Core, Rig, registered
 
 SEEDS = range(1, 6)

@@ -21,8 +21,8 @@ from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors.ports.claims import PluginStatus
-from gpuactors.simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
+from gpuactors_simulation.kubelet.values import Phase
 from tests.simulation.kubelet.dra.rig import DRIVER, WITHIN_S, Core, Rig, registered, rig
 
 SEEDS = range(1, 6)

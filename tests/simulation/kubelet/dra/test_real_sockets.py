@@ -12,10 +12,10 @@ import grpc
 import pytest
 import trio
 
-from gpuactors.simulation.kubelet.dra.values import Surroundings
-from gpuactors.simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import UnixTransport
-from gpuactors.simulation.kubelet.values import Phase
+from gpuactors_simulation.kubelet.dra.values import Surroundings
+from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import UnixTransport
+from gpuactors_simulation.kubelet.values import Phase
 from tests.kubelet.dra.serving import Core, serving, short_directory
 from tests.simulation.kubelet.dra.rig import DRIVER, Node
 from tests.support.dra_grpcio import PLUGIN, REGISTRATION

@@ -12,11 +12,11 @@ from gpuactors.core.claims.cdi import device_file
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress
-from gpuactors.simulation.kube.server import FakeApiServer
-from gpuactors.simulation.kubelet.dra.surroundings import nodes_of, surroundings_of
-from gpuactors.simulation.kubelet.dra.values import ApiAwayError, ClaimObject
-from gpuactors.simulation.kubelet.fake import open_fake_kubelet
-from gpuactors.simulation.kubelet.transport import MemoryTransport
+from gpuactors_simulation.kube.server import FakeApiServer
+from gpuactors_simulation.kubelet.dra.surroundings import nodes_of, surroundings_of
+from gpuactors_simulation.kubelet.dra.values import ApiAwayError, ClaimObject
+from gpuactors_simulation.kubelet.fake import open_fake_kubelet
+from gpuactors_simulation.kubelet.transport import MemoryTransport
 
 DRIVER = "gpu.nvidia.com"
 CLAIM = ClaimName("default", "gpu", ClaimUid("4a1d77c0-0f1e-4a53-9a2b-6f1c0d9e8b7a"))

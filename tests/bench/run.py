@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.bench import call, claims, commands, crowd, event, idle, memory, overhead, restart, start
+from tests.bench import call, claims, commands, crowd, event, idle, memory, overhead, path, restart, start
 from tests.bench.context import FULL, QUICK, Bench, say
 from tests.bench.figures import Sheet, as_text, machine
 from tests.bench.node import DidNotWork
@@ -46,6 +46,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "memory": Part(memory.measure, 50, "resident: idle, after Allocates, after 100,000 events"),
     "commands": Part(commands.measure, 70, "`inspect` and `explain`"),
     "overhead": Part(overhead.measure, 20, "of the journal and the endpoints; a scrape"),
+    "path": Part(path.measure, 60, "calls, files and hops of an Allocate, a late bind and a prepare"),
     "idle": Part(idle.measure, 90, "processor time, switches and wake-ups of a minute, by the settings"),
 }
 

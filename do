@@ -83,11 +83,11 @@ install_requirements() {
     PIP_USER=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --require-hashes -r requirements/dev.txt
     PIP_USER=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-        --no-deps --no-build-isolation --editable .
+        --no-deps --no-build-isolation --editable . --editable src/gpuactors_simulation
 }
 
 # What is installed follows from these files alone; the stamp is written last, so an interrupted set-up starts again.
-wanted=$(cat do pyproject.toml requirements/dev.txt | sha256sum)
+wanted=$(cat do pyproject.toml src/gpuactors_simulation/pyproject.toml requirements/dev.txt | sha256sum)
 if ! venv_serves; then
     make_venv
 fi

@@ -162,6 +162,8 @@ VARIABLES: Final = {"GPUACTORS_CONFIG", *(setting.variable for setting in DECLAR
 METRICS: Final = frozenset(re.findall(r"^\| `(gpuactors_\w+)`", DOCUMENTS["docs/metrics.md"], re.MULTILINE))
 """docs/metrics.md is what the code declares: test_tree.py."""
 
+PACKAGES: Final = frozenset(path.name for path in (ROOT / "src").iterdir())
+
 NO_EVENTS: Final = re.compile(r".*\.(?:json|sock|py|lock|gpus|ids)")
 """Names of files, and `devices.gpus` of a virtual machine."""
 
@@ -216,7 +218,7 @@ def unknown(text: str) -> Iterator[str]:
         if words[0] == "gpuactors" and len(words) > 1 and re.fullmatch(r"[a-z]+", words[1]):
             yield from (words[1:2] if words[1] not in cli.commands else [])
         yield from (v for v in re.findall(r"GPUACTORS_[A-Z_]*[A-Z]", span) if v not in VARIABLES)
-        yield from (m for m in re.findall(r"gpuactors_\w+", span) if m not in METRICS)
+        yield from (m for m in re.findall(r"gpuactors_\w+", span) if m not in METRICS | PACKAGES)
         if setting := re.fullmatch(r"([a-z]+(?:_[a-z]+)+)(?:: [\w-]+)?|([a-z]+): [\w-]+", span):
             name = setting[1] or setting[2]
             yield from () if name in NAMES or name.startswith("scenario_") else (name,)

@@ -1,5 +1,11 @@
-"""Shipped fakes: a node's directory tree, a kubelet, scenarios. Used by `gpuactors simulate` and by the tests.
+"""Fakes of what is around the daemon: a node's directory tree, a kubelet, an API server; and scenarios on them. Used by
+`gpuactors simulate` and by the tests. A distribution of its own, `gpuactors[simulation]`.
 
-May import any package of gpuactors; only the command line imports it. Must not know how the daemon decides: a fake that
-shares the daemon's logic would share its mistakes.
+May import any package of gpuactors but the command line, which alone imports this one. Must not know how the daemon
+decides: a fake that shares the daemon's logic would share its mistakes.
 """
+
+from typing import Final
+
+VERSION: Final = "0.1.0"
+"""That of the pyproject.toml beside it, which a test compares; the command compares it with the daemon's."""

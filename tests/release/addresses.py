@@ -1,5 +1,6 @@
-"""The public addresses of the project, and its maintainers. They are set in pyproject.toml alone (`project.urls`,
-`project.maintainers`); `just addresses` writes the address of the documents into the files of deploy/ that lead there.
+"""The public addresses of the project, and its maintainers. They are set in pyproject.toml (`project.urls`,
+`project.maintainers`), and that of the simulation has the same; `just addresses` writes the address of the documents
+into the files of deploy/ that lead there.
 """
 
 from __future__ import annotations

@@ -25,17 +25,23 @@ from tests.vm.commands import ProvisionError, run
 
 CHART: Final = CHECKOUT / "deploy" / "chart" / "gpuactors"
 
+DISTRIBUTIONS: Final = {
+    "gpuactors": CHECKOUT,
+    "gpuactors_simulation": CHECKOUT / "src" / "gpuactors_simulation",
+}
+"""Where the pyproject.toml of each Python package is, by the name of its files."""
+
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
 EMPTY: Final = "application/vnd.oci.empty.v1+json"
 CYCLONEDX: Final = "application/vnd.cyclonedx+json"
 
 
-def build_packages(directory: Path, checkout: Path = CHECKOUT) -> tuple[Path, Path]:
-    """The wheel and the sdist, by hatchling. Raises ProvisionError."""
+def build_packages(name: str, directory: Path) -> tuple[Path, Path]:
+    """The wheel and the sdist of one of DISTRIBUTIONS, by hatchling. Raises ProvisionError."""
     build = (sys.executable, "-m", "hatchling", "build", "--directory", str(directory))
-    run(build, cwd=checkout, environment={"SOURCE_DATE_EPOCH": str(commit_time())})
-    (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
+    run(build, cwd=DISTRIBUTIONS[name], environment={"SOURCE_DATE_EPOCH": str(commit_time())})
+    (wheel,), (sdist,) = directory.glob(f"{name}-*.whl"), directory.glob(f"{name}-*.tar.gz")
     return wheel, sdist
 
 
@@ -160,7 +166,8 @@ def _bytes(content: Mapping[str, Any]) -> bytes:
 def build_all(directory: Path) -> None:
     """All of them into `directory`, which is new. Raises ProvisionError."""
     directory.mkdir(parents=True)
-    build_packages(directory)
+    for name in DISTRIBUTIONS:
+        build_packages(name, directory)
     build_chart(directory)
     name = f"gpuactors-{version()}-image"
     with tempfile.TemporaryDirectory() as scratch:

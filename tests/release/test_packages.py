@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -16,8 +17,10 @@ import pytest
 from packaging.metadata import Metadata
 from trove_classifiers import classifiers
 
+from gpuactors.cli.completion import VARIABLE
+from gpuactors.cli.ending import EX_UNAVAILABLE
 from tests.process.node import open_node
-from tests.release.artifacts import build_packages, build_wheel_of
+from tests.release.artifacts import DISTRIBUTIONS, build_packages, build_wheel_of
 from tests.release.version import CHECKOUT, version
 from tests.support.patience import patient
 
@@ -26,29 +29,56 @@ COMMAND_TIMEOUT_S = patient(60.0)
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return build_packages(tmp_path_factory.mktemp("packages"))
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Wheel and sdist of each distribution, all in one directory."""
+    directory = tmp_path_factory.mktemp("packages")
+    return {name: build_packages(name, directory) for name in DISTRIBUTIONS}
 
 
-def test_the_sdist_makes_the_very_same_wheel(packages: tuple[Path, Path], tmp_path: Path) -> None:
-    wheel, sdist = packages
+@pytest.fixture(params=DISTRIBUTIONS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a distribution, as its files have it, and of the one package in it."""
+    found: str = request.param
+    return found
+
+
+def test_the_sdist_makes_the_very_same_wheel(
+    packages: dict[str, tuple[Path, Path]], name: str, tmp_path: Path
+) -> None:
+    wheel, sdist = packages[name]
     assert build_wheel_of(sdist, tmp_path).read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheel_holds_the_program_and_its_licences(packages: tuple[Path, Path]) -> None:
-    with zipfile.ZipFile(packages[0]) as archive:
-        names = set(archive.namelist())
-    information = f"gpuactors-{version()}.dist-info"
-    tops = {name.partition("/")[0] for name in names}
-    assert tops == {"gpuactors", "gpuactors_simulation", information}
-    assert {f"{information}/licenses/LICENSE", "gpuactors/host/data/pci.ids", "gpuactors/py.typed"} <= names
-    sources = {str(path.relative_to(CHECKOUT / "src")) for path in (CHECKOUT / "src/gpuactors").rglob("*.py")}
-    assert sources <= names
+def test_a_wheel_holds_one_package_and_its_licences(
+    packages: dict[str, tuple[Path, Path]], name: str
+) -> None:
+    information = f"{name}-{version()}.dist-info"
+    with zipfile.ZipFile(packages[name][0]) as archive:
+        names = {one for one in archive.namelist() if not one.startswith(f"{information}/")}
+        licence = archive.read(f"{information}/licenses/LICENSE")
+    assert licence == (CHECKOUT / "LICENSE").read_bytes()
+    sources = {str(path.relative_to(CHECKOUT / "src")) for path in (CHECKOUT / "src" / name).rglob("*.py")}
+    data = {
+        "gpuactors/host/data/pci.ids",
+        "gpuactors/host/data/LICENSE.pci.ids",
+        "gpuactors/replay/page.html",
+    }
+    assert names == sources | {f"{name}/py.typed"} | (data if name == "gpuactors" else set())
 
 
-def test_an_index_can_show_what_the_package_is(packages: tuple[Path, Path]) -> None:
-    with zipfile.ZipFile(packages[0]) as archive:
-        text = archive.read(f"gpuactors-{version()}.dist-info/METADATA")
+def test_the_distributions_say_the_same_of_the_project() -> None:
+    ours, simulation = (
+        tomllib.loads((directory / "pyproject.toml").read_text())["project"]
+        for directory in DISTRIBUTIONS.values()
+    )
+    for key in ("version", "authors", "maintainers", "urls", "license", "requires-python"):
+        assert ours.get(key) == simulation.get(key), f"project.{key}"
+    assert set(simulation["classifiers"]) <= set(ours["classifiers"])
+
+
+def test_an_index_can_show_what_a_package_is(packages: dict[str, tuple[Path, Path]], name: str) -> None:
+    with zipfile.ZipFile(packages[name][0]) as archive:
+        text = archive.read(f"{name}-{version()}.dist-info/METADATA")
     found = Metadata.from_email(text)  # raises where a field is not as the specification has it
     assert found.description_content_type == "text/markdown"
     assert found.description is not None
@@ -60,20 +90,32 @@ def test_an_index_can_show_what_the_package_is(packages: tuple[Path, Path]) -> N
     assert found.license_expression == "Apache-2.0"
 
 
-def test_the_wheel_runs_where_nothing_else_is(packages: tuple[Path, Path], tmp_path: Path) -> None:
-    program = installed(packages[0], tmp_path / "bare")
+def test_the_wheels_run_where_nothing_else_is(packages: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    wheel, _ = packages["gpuactors"]
+    program = installed(wheel, tmp_path / "bare")
 
-    def said(*words: str, code: int = 0) -> str:
+    def said(*words: str, code: int = 0, complete: str = "") -> str:
         # Nothing of this environment: no PYTHONPATH, no VIRTUAL_ENV, no checkout as working directory.
+        env = {"PATH": os.defpath, "HOME": str(tmp_path)}
+        completing = {VARIABLE: "bash_complete", "COMP_WORDS": complete} if complete else {}
         done = subprocess.run(
-            [program, *words], cwd=tmp_path, env={"PATH": os.defpath, "HOME": str(tmp_path)},
+            [program, *words], cwd=tmp_path, env=env | completing,
             capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
         )  # fmt: skip
         assert done.returncode == code, done
-        return done.stdout
+        return done.stdout or done.stderr
 
     assert said("--version").split()[-1] == version()
+    assert said("simulate", code=EX_UNAVAILABLE) == (
+        "gpuactors: the package gpuactors-simulation is not installed: "
+        f"pip install 'gpuactors[simulation]=={version()}'\n"
+    )
+    assert said(complete="gpuactors simulate --scenario ").split() == []
+    assert "plain,--scenario" in said(complete="gpuactors simulate --s").split()
+    # The resolver finds the other wheel by the extra, and the pin in it fits.
+    install(tmp_path / "bare", "--no-index", "--find-links", str(wheel.parent), "gpuactors[simulation]")
     assert json.loads(said("simulate", "--scenario", "late-binding", "--json").splitlines()[-1])
+    assert "plain,late-binding" in said(complete="gpuactors simulate --scenario ").split()
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
         assert "0000:23:00.0" in said("inspect", *node.directories)
@@ -83,9 +125,22 @@ def test_the_wheel_runs_where_nothing_else_is(packages: tuple[Path, Path], tmp_p
 def installed(wheel: Path, directory: Path) -> Path:
     """The program, in an environment with the wheel and what requirements/runtime.txt pins for it, each by its hash."""
     venv.create(directory, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(directory)]
-    pinned = ["--only-binary", ":all:", "--require-hashes", "-r", str(CHECKOUT / "requirements/runtime.txt")]
+    pinned = str(CHECKOUT / "requirements/runtime.txt")
+    install(directory, "--only-binary", ":all:", "--require-hashes", "-r", pinned)
     # The resolver takes what is there, and fails where a pin is not what the wheel asks for.
-    for what in (pinned, ["--no-index", str(wheel)]):
-        subprocess.run([*pip, "install", "--no-compile", *what], timeout=INSTALL_TIMEOUT_S, check=True)
+    install(directory, "--no-index", str(wheel))
     return directory / "bin" / "gpuactors"
+
+
+def install(environment: Path, *what: str) -> None:
+    """Into an environment that has no pip of its own."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+        str(environment),
+    ]
+    subprocess.run([*pip, "install", "--no-compile", *what], timeout=INSTALL_TIMEOUT_S, check=True)

@@ -2,10 +2,10 @@
 codes.
 
 Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, a replay differs, or `doctor` has a FAIL; 2
-wrong usage; 65 no journal that can be replayed (EX_DATAERR); 69 the host cannot be read, or kubelet's directory was
-never there (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard output cannot be written
-(EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h); 141 whoever reads the output has closed the pipe, as
-`head` does: as if SIGPIPE had ended the command.
+wrong usage; 65 no journal that can be replayed (EX_DATAERR); 69 the host cannot be read, kubelet's directory was never
+there, or the simulation is not installed (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard
+output cannot be written (EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h); 141 whoever reads the output
+has closed the pipe, as `head` does: as if SIGPIPE had ended the command.
 """
 
 from __future__ import annotations
@@ -216,9 +216,13 @@ def doctor(pre: bool, wait_s: float, output: str, **flags: object) -> None:
 def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool) -> None:
     """Play a scenario: the real daemon on a fake node. Needs no root.
 
-    The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. Exit code 1: kubelet
-    received a wrong device list, or a claim got a wrong GPU.
+    The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. It needs the package
+    gpuactors[simulation]. Exit code 1: kubelet received a wrong device list, or a claim got a wrong GPU.
     """
+    from gpuactors.cli.simulation import unavailable
+
+    if why := unavailable():
+        fail(why, EX_UNAVAILABLE)
     from gpuactors_simulation import run as simulation
 
     if list_only:

@@ -101,7 +101,11 @@ _DOMAIN: Final = "0000:"
 def scenarios(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """The names of the scenarios."""
+    """The names of the scenarios; none where the simulation is not installed."""
+    from gpuactors.cli.simulation import unavailable
+
+    if unavailable():
+        return []
     from gpuactors_simulation.run import list_scenarios
 
     return [CompletionItem(name, help=line) for name, line in list_scenarios() if name.startswith(incomplete)]

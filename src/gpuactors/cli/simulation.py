@@ -1,0 +1,23 @@
+"""Whether the simulation can be used: it is a distribution of its own, `gpuactors[simulation]`.
+
+A file of its own: the command needs it, and the completion of the command.
+"""
+
+from __future__ import annotations
+
+from gpuactors import VERSION
+
+
+def unavailable() -> str:
+    """Why `gpuactors_simulation` cannot be used, with the remedy; empty if it can be."""
+    try:
+        from gpuactors_simulation import VERSION as installed
+    except ModuleNotFoundError:
+        there = "is not installed"
+    else:
+        if installed == VERSION:
+            return ""
+        there = (
+            f"is installed in version {installed}"  # `pip install --upgrade gpuactors` alone leaves it behind
+        )
+    return f"the package gpuactors-simulation {there}: pip install 'gpuactors[simulation]=={VERSION}'"

@@ -16,13 +16,19 @@ from typing import Any, Final, Protocol
 import yaml
 
 from gpuactors import limits
+from gpuactors.actors.slice_publisher import TAINTS_ASKED_S
+from gpuactors.acts.persistenced import PERSISTENCED_DEADLINE_S
 from gpuactors.cli.doctor.finding import Check
 from gpuactors.config import DECLARATIONS, Declaration, schema
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
+from gpuactors.core.reports.event_series import EVENT_BURST, EVENT_REFILL_S
 from gpuactors.core.reports.kube_events import CONTESTED, OF_A_DEVICE
 from gpuactors.core.reports.node_features import LABELS
 from gpuactors.core.values.cause import CALL, MEANINGS
 from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Health
+from gpuactors.kube.client import API_REQUEST_S
+from gpuactors.kube.events import EVENT_MESSAGE_MAX_BYTES
 from gpuactors.observe.counts import METHODS, OUTCOMES, Counts
 from gpuactors.observe.metrics import Metrics
 from tests.deploy import picture
@@ -122,7 +128,7 @@ def claim_bounds() -> list[str]:
         ("One write to sysfs, until it counts as hanging", limits.SYSFS_WRITE_DEADLINE_S),
         ("All writes for one GPU and its companions", limits.ACT_DEADLINE_S),
         ("A release that failed, until it is tried again", limits.CLAIM_RETRY_S),
-        ("One request to the API server", limits.API_REQUEST_S),
+        ("One request to the API server", API_REQUEST_S),
         ("A read of a claim that failed, until it is tried again", limits.CLAIM_READ_RETRY_S),
         (
             "A prepared claim that kubelet lists for no pod, until the API server is asked for it",
@@ -132,11 +138,11 @@ def claim_bounds() -> list[str]:
             "The answer that there is no such claim, until it is asked again and the claim is released",
             limits.CLAIM_COLLECT_S,
         ),
-        ("An unprepared claim, until it is forgotten", limits.CLAIM_TOMBSTONE_S),
-        ("nvidia-persistenced, until it is gone on without it", limits.PERSISTENCED_DEADLINE_S),
+        ("An unprepared claim, until it is forgotten", CLAIM_TOMBSTONE_S),
+        ("nvidia-persistenced, until it is gone on without it", PERSISTENCED_DEADLINE_S),
         (
             "The question whether the API server keeps taints, until it is asked again (a quarter sooner or later)",
-            limits.TAINTS_ASKED_S,
+            TAINTS_ASKED_S,
         ),
     ]
     return markdown.table(["What waits", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
@@ -172,9 +178,9 @@ def event_bounds() -> list[str]:
         ("Minimum duration of a condition that is reported", f"{limits.EVENT_SETTLE_S:g} s"),
         ("Minimum interval before a recurring condition is reported again", f"{limits.EVENT_AGAIN_S:g} s"),
         ("Interval at which a lasting condition is reported again", f"{limits.EVENT_REPEAT_S:g} s"),
-        ("Maximum burst of Events per daemon", f"{limits.EVENT_BURST}"),
-        ("Interval per further Event", f"{limits.EVENT_REFILL_S:g} s"),
-        ("Maximum length of a message", f"{limits.EVENT_MESSAGE_MAX_BYTES} bytes"),
+        ("Maximum burst of Events per daemon", f"{EVENT_BURST}"),
+        ("Interval per further Event", f"{EVENT_REFILL_S:g} s"),
+        ("Maximum length of a message", f"{EVENT_MESSAGE_MAX_BYTES} bytes"),
     ]
     return markdown.table(["Bound", "Value"], map(list, rows))
 

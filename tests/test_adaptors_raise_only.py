@@ -18,7 +18,6 @@ import pytest
 import trio
 from inotify_simple import INotify
 
-from gpuactors import limits
 from gpuactors.acts import cdi_watch, disk, modprobe, state_lock
 from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
@@ -291,7 +290,7 @@ async def test_persistenced_raises_its_own_error(monkeypatch: pytest.MonkeyPatch
 async def test_the_watch_of_the_cdi_files_never_ends(
     tmp_path: Path, number: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CDI_DIR_RETRY_S", 0.01)
+    monkeypatch.setattr(cdi_watch, "CDI_DIR_RETRY_S", 0.01)
     strikes = [OSError(number, os.strerror(number))]
 
     class Failing(INotify):  # type: ignore[misc]

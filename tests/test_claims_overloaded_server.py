@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from gpuactors import limits
+from gpuactors.actors.api_retry import API_BACKOFF_S, API_READS_AT_ONCE
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.effects import Refused
 from gpuactors.ports.claims import ClaimCaller
@@ -38,7 +39,7 @@ def test_many_waiting_claims_ask_an_overloaded_server_as_one_does(fault: ApiFaul
                     nursery.start_soon(_refused, caller, claim)
             reads.extend(range(before, len(world.api.requests)))
             world.api.end_faults()
-            with trio.fail_after(2 * limits.API_BACKOFF_S[-1]):
+            with trio.fail_after(2 * API_BACKOFF_S[-1]):
                 async with trio.open_nursery() as nursery:
                     for claim in claims:
                         nursery.start_soon(prepared, caller, claim)
@@ -46,7 +47,7 @@ def test_many_waiting_claims_ask_an_overloaded_server_as_one_does(fault: ApiFaul
     trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
     print(f"{len(reads)} requests in {limits.CLAIM_ANSWER_S:g} s for {CLAIMS} claims")
     # The first of each slot, then one after each wait.
-    assert len(reads) < limits.API_READS_AT_ONCE + 20
+    assert len(reads) < API_READS_AT_ONCE + 20
 
 
 async def _refused(caller: ClaimCaller, claim: ClaimName) -> None:

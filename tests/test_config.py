@@ -23,9 +23,10 @@ from gpuactors.config import (
     resolve,
     schema,
 )
+from gpuactors.config.sources import CONFIG_FILE_MAX_BYTES
 from gpuactors.core.values.domain import DRIVER
 from gpuactors.core.values.selector import Selector
-from gpuactors.limits import CONFIG_FILE_MAX_BYTES, SOCKET_PATH_MAX_BYTES
+from gpuactors.limits import SOCKET_PATH_MAX_BYTES
 
 Write = Callable[[str, str], Path]
 

@@ -15,14 +15,14 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors import limits
+from gpuactors.core.domains.label import LABEL_LINGERS_S
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.ports.claims import ClaimCaller
 from tests.claims_world import crash_points, prepared, unprepared
 from tests.domains_world import DomainsWorld
 from tests.memory.disk import StoppedError
 
-SETTLING_S: Final = limits.LABEL_LINGERS_S + 1.0
+SETTLING_S: Final = LABEL_LINGERS_S + 1.0
 """Of the mock clock. The label goes some time after the end of its last claim is on disk; no answer waits for that."""
 
 Call = Callable[[ClaimCaller, ClaimName], Awaitable[object]]

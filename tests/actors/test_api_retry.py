@@ -9,26 +9,35 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors import limits
-from gpuactors.actors.api_retry import SharedReads, backoff_s, for_ever
+from gpuactors.actors.api_retry import (
+    API_BACKOFF_JITTER,
+    API_BACKOFF_S,
+    API_CALM_S,
+    API_LOST_S,
+    API_READS_AT_ONCE,
+    SharedReads,
+    backoff_s,
+    for_ever,
+)
 from gpuactors.ports.kube import ApiAway, ApiError, ApiMalformed, ApiRefused, Refusal
 
 
 def shortest_s(plain_s: float) -> float:
-    return plain_s * (1 - limits.API_BACKOFF_JITTER)
+    return plain_s * (1 - API_BACKOFF_JITTER)
 
 
 def test_a_wait_grows_to_the_last_one_and_a_part_of_it_is_random() -> None:
-    for failures, plain_s in enumerate((*limits.API_BACKOFF_S, *limits.API_BACKOFF_S[-1:] * 3), start=1):
+    for failures, plain_s in enumerate((*API_BACKOFF_S, *API_BACKOFF_S[-1:] * 3), start=1):
         waits = {backoff_s(failures, ApiAway("away")) for _ in range(50)}
         assert all(shortest_s(plain_s) <= wait_s <= plain_s for wait_s in waits)
         assert len(waits) > 1
 
 
-@pytest.mark.parametrize(("asked_s", "least_s"), [(None, 0.0), (7.0, 7.0), (1e6, limits.API_BACKOFF_S[-1])])
+@pytest.mark.parametrize(("asked_s", "least_s"), [(None, 0.0), (7.0, 7.0), (1e6, API_BACKOFF_S[-1])])
 def test_a_wait_that_the_server_asks_for_is_kept_within_reason(asked_s: float | None, least_s: float) -> None:
     refused = ApiRefused("overloaded", Refusal(429, retry_after_s=asked_s))
     waits = {backoff_s(1, refused) for _ in range(50)}
-    longest_s = max(limits.API_BACKOFF_S[0], least_s * (1 + limits.API_BACKOFF_JITTER))
+    longest_s = max(API_BACKOFF_S[0], least_s * (1 + API_BACKOFF_JITTER))
     assert all(least_s <= wait_s <= longest_s for wait_s in waits)
     assert len(waits) > 1, "those that were refused together come back one by one"
 
@@ -43,7 +52,7 @@ async def test_it_is_followed_again_after_each_failure_and_each_end(autojump_clo
             case 1 | 2:
                 raise ApiAway(f"away {len(began)}")
             case 3:
-                await trio.sleep(limits.API_CALM_S + 1.0)
+                await trio.sleep(API_CALM_S + 1.0)
                 raise ApiAway("away after a calm")
             case 4:
                 return
@@ -57,11 +66,11 @@ async def test_it_is_followed_again_after_each_failure_and_each_end(autojump_clo
     with trio.move_on_after(1000.0):
         await for_ever("reader", follow, failed)
     assert told == ["away 1", "away 2", "away after a calm"]
-    first_s, second_s, _, _, _ = limits.API_BACKOFF_S[:5]
+    first_s, second_s, _, _, _ = API_BACKOFF_S[:5]
     pauses = [later - earlier for earlier, later in pairwise(began)]
-    assert shortest_s(first_s) <= pauses[0] <= limits.API_LOST_S
+    assert shortest_s(first_s) <= pauses[0] <= API_LOST_S
     assert shortest_s(second_s) <= pauses[1] <= second_s
-    assert pauses[2] - limits.API_CALM_S - 1.0 <= limits.API_LOST_S, "after a calm the waits begin anew"
+    assert pauses[2] - API_CALM_S - 1.0 <= API_LOST_S, "after a calm the waits begin anew"
     assert pauses[3] == 0.0
 
 
@@ -92,7 +101,7 @@ async def test_watches_that_break_at_one_moment_begin_again_seconds_apart(autoju
                 nursery.start_soon(node)
     assert len(again) == nodes
     most = max(sum(second <= at_s < second + 1.0 for at_s in again) for second in range(60))
-    assert most <= nodes / limits.API_LOST_S * 1.5, "no second has many more of them than another"
+    assert most <= nodes / API_LOST_S * 1.5, "no second has many more of them than another"
 
 
 class Server:
@@ -136,14 +145,14 @@ OVERLOADED = ApiRefused("overloaded", Refusal(429, retry_after_s=7.0))
 async def test_of_many_reads_a_few_are_under_way_at_once(autojump_clock: MockClock) -> None:
     reads, server = SharedReads(), Server()
     assert await many(reads, server, 100) == ["found"] * 100
-    assert server.most_at_once == limits.API_READS_AT_ONCE
+    assert server.most_at_once == API_READS_AT_ONCE
 
 
 async def test_an_overloaded_server_is_asked_by_one_read_after_each_wait(autojump_clock: MockClock) -> None:
     reads, server = SharedReads(), Server()
     server.error = OVERLOADED
     found = await many(reads, server, 100)
-    assert len(server.asked) == limits.API_READS_AT_ONCE, "those that were under way"
+    assert len(server.asked) == API_READS_AT_ONCE, "those that were under way"
     assert found.count("overloaded") == len(server.asked)
     assert set(found) == {"overloaded", "the API server is asked again later: overloaded"}
     assert reads.retry_in_s() > 7.0
@@ -155,7 +164,7 @@ async def test_an_overloaded_server_is_asked_by_one_read_after_each_wait(autojum
     assert 60 / 10.5 - 2 <= len(server.asked) <= 60 / 7.0
     assert min(b - a for a, b in pairwise(server.asked)) >= 7.0
     server.error = None
-    await trio.sleep(limits.API_BACKOFF_S[-1])
+    await trio.sleep(API_BACKOFF_S[-1])
     assert await many(reads, server, 100) == ["found"] * 100
 
 

@@ -9,8 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gpuactors import limits
-from gpuactors.actors.caller import InboxCaller
+from gpuactors.actors.caller import STREAM_END_POST_S, InboxCaller
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned, StreamEnded, StreamOpened
@@ -74,7 +73,7 @@ async def test_a_cancelled_handler_ends_where_the_registry_takes_nothing(
                 await wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
                 with trio.CancelScope(shield=True):
-                    await trio.sleep(2 * limits.STREAM_END_POST_S)
+                    await trio.sleep(2 * STREAM_END_POST_S)
                 assert not nursery.child_tasks
 
 

@@ -12,8 +12,8 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.actors import class_reader
+from gpuactors.actors.class_reader import CLASSES_TRIES
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.state import NodeState
@@ -80,7 +80,7 @@ async def test_a_daemon_that_does_not_serve_asks_nothing_until_it_does(autojump_
 
 
 async def test_a_server_that_comes_back_is_asked_again(autojump_clock: MockClock) -> None:
-    async with reader(SERVING, failures=limits.CLASSES_TRIES - 1) as at:
+    async with reader(SERVING, failures=CLASSES_TRIES - 1) as at:
         await trio.sleep(HOUR_S)
         assert (at.told, at.problems) == ([OURS], [])
 
@@ -88,7 +88,7 @@ async def test_a_server_that_comes_back_is_asked_again(autojump_clock: MockClock
 async def test_one_that_never_answers_is_given_up_and_that_is_said_once(autojump_clock: MockClock) -> None:
     async with reader(SERVING, failures=1000) as at:
         await trio.sleep(HOUR_S)
-        assert (at.told, at.problems, at.asked) == ([], ["the server is away"], limits.CLASSES_TRIES)
+        assert (at.told, at.problems, at.asked) == ([], ["the server is away"], CLASSES_TRIES)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import trio
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.actors import domain_reader
+from gpuactors.actors.api_retry import API_LOST_S
+from gpuactors.actors.domain_reader import DOMAINS_TOUCH_REST_S
 from gpuactors.core.domains.outputs import DomainReadWanted, DomainsWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import (
@@ -18,6 +19,7 @@ from gpuactors.core.events.domains import (
     ImexRead,
 )
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexFacts
+from gpuactors.kube.client import API_REQUEST_S
 from gpuactors.ports.errors import HostError
 from gpuactors_simulation.kube.server import ApiFault
 from tests.actors.domain_actor import DomainActor, running, without_hints
@@ -105,7 +107,7 @@ async def test_two_domains_are_read_beside_each_other(autojump_clock: MockClock)
         at.at.server.order(ApiFault.HANGS, method="GET")
         found = await at.answers(of(DomainReadWanted(1, one, ""), DomainReadWanted(2, two, "")))
         assert len(found) == 1, "one read hangs, and the other one is answered"
-        await trio.sleep(limits.API_REQUEST_S)
+        await trio.sleep(API_REQUEST_S)
         (late,) = without_hints(await at.posted())
         assert isinstance(late, DomainRead)
         assert "did not answer in 10 s" in str(late.domain)
@@ -156,7 +158,7 @@ async def test_many_changes_at_once_are_one_hint_and_the_last_one_is_not_missed(
         assert first == [DomainsTouched()]
         at.at.server.set_domain_nodes("team-a", "d-0", {NODE: "Ready"})
         at.at.server.delete_domain("team-a", "d-1")
-        await trio.sleep(limits.DOMAINS_TOUCH_REST_S)
+        await trio.sleep(DOMAINS_TOUCH_REST_S)
         assert await at.posted() == [DomainsTouched()]
         await trio.sleep(3600.0)
         assert await at.posted() == []
@@ -174,7 +176,7 @@ async def test_a_domain_that_changes_all_the_time_is_a_hint_twice_a_second(
             at.at.server.set_domain_nodes("team-a", "training", {NODE: f"{trio.current_time()}"})
             hints += len(await at.posted())
             await trio.sleep(0.01)
-        assert 15 <= hints <= 10.0 / limits.DOMAINS_TOUCH_REST_S + 1
+        assert 15 <= hints <= 10.0 / DOMAINS_TOUCH_REST_S + 1
 
 
 async def test_a_watch_that_fails_is_told_and_begun_again_with_a_hint(autojump_clock: MockClock) -> None:
@@ -188,7 +190,7 @@ async def test_a_watch_that_fails_is_told_and_begun_again_with_a_hint(autojump_c
             f"could not watch the ComputeDomain with UID {uid}"
         ]
         at.at.server.away = False
-        await trio.sleep(limits.API_LOST_S)
+        await trio.sleep(API_LOST_S)
         assert await at.posted() == [DomainsTouched()]
 
 

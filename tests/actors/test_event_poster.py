@@ -13,10 +13,12 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import event_poster
+from gpuactors.actors.api_retry import API_BACKOFF_S
+from gpuactors.actors.event_poster import EVENT_FORBIDDEN_TRIES, EVENT_LOOK_S
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events.claims import PrepareAsked
 from gpuactors.core.events.daemon import Ticked
-from gpuactors.core.reports.event_series import Series
+from gpuactors.core.reports.event_series import EVENT_REFILL_S, Series
 from gpuactors.core.reports.kube_events import KubeEvent, OurNode
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
@@ -99,7 +101,7 @@ async def test_a_change_of_the_state_is_looked_at_and_what_went_is_not_told(
         await trio.sleep(1000.0)
         assert not found.at.server.requests
         found.state.set(held())
-        await trio.sleep(limits.EVENT_SETTLE_S + limits.EVENT_LOOK_S + 0.1)
+        await trio.sleep(limits.EVENT_SETTLE_S + EVENT_LOOK_S + 0.1)
         assert found.events() == [(NODE, "HeldByOther", 1)]
 
 
@@ -114,7 +116,7 @@ async def test_a_claim_that_waits_is_told_to_each_of_its_pods(autojump_clock: Mo
         core.api["default/one"] = allocated(claim, GPU)
         core.feed(PrepareAsked(Token(1), claim, ClaimsOf.GPUS))
         found.state.set(core.state)
-        await trio.sleep(limits.EVENT_SETTLE_S + limits.EVENT_LOOK_S + 0.1)
+        await trio.sleep(limits.EVENT_SETTLE_S + EVENT_LOOK_S + 0.1)
         assert sorted(found.events()) == [
             (NODE, "HeldByOther", 1),
             ("vm-a", "HeldByOther", 1),
@@ -128,10 +130,10 @@ async def test_a_server_that_refuses_is_logged_once_and_asked_rarely(autojump_cl
         await trio.sleep(limits.EVENT_SETTLE_S + 4 * limits.EVENT_AGAIN_S)
         assert len(found.problems) == 1
         assert "Grant its service account this verb" in found.problems[0]
-        tries = len(found.at.server.requests) - limits.EVENT_FORBIDDEN_TRIES
+        tries = len(found.at.server.requests) - EVENT_FORBIDDEN_TRIES
         assert 2 <= tries <= 5
         found.at.server.end_faults()
-        await trio.sleep(limits.EVENT_AGAIN_S + limits.API_BACKOFF_S[-1])
+        await trio.sleep(limits.EVENT_AGAIN_S + API_BACKOFF_S[-1])
         assert found.events() == [(NODE, "HeldByOther", 1)]
         assert len(found.problems) == 1
 
@@ -141,7 +143,7 @@ async def test_a_server_that_has_not_read_its_roles_yet_gets_the_event_when_it_h
 ) -> None:
     """An API server that has just started answers 403 for a moment: the event came 300 s later."""
     async with poster(held()) as found:
-        found.at.server.order(ApiFault.FORBIDDEN, times=limits.EVENT_FORBIDDEN_TRIES - 1)
+        found.at.server.order(ApiFault.FORBIDDEN, times=EVENT_FORBIDDEN_TRIES - 1)
         await trio.sleep(limits.EVENT_SETTLE_S + limits.EVENT_AGAIN_S / 2)
         assert found.events() == [(NODE, "HeldByOther", 1)]
         assert len(found.problems) == 1
@@ -166,7 +168,7 @@ async def test_a_server_that_is_away_gets_the_event_when_it_is_back(autojump_clo
         await trio.sleep(600.0)
         assert len(found.problems) == 1
         found.at.server.away = False
-        await trio.sleep(limits.EVENT_REFILL_S + limits.API_BACKOFF_S[-1])
+        await trio.sleep(EVENT_REFILL_S + API_BACKOFF_S[-1])
         assert found.events() == [(NODE, "HeldByOther", 1)]
 
 

@@ -10,8 +10,13 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.actors import feature_keeper
+from gpuactors.actors.feature_keeper import (
+    FEATURES_EXPIRE_S,
+    FEATURES_RENEW_S,
+    FEATURES_REST_S,
+    FEATURES_RETRY_S,
+)
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
@@ -51,15 +56,15 @@ async def keeper(state: NodeState) -> AsyncIterator[Kept]:
 async def test_the_file_is_written_once_per_change_and_renewed(autojump_clock: MockClock) -> None:
     async with keeper(ONE) as kept:
         await trio.sleep(1.0)
-        assert kept.written == [(node_features(ONE), limits.FEATURES_EXPIRE_S)]
+        assert kept.written == [(node_features(ONE), FEATURES_EXPIRE_S)]
         kept.state.set(replace(ONE, kubelet=replace(ONE.kubelet, missing="else")))
         await trio.sleep(60.0)
         assert len(kept.written) == 1
         kept.state.set(TWO)
         await trio.sleep(60.0)
         assert [labels for labels, _ in kept.written] == [node_features(ONE), node_features(TWO)]
-        await trio.sleep(limits.FEATURES_RENEW_S)
-        assert kept.written[2:] == [(node_features(TWO), limits.FEATURES_EXPIRE_S)]
+        await trio.sleep(FEATURES_RENEW_S)
+        assert kept.written[2:] == [(node_features(TWO), FEATURES_EXPIRE_S)]
 
 
 async def test_a_daemon_that_does_not_serve_writes_nothing_and_all_when_it_does(
@@ -67,10 +72,10 @@ async def test_a_daemon_that_does_not_serve_writes_nothing_and_all_when_it_does(
 ) -> None:
     waiting = replace(ONE, daemon=replace(ONE.daemon, role=Role.TAKING_OVER))
     async with keeper(waiting) as kept:
-        await trio.sleep(2 * limits.FEATURES_RENEW_S)
+        await trio.sleep(2 * FEATURES_RENEW_S)
         assert kept.written == []
         kept.state.set(ONE)
-        await trio.sleep(limits.FEATURES_REST_S + 1.0)
+        await trio.sleep(FEATURES_REST_S + 1.0)
         assert len(kept.written) == 1
 
 
@@ -85,17 +90,17 @@ async def test_a_daemon_that_serves_again_writes_what_it_had_written_before(
         await trio.sleep(60.0)
         assert len(kept.written) == 1
         kept.state.set(ONE)
-        await trio.sleep(limits.FEATURES_REST_S + 1.0)
+        await trio.sleep(FEATURES_REST_S + 1.0)
         assert [labels for labels, _ in kept.written] == [node_features(ONE)] * 2
-        await trio.sleep(limits.FEATURES_RENEW_S)
+        await trio.sleep(FEATURES_RENEW_S)
         assert len(kept.written) == 3
 
 
 async def test_a_failure_is_said_once_and_tried_again(autojump_clock: MockClock) -> None:
     async with keeper(ONE) as kept:
         kept.failure = "the disk is full"
-        await trio.sleep(10 * limits.FEATURES_RETRY_S)
+        await trio.sleep(10 * FEATURES_RETRY_S)
         assert (kept.written, kept.problems) == ([], ["the disk is full"])
         kept.failure = ""
-        await trio.sleep(limits.FEATURES_RETRY_S + limits.FEATURES_REST_S)
+        await trio.sleep(FEATURES_RETRY_S + FEATURES_REST_S)
         assert len(kept.written) == 1

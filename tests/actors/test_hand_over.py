@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.actors import hand_over
+from gpuactors.actors.hand_over import SUCCESSOR_CHECK_S, SUCCESSOR_GONE_S
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
@@ -235,7 +236,7 @@ async def test_a_successor_that_stays_is_left_alone(autojump_clock: MockClock) -
     async with daemon(control, role=Role.HANDED_OVER) as it:
         await trio.sleep(3600)
         control.others = False
-        await trio.sleep(limits.SUCCESSOR_GONE_S - 2 * limits.SUCCESSOR_CHECK_S)
+        await trio.sleep(SUCCESSOR_GONE_S - 2 * SUCCESSOR_CHECK_S)
         control.others = True  # it was only being started again
         await trio.sleep(3600)
         assert it.events == []
@@ -248,7 +249,7 @@ async def test_a_successor_that_has_gone_is_replaced(autojump_clock: MockClock) 
     async with daemon(control, role=Role.HANDED_OVER) as it:
         began = trio.current_time()
         await it.is_in(Role.SERVING)
-        assert trio.current_time() - began <= limits.SUCCESSOR_GONE_S + 2 * limits.SUCCESSOR_CHECK_S
+        assert trio.current_time() - began <= SUCCESSOR_GONE_S + 2 * SUCCESSOR_CHECK_S
         assert it.events == [SuccessorLost(), PredecessorGone("none")]
         assert control.held is not None
 

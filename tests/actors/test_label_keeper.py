@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.actors import label_keeper
+from gpuactors.actors.api_retry import API_BACKOFF_S, API_LOST_S
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainsWanted, LabelPatchWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import (
@@ -18,6 +18,7 @@ from gpuactors.core.events.domains import (
     NodeTouched,
 )
 from gpuactors.core.values.domain import LABEL, DomainUid, LabelChange, LabelPatch, NodeLabel
+from gpuactors.kube.client import API_REQUEST_S
 from gpuactors_simulation.kube.server import ApiFault
 from gpuactors_simulation.kube.status import NODES
 from tests.actors.domain_actor import DomainActor, running, without_hints
@@ -123,7 +124,7 @@ async def test_a_patch_follows_a_read_that_hangs_and_never_runs_beside_it(autoju
         keeper.at.server.order(ApiFault.HANGS, method="GET")
         assert await keeper.answers(reads(1)) == []
         assert await keeper.answers(patches(2, LabelChange.ADD)) == []
-        await trio.sleep(limits.API_REQUEST_S)
+        await trio.sleep(API_REQUEST_S)
         unread, done = without_hints(await keeper.posted())
         assert isinstance(unread, LabelRead)
         assert isinstance(unread.label, str)
@@ -159,7 +160,7 @@ async def test_what_changed_while_the_watch_was_away_is_a_hint_too(autojump_cloc
         assert len(keeper.unwatched) == 1
         assert keeper.unwatched[0].startswith(f"could not watch the node {NODE}: ")
         keeper.at.server.away = False
-        await trio.sleep(limits.API_LOST_S)
+        await trio.sleep(API_LOST_S)
         assert await keeper.posted() == [NodeTouched()]
 
 
@@ -170,6 +171,6 @@ async def test_a_node_that_may_not_be_watched_is_told_each_time_and_orders_go_on
         await keeper.posted()
         keeper.at.server.order(ApiFault.FORBIDDEN, times=3, method="GET")
         keeper.at.server.break_connections()
-        await trio.sleep(limits.API_LOST_S + sum(limits.API_BACKOFF_S[:4]))
+        await trio.sleep(API_LOST_S + sum(API_BACKOFF_S[:4]))
         assert sum("RBAC" in reason for reason in keeper.unwatched) == 3
         assert await keeper.answers(patches(1, LabelChange.ADD)) == [LabelPatched(1)]

@@ -11,6 +11,7 @@ import trio.testing
 
 from gpuactors import limits
 from gpuactors.actors import registry
+from gpuactors.actors.registry import REGISTRY_EVENTS
 from gpuactors.concurrency.latest import Latest
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.events import Event
@@ -20,7 +21,7 @@ from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host import schedule
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
-from gpuactors.core.step import initial_state, step
+from gpuactors.core.step import CALL_SETTLE_S, initial_state, step
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import ResourceName
@@ -159,7 +160,7 @@ async def test_a_turn_ends_after_its_bound_of_events_and_others_have_theirs() ->
     """A flood of events must not keep the readers from all of its outputs."""
     recorded = Recorded()
     recorded.initial = Core(gpu("23:00.0")).state
-    recorded.events = tuple(KubeletAppeared(f"{n}") for n in range(8 * limits.REGISTRY_EVENTS))
+    recorded.events = tuple(KubeletAppeared(f"{n}") for n in range(8 * REGISTRY_EVENTS))
     cell, seen = Latest(recorded.initial), list[int]()
     reader = cell.subscribe()
 
@@ -175,7 +176,7 @@ async def test_a_turn_ends_after_its_bound_of_events_and_others_have_theirs() ->
             nursery.cancel_scope.cancel()
     # The first turn is that of the clock, and the next follows before any reader runs.
     assert seen[-1] == len(recorded.events) - 1
-    assert max(now - before for before, now in pairwise(seen)) <= 2 * limits.REGISTRY_EVENTS
+    assert max(now - before for before, now in pairwise(seen)) <= 2 * REGISTRY_EVENTS
 
 
 def _scan(state: NodeState) -> int:
@@ -189,7 +190,7 @@ async def test_a_plugin_that_goes_and_one_that_comes_in_its_place_are_two() -> N
     recorded, core = Recorded(), Core(gpu("23:00.0"))
     core.pass_time(SETTINGS.resync_interval_s)
     core.feed(HostScanned(_scan(core.state), ()))
-    core.pass_time(limits.CALL_SETTLE_S)
+    core.pass_time(CALL_SETTLE_S)
     recorded.initial = core.state
     late = core.at + limits.RETIRE_EMPTY_AFTER_S
     retired, _ = step(core.state, Ticked(), late)

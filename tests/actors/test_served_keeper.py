@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import trio
 import trio.testing
 
-from gpuactors import limits
 from gpuactors.actors import served_keeper
+from gpuactors.actors.served_keeper import SERVED_RETRY_S
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.errors import StateFileError
@@ -80,7 +80,7 @@ async def test_a_failure_is_said_once_and_the_write_is_tried_again_without_a_cha
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     file = FakeFile(failures=2)
-    assert await kept(file, *[ONE] * 4, apart_s=limits.SERVED_RETRY_S + 1) == ["the disk is full"]
+    assert await kept(file, *[ONE] * 4, apart_s=SERVED_RETRY_S + 1) == ["the disk is full"]
     assert file.written == [ONE]
 
 

@@ -19,7 +19,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
 from gpuactors.actors import slice_publisher
-from gpuactors.actors.slice_publisher import PublisherPorts
+from gpuactors.actors.api_retry import API_BACKOFF_JITTER, API_BACKOFF_S
+from gpuactors.actors.slice_publisher import RESTORE_BACKOFF_S, SLICE_SETTLE_S, WRITE_SEEN_S, PublisherPorts
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.model import pci_address
 from gpuactors.core.values.offered_gpu import OfferedGpu
@@ -189,7 +190,7 @@ async def test_what_has_passed_before_it_is_written_is_not_written(autojump_cloc
         await trio.sleep(1.0)
         assert found.at.asked() == []
         found.offers.set(offer(device(1, HELD), B))
-        await trio.sleep(limits.SLICE_SETTLE_S / 2)
+        await trio.sleep(SLICE_SETTLE_S / 2)
         assert found.at.asked() == [], "it settles again"
 
 
@@ -363,7 +364,7 @@ async def test_somebody_who_edits_for_ever_costs_a_write_a_minute(autojump_clock
             nursery.start_soon(edit_for_ever)
             await trio.sleep(HOUR_S / 6)
             writes = [a for a in found.at.asked() if a.startswith("PUT")]
-            assert len(writes) <= HOUR_S / 6 / limits.RESTORE_BACKOFF_S[-1] + len(limits.RESTORE_BACKOFF_S)
+            assert len(writes) <= HOUR_S / 6 / RESTORE_BACKOFF_S[-1] + len(RESTORE_BACKOFF_S)
             nursery.cancel_scope.cancel()
         await found.settled(120.0)
         await found.expect_peace()
@@ -558,7 +559,7 @@ async def test_a_write_that_the_watch_shows_before_it_is_answered_is_not_waited_
         for new, method in ((offer(A, B), "PUT"), (many, "POST"), (offer(A), "DELETE")):
             found.server.order(ApiFault.ANSWER_SLOW, 1, method)
             found.offers.set(new)
-            await found.settled(limits.WRITE_SEEN_S / 2)
+            await found.settled(WRITE_SEEN_S / 2)
         assert "GET resourceslices" not in found.at.asked()
 
 
@@ -573,7 +574,7 @@ async def test_an_edit_between_a_write_and_its_answer_is_undone_at_once(autojump
         await trio.sleep(1.0)
         assert found.names() == names(A, B)
         found.server.edit_slice(stored["metadata"]["name"], _no_devices)
-        await trio.sleep(limits.WRITE_SEEN_S / 2)
+        await trio.sleep(WRITE_SEEN_S / 2)
         await found.settled(1.0)
         assert found.names() == names(A, B)
         assert "GET resourceslices" not in found.at.asked()
@@ -641,7 +642,7 @@ async def test_a_server_that_is_away_is_asked_four_times_a_minute_at_most(autoju
         found.server.order(ApiFault.UNAVAILABLE, 10**6)
         found.server.break_connections()
         await trio.sleep(HOUR_S)
-        shortest_s = limits.API_BACKOFF_S[-1] * (1 - limits.API_BACKOFF_JITTER)
+        shortest_s = API_BACKOFF_S[-1] * (1 - API_BACKOFF_JITTER)
         assert len(found.at.asked()) <= HOUR_S / shortest_s + 10
 
 

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.actors import sysfs_inspector
+from gpuactors.actors.sysfs_inspector import INSPECTION_BATCH
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import (
@@ -23,6 +23,7 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollWanted
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.host.reader import INSPECTION_CONCURRENCY
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.node import Observation
 
@@ -140,7 +141,7 @@ class ManyStuck(HalfStuck):
 
 
 async def test_however_many_hang_they_delay_no_other(autojump_clock: MockClock) -> None:
-    stuck = [PciAddress(f"0000:{n:02x}:00.0") for n in range(0x10, 0x10 + limits.INSPECTION_CONCURRENCY + 1)]
+    stuck = [PciAddress(f"0000:{n:02x}:00.0") for n in range(0x10, 0x10 + INSPECTION_CONCURRENCY + 1)]
     wanted = Latest(InspectionsWanted(None, dict.fromkeys(stuck, 1), frozenset()))
     post, inbox = trio.open_memory_channel[Event](8)
     with trio.fail_after(PATIENCE_S):
@@ -294,7 +295,7 @@ async def test_no_more_functions_than_the_bound_are_inspected_in_one_thread(
     autojump_clock: MockClock,
 ) -> None:
     """An Allocate may have to wait for those that began before it."""
-    many = 2 * limits.INSPECTION_BATCH + 3
+    many = 2 * INSPECTION_BATCH + 3
     wanted = {PciAddress(f"0000:{n >> 8:02x}:{n & 0xFF:02x}.0"): 1 for n in range(2 << 8, (2 << 8) + many)}
     host, cell = Together(), Latest(InspectionsWanted(None, wanted, frozenset()))
     post, _inbox = trio.open_memory_channel[Event](many)
@@ -303,7 +304,7 @@ async def test_no_more_functions_than_the_bound_are_inspected_in_one_thread(
             nursery.start_soon(sysfs_inspector.run, cell.subscribe(), host, Uses(), post)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-    assert host.together == [limits.INSPECTION_BATCH, limits.INSPECTION_BATCH, 3]
+    assert host.together == [INSPECTION_BATCH, INSPECTION_BATCH, 3]
 
 
 class Address(str):

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors import limits
+from gpuactors.acts import blocking_runner
 from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, inline
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
@@ -133,7 +133,7 @@ async def test_all_that_wait_behind_a_call_that_hangs_are_given_up_together() ->
 
 
 async def test_a_queue_that_is_full_is_said_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FILES_QUEUE_MAX", 2)
+    monkeypatch.setattr(blocking_runner, "FILES_QUEUE_MAX", 2)
     gate = threading.Event()
     apart = OneThread("claim files", deadline_s=PATIENCE_S)
     async with trio.open_nursery() as nursery:

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors import limits
+from gpuactors.acts import cdi_watch
 from gpuactors.acts.cdi_watch import MountedDirectory
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
@@ -52,7 +52,7 @@ async def quiet(touches: AsyncIterator[frozenset[ClaimUid] | None]) -> bool:
 async def test_a_touched_file_is_noticed_and_can_be_written_again(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CDI_DIR_RETRY_S", 0.01)
+    monkeypatch.setattr(cdi_watch, "CDI_DIR_RETRY_S", 0.01)
     write(tmp_path)
     with trio.fail_after(PATIENCE_S):
         async with aclosing(files(tmp_path).touches()) as touches:
@@ -87,7 +87,7 @@ async def test_a_directory_that_is_removed_is_noticed_so_that_it_can_be_made_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody made it again: the container of a prepared claim could not restart until the next prepare."""
-    monkeypatch.setattr(limits, "CDI_DIR_RETRY_S", 0.01)
+    monkeypatch.setattr(cdi_watch, "CDI_DIR_RETRY_S", 0.01)
     write(tmp_path)
     with trio.fail_after(PATIENCE_S):
         async with aclosing(files(tmp_path).touches()) as touches:
@@ -122,7 +122,7 @@ async def test_of_a_directory_that_was_removed_under_its_mount_a_restart_is_aske
 async def test_a_directory_that_is_not_there_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CDI_DIR_RETRY_S", 0.01)
+    monkeypatch.setattr(cdi_watch, "CDI_DIR_RETRY_S", 0.01)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
 

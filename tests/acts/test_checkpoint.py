@@ -13,7 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.acts.checkpoint import CheckpointFile, CheckpointNewerError, newer_checkpoint
+from gpuactors.acts.checkpoint import (
+    CORRUPT_FILES_KEPT,
+    CheckpointFile,
+    CheckpointNewerError,
+    newer_checkpoint,
+)
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
@@ -156,10 +161,10 @@ def test_a_content_that_is_none_of_ours_is_corrupt_whatever_its_checksum(content
 
 def test_corrupt_ones_do_not_fill_the_disk() -> None:
     disk = FakeDisk()
-    for _ in range(limits.CORRUPT_FILES_KEPT + 3):
+    for _ in range(CORRUPT_FILES_KEPT + 3):
         disk.put(PATH, b"x")
         file(disk).read()
-    assert len(disk.files) == limits.CORRUPT_FILES_KEPT
+    assert len(disk.files) == CORRUPT_FILES_KEPT
 
 
 def test_only_a_newer_one_is_known_as_newer() -> None:

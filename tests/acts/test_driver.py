@@ -13,10 +13,9 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.acts import driver
 from gpuactors.acts.blocking_runner import inline
-from gpuactors.acts.driver import SysfsBinder
+from gpuactors.acts.driver import HOLDERS_NAMED_MAX, SysfsBinder
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
 from gpuactors.core.values.model import Holder, PciAddress
 from gpuactors.host.group import Group, GroupReader
@@ -1096,8 +1095,8 @@ def test_an_operators_override_that_names_no_vfio_driver_stays(node: Node) -> No
 
 
 def test_of_many_holders_some_are_named_and_the_others_counted() -> None:
-    many = [Holder(100 + n, "qemu", None) for n in range(limits.HOLDERS_NAMED_MAX + 2)]
+    many = [Holder(100 + n, "qemu", None) for n in range(HOLDERS_NAMED_MAX + 2)]
     said = driver._named(many)
-    assert said.count("process") == limits.HOLDERS_NAMED_MAX
+    assert said.count("process") == HOLDERS_NAMED_MAX
     assert said.endswith(" and 2 more")
     assert driver._named(many[:1]) == str(many[0])

@@ -12,11 +12,10 @@ import trio
 
 from gpuactors.acts.blocking_runner import in_a_thread, inline
 from gpuactors.acts.driver import SysfsBinder
-from gpuactors.acts.modprobe import Modprobe, ModprobeError
+from gpuactors.acts.modprobe import MODPROBE_AGAIN_S, Modprobe, ModprobeError
 from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import HostRoot
-from gpuactors.limits import MODPROBE_AGAIN_S
 from gpuactors.ports.claims import ActError
 from gpuactors_simulation.host.kernel import DRIVERS, FakeKernel
 from gpuactors_simulation.host.tree import HostTree, PciSpec

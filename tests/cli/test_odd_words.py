@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuactors import limits
 from gpuactors.cli.commands import cli
 from gpuactors.cli.ending import shown
+from gpuactors.core.values.quote import QUOTED_TEXT_CHARS_MAX
 
 ODD = "\x1b[2J\u202e\x9b31m\n" + "x" * 100_000
 SPACED = "\x1b[2J" + "x " * 50_000
@@ -47,7 +47,7 @@ def test_odd_words_are_quoted(words: list[str], tmp_path: Path, monkeypatch: pyt
     done = CliRunner().invoke(cli, words)
     assert done.exit_code not in (0, 70), done.output
     assert [line for line in done.output.splitlines() if not line.isprintable()] == []
-    assert len(done.output) < 2 * limits.QUOTED_TEXT_CHARS_MAX
+    assert len(done.output) < 2 * QUOTED_TEXT_CHARS_MAX
     assert r"\x1b" in done.output
 
 

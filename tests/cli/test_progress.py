@@ -7,14 +7,13 @@ import io
 import pytest
 import trio
 
-from gpuactors import limits
-from gpuactors.cli.progress import Progress
+from gpuactors.cli.progress import PROGRESS_SILENT_S, Progress
 from gpuactors.ports.errors import HostError
 from tests.support.written_terminal import WrittenTerminal
 
 
 async def slow() -> str:
-    await trio.sleep(3.5 * limits.PROGRESS_SILENT_S)
+    await trio.sleep(3.5 * PROGRESS_SILENT_S)
     return "read"
 
 

@@ -15,7 +15,6 @@ from grpclib import GRPCError
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded, StreamReset
 
-from gpuactors import limits
 from gpuactors.control import unary
 from gpuactors.control.client import NoDaemonError, read_status
 from gpuactors.ports.errors import ControlError
@@ -107,7 +106,7 @@ def test_an_answer_that_is_whole_stays_so_when_its_connection_ends(end: Event) -
 
 
 def test_an_answer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONTROL_ANSWER_MAX_BYTES", 100_000)
+    monkeypatch.setattr(unary, "CONTROL_ANSWER_MAX_BYTES", 100_000)
     with answering(tmp_path / "s", bytes(200_000)), pytest.raises(ControlError, match="RESOURCE_EXHAUSTED"):
         read_status(str(tmp_path / "s"), 10, 10)
 

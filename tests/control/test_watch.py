@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.control import node_view
+from gpuactors.control import node_view, server
 from gpuactors.control.about import About
 from gpuactors.control.client import NoDaemonError, OtherVersionError, Running, read_status
 from gpuactors.control.node_view import view_of
@@ -74,7 +74,7 @@ def step(side: Side, reason: str) -> None:
 async def test_each_change_is_told_and_what_only_grows_older_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "WATCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(server, "WATCH_PAUSE_S", 0.01)
     side = Side(tmp_path)
     side.core.pass_time(60)  # all that is read at the start has been read
     side.state.set(side.core.state)
@@ -99,7 +99,7 @@ async def test_a_daemon_without_a_change_says_that_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "WATCH_BEAT_S", 0.05)
-    monkeypatch.setattr(limits, "WATCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(server, "WATCH_PAUSE_S", 0.01)
     monkeypatch.setattr(limits, "CONTROL_CALL_S", patient(0.2))
     side = Side(tmp_path)
     async with side.holds(), watching(tmp_path) as watcher:
@@ -173,7 +173,7 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
             answers = service.watch_view(pb.ViewRequest())
             assert (await anext(answers)).status
             nursery.start_soon(anext, answers)
-        await trio.sleep(limits.WATCH_PAUSE_S)
+        await trio.sleep(server.WATCH_PAUSE_S)
         monkeypatch.setattr(node_view, "view_of", counted)
         for number in range(500):  # in two seconds
             host = replace(
@@ -182,4 +182,4 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
             cell.set(replace(core.state, host=host))
             await trio.sleep(2.0 / 500)
         nursery.cancel_scope.cancel()
-    assert 0 < derived <= 2.0 / limits.WATCH_PAUSE_S + 1
+    assert 0 < derived <= 2.0 / server.WATCH_PAUSE_S + 1

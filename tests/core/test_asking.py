@@ -14,8 +14,11 @@ from gpuactors.core.events.daemon import PredecessorGone, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
-from gpuactors.core.host.asking import may_list
+from gpuactors.core.host.asking import LIST_NAMES_S, LIST_S, LIST_UNSEEN_S, may_list
+from gpuactors.core.ledger.kubelet_startup import LEDGER_API_AWAY_S
+from gpuactors.core.ledger.ledger import LIST_HELD_S
 from gpuactors.core.reports.snapshot import LedgerWanted, project
+from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Refused, Reply
 from gpuactors.core.values.model import (
@@ -145,7 +148,7 @@ def test_a_pod_that_comes_leads_to_one_list() -> None:
     core.pass_time(60)
     before = core.lists
     core.came += 1
-    core.pass_time(limits.LEDGER_QUIET_S + 2 * limits.LIST_HELD_S)
+    core.pass_time(limits.LEDGER_QUIET_S + 2 * LIST_HELD_S)
     assert core.lists == before + 1
     core.pass_time(600)
     assert core.lists == before + 1
@@ -160,7 +163,7 @@ def test_a_kubelet_that_knows_no_pod_yet_is_listed_again_and_again_ever_more_sel
         core.pass_time(1.0)
         times += [core.at] * (core.lists - before)
     gaps = [after - before for before, after in pairwise(times)]
-    assert gaps[0] <= limits.LIST_NAMES_S + 1
+    assert gaps[0] <= LIST_NAMES_S + 1
     assert gaps == sorted(gaps)
     assert 5 <= len(times) <= 8
     core.settled = True
@@ -176,7 +179,7 @@ def test_pods_that_come_while_the_file_cannot_be_read_are_listed() -> None:
     core.is_readable = False
     before = core.lists
     core.pass_time(HOUR_S)
-    assert core.lists - before >= HOUR_S / limits.LIST_UNSEEN_S - 1
+    assert core.lists - before >= HOUR_S / LIST_UNSEEN_S - 1
     core.is_readable = True
     core.pass_time(60)
     before = core.lists
@@ -198,11 +201,11 @@ def test_a_node_with_running_pods_is_listed_no_more_often() -> None:
 
 def test_no_allocate_leads_to_a_list_while_it_is_in_flight() -> None:
     core = Kubelet()
-    core.pass_time(2 * limits.LIST_S)
+    core.pass_time(2 * LIST_S)
     core.feed(KubeletAppeared("another"))
     before = core.lists
     core.silent = True
-    core.allocate(after_s=limits.LIST_S)
+    core.allocate(after_s=LIST_S)
     core.feed(KubeletAppeared("a third"))
     assert not may_list(core.state, core.at)
     read = core.state.kubelet.ledger.outstanding
@@ -212,19 +215,19 @@ def test_no_allocate_leads_to_a_list_while_it_is_in_flight() -> None:
     assert isinstance(core.answers(core.ledger_event(read))[0], Granted)
     core.pass_time(limits.GRANT_LEDGER_S / 2)
     assert core.lists == before, "kubelet may not have inserted it yet"
-    core.pass_time(2 * limits.LIST_HELD_S)
+    core.pass_time(2 * LIST_HELD_S)
     assert core.lists == before + 1, "it inserts it before it asks for the container's next resource"
 
 
 def test_pods_whose_next_resource_fails_again_and_again_do_not_keep_others_from_a_list() -> None:
     """Anyone may make such pods: a claim of another pod would wait for them."""
     core = Kubelet()
-    core.pass_time(2 * limits.LIST_S)
+    core.pass_time(2 * LIST_S)
     for number in range(8):
         core.allocate(A if number % 2 else B, Token(10 + number), after_s=limits.GRANT_FILE_S / 4)
         core.feed(KubeletAppeared(f"kubelet {number}"))
         before = core.lists
-        core.pass_time(2 * limits.LIST_HELD_S)
+        core.pass_time(2 * LIST_HELD_S)
         assert core.lists > before
 
 
@@ -234,7 +237,7 @@ def test_what_was_served_is_kept_while_nobody_has_said_which_pods_there_are() ->
     core = Kubelet(Settings(SETTINGS.selectors, 60.0, pre_start_gate=True, hand_over=True))
     core.silent = True
     core.feed(PredecessorGone("handed over", {old: frozenset({"10de:2330"})}))
-    core.pass_time(2 * limits.TAKE_OVER_LEDGER_S)
+    core.pass_time(2 * TAKE_OVER_LEDGER_S)
     read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(LedgerRead(read, RunningKubelet("kubelet", 60.0), (), (), None, passive=True))
@@ -260,7 +263,7 @@ def test_a_hundred_pods_in_a_row_are_named_by_a_list_every_30_s() -> None:
         core.pass_time(2.0)
         core.lives[f"u{n}"] = PodLife.STOPPED
         del core.names[f"u{n}"]
-    assert core.lists - before <= (core.at - began) / limits.LIST_NAMES_S + 1
+    assert core.lists - before <= (core.at - began) / LIST_NAMES_S + 1
 
 
 def test_a_kubelet_without_get_is_listed_while_a_pod_has_a_device() -> None:
@@ -269,9 +272,9 @@ def test_a_kubelet_without_get_is_listed_while_a_pod_has_a_device() -> None:
     core.runs()
     before = core.lists
     core.pass_time(HOUR_S)
-    assert core.lists - before <= HOUR_S / limits.LIST_NAMES_S
+    assert core.lists - before <= HOUR_S / LIST_NAMES_S
     del core.names["u1"]  # it was deleted by force: its process lives
-    core.pass_time(limits.LIST_NAMES_S + limits.LEDGER_S)
+    core.pass_time(LIST_NAMES_S + limits.LEDGER_S)
     assert core.owner() is None
 
 
@@ -360,7 +363,7 @@ def test_where_no_cgroup_is_seen_the_device_of_a_pod_that_kubelet_does_not_know_
     core = Kubelet()
     assert isinstance(core.allocate()[0], Granted)
     core.file[A] = "u1"
-    core.pass_time(limits.LIST_NAMES_S)
+    core.pass_time(LIST_NAMES_S)
     assert isinstance(core.allocate(token=U)[0], Granted)
 
 
@@ -426,7 +429,7 @@ def test_a_forced_deletion_of_a_pod_whose_id_is_no_devices_is_heard_of_kubelet()
 
 
 @pytest.mark.parametrize(
-    ("device_plugin", "after_s"), [(False, limits.LEDGER_SETTLE_S), (True, limits.LEDGER_API_AWAY_S)]
+    ("device_plugin", "after_s"), [(False, limits.LEDGER_SETTLE_S), (True, LEDGER_API_AWAY_S)]
 )
 def test_an_entry_of_an_ended_pod_that_was_never_seen_ends_by_itself(
     device_plugin: bool, after_s: float

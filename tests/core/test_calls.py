@@ -16,6 +16,8 @@ from gpuactors.core.events.deviceplugin import (
 )
 from gpuactors.core.events.host import FunctionInspected, HostChanged, InspectionFailed
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.host.inspections import SHORTAGE_INSPECTION_S
+from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Granted, Log, Preferred, Ready, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, Token, pci_address
@@ -137,9 +139,9 @@ def test_a_call_waits_for_an_inspection_as_long_as_there_is_a_shortage(
     core = Core(gpu(A), gpu(B))
     core.feed(asked)
     assert core.answers(short(core, A)) == []
-    core.pass_time(limits.SHORTAGE_INSPECTION_S)
+    core.pass_time(SHORTAGE_INSPECTION_S)
     assert core.answers(short(core, A)) == []
-    core.pass_time(limits.SHORTAGE_INSPECTION_S)
+    core.pass_time(SHORTAGE_INSPECTION_S)
     (answer,) = core.answers(inspected(core, A, gpu(A)))
     assert isinstance(answer, Granted | Ready)
 
@@ -304,7 +306,7 @@ def test_no_list_shrinks_while_a_call_is_in_flight_nor_right_after_it() -> None:
     assert core.reason(A) == "the PCI function is gone from this node"
     core.feed(inspected(core, B, gpu(B)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "kubelet is still working with our answer"
-    core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
+    core.feed(Ticked(), after_s=CALL_SETTLE_S)
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -316,7 +318,7 @@ def test_no_list_shrinks_right_after_a_preference() -> None:
     core.feed(inspected(core, A, gpu(A, driver=None)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("bound to no driver")
-    core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
+    core.feed(Ticked(), after_s=CALL_SETTLE_S)
     assert core.device_list() == {B: "Healthy"}
 
 

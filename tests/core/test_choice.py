@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors import limits
-from gpuactors.core.deviceplugin.choice import Group, Search, choose
+from gpuactors.core.deviceplugin.choice import PREFERENCE_STEPS_MAX, Group, Search, choose
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
 from gpuactors.core.values.model import DeviceId, Token
 from tests.core.builders import H100, Core, gpu
@@ -128,7 +127,7 @@ def test_a_node_of_32_devices_is_searched_to_the_end() -> None:
         for need in range(1, sum(len(g.ids) for g in groups) + 1):
             search = Search()
             choose(groups, need, (), search)
-            assert search.steps < limits.PREFERENCE_STEPS_MAX / 2, (each, need)
+            assert search.steps < PREFERENCE_STEPS_MAX / 2, (each, need)
 
 
 # --- the work of a whole call -----------------------------------------------------------------------------

@@ -10,13 +10,15 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin import device_lists, entries
+from gpuactors.core.deviceplugin.device_lists import HISTORY_ENTRIES
 from gpuactors.core.events.daemon import PredecessorGone, ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, UeventsLost
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.host.usage import CLOSING_S, POLL_S
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state import NodeState
-from gpuactors.core.step import next_deadline
+from gpuactors.core.step import CALL_SETTLE_S, next_deadline
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
@@ -170,7 +172,7 @@ def test_an_inspection_that_finds_what_is_known_and_a_call_that_begins_make_no_l
     core.feed(AllocateAsked(Token(2), H100, ((DeviceId(A),),)))
     core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     core.ledger[A] = "vm-1"
-    core.feed(Ticked(), after_s=limits.CALL_SETTLE_S)
+    core.feed(Ticked(), after_s=CALL_SETTLE_S)
     assert len(made) <= 3
     assert "allocated to pod default/vm-1" in core.reason(A)
 
@@ -260,13 +262,13 @@ def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_histor
 def test_the_history_of_a_device_has_its_last_changes_and_no_more_than_the_bound() -> None:
     core = Core(gpu(A))
     core.feed(KubeletAppeared("1"))
-    for n in range(2 * limits.HISTORY_ENTRIES):
+    for n in range(2 * HISTORY_ENTRIES):
         core.ledger = {A: f"vm-{n}"}
         core.pass_time(limits.LEDGER_QUIET_S)
     history = core.state.published.history[A]
-    assert len(history) == limits.HISTORY_ENTRIES
+    assert len(history) == HISTORY_ENTRIES
     assert history[-1].reason == core.reason(A)
-    assert f"vm-{2 * limits.HISTORY_ENTRIES - 1}" in history[-1].reason
+    assert f"vm-{2 * HISTORY_ENTRIES - 1}" in history[-1].reason
 
 
 def test_stopping_ends_every_plugin() -> None:
@@ -396,7 +398,7 @@ def test_a_held_gpu_is_no_second_warning_after_a_moment_in_which_nobody_knows_wh
     at_start = [(Level.WARNING, held), (Level.INFO, unknown), (Level.INFO, held)]
     assert said() == at_start
     core.enabled = {}
-    core.pass_time(limits.POLL_S + limits.CLOSING_S)
+    core.pass_time(POLL_S + CLOSING_S)
     assert core.device_list() == {"0000:01:00.0": "Healthy"}
     core.enabled = {"0000:01:00.0": 1}
     core.pass_time(10)

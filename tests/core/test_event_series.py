@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 
 from gpuactors import limits
-from gpuactors.core.reports.event_series import NOTHING_TOLD, Told, due, failed, look, next_at, posted
+from gpuactors.core.reports.event_series import (
+    EVENT_BURST,
+    EVENT_REFILL_S,
+    EVENTS_MAX,
+    NOTHING_TOLD,
+    Told,
+    due,
+    failed,
+    look,
+    next_at,
+    posted,
+)
 from gpuactors.core.reports.kube_events import KubeEvent, OurNode
 
 
@@ -71,14 +82,14 @@ def test_a_node_with_too_much_to_tell_tells_it_one_after_the_other() -> None:
     facts = tuple(map(fact, range(100)))
     told = look(NOTHING_TOLD, facts, 0.0)
     told, found = told_at(told, limits.EVENT_SETTLE_S)
-    assert found == list(facts[: limits.EVENT_BURST]), "the one that is due for longest first"
+    assert found == list(facts[:EVENT_BURST]), "the one that is due for longest first"
     later = next_at(told)
-    assert later == limits.EVENT_SETTLE_S + limits.EVENT_REFILL_S
+    assert later == limits.EVENT_SETTLE_S + EVENT_REFILL_S
     told, found = told_at(told, later)
-    assert found == [facts[limits.EVENT_BURST]]
+    assert found == [facts[EVENT_BURST]]
     # What went meanwhile is not told any more.
     told = look(told, facts[-1:], later + 1.0)
-    told, found = told_at(told, later + limits.EVENT_REFILL_S)
+    told, found = told_at(told, later + EVENT_REFILL_S)
     assert found == [facts[-1]]
 
 
@@ -89,7 +100,7 @@ def test_what_could_not_be_told_is_tried_again_and_costs_a_token() -> None:
     told = failed(told, event, 320.0)
     told, found = told_at(told, 21.0)
     assert found == [fact(2)]
-    assert told.tokens < limits.EVENT_BURST - 1.9
+    assert told.tokens < EVENT_BURST - 1.9
     told, found = told_at(told, 319.0)
     assert found == []
     told, found = told_at(told, 320.0)
@@ -98,13 +109,13 @@ def test_what_could_not_be_told_is_tried_again_and_costs_a_token() -> None:
 
 
 def test_no_more_facts_are_known_than_the_bound() -> None:
-    many = tuple(map(fact, range(2 * limits.EVENTS_MAX)))
+    many = tuple(map(fact, range(2 * EVENTS_MAX)))
     told = look(NOTHING_TOLD, many, 0.0)
-    assert list(told.series) == list(many[: limits.EVENTS_MAX])
+    assert list(told.series) == list(many[:EVENTS_MAX])
     told, _ = told_at(told, limits.EVENT_SETTLE_S)
-    told = look(told, many[limits.EVENTS_MAX :], 20.0)
-    assert len(told.series) == limits.EVENTS_MAX
-    assert set(told.series) == set(many[limits.EVENTS_MAX :])
+    told = look(told, many[EVENTS_MAX:], 20.0)
+    assert len(told.series) == EVENTS_MAX
+    assert set(told.series) == set(many[EVENTS_MAX:])
 
 
 def test_what_happened_in_a_moment_is_told_at_once_and_only_again_when_it_happens_again() -> None:
@@ -127,18 +138,18 @@ def test_what_happened_in_a_moment_is_told_at_once_and_only_again_when_it_happen
 def test_of_facts_that_are_gone_the_one_that_was_told_first_is_forgotten_first() -> None:
     """One that comes back soon must not be told anew, as one that the API server does not know."""
     told = NOTHING_TOLD
-    for number in range(limits.EVENTS_MAX):
+    for number in range(EVENTS_MAX):
         at = number * 1.0
         told = posted(look(told, (fact(number),), at), fact(number), 1, at)
-    told = look(told, (fact(-1), fact(-2)), limits.EVENTS_MAX * 1.0)
-    assert len(told.series) == limits.EVENTS_MAX
-    assert [n for n in range(limits.EVENTS_MAX) if fact(n) not in told.series] == [0, 1]
+    told = look(told, (fact(-1), fact(-2)), EVENTS_MAX * 1.0)
+    assert len(told.series) == EVENTS_MAX
+    assert [n for n in range(EVENTS_MAX) if fact(n) not in told.series] == [0, 1]
 
 
 def test_a_quiet_time_saves_up_no_more_than_a_burst() -> None:
     told, found = told_at(look(NOTHING_TOLD, (), 0.0), 0.0)
     assert found == []
-    facts, at = tuple(map(fact, range(3 * limits.EVENT_BURST))), 1000 * limits.EVENT_REFILL_S
+    facts, at = tuple(map(fact, range(3 * EVENT_BURST))), 1000 * EVENT_REFILL_S
     told = look(told, facts, at)
     _, found = told_at(told, at + limits.EVENT_SETTLE_S)
-    assert len(found) == limits.EVENT_BURST
+    assert len(found) == EVENT_BURST

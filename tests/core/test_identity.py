@@ -19,8 +19,11 @@ from gpuactors.core.events.deviceplugin import (
 )
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, InspectionFailed
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.ledger.identity import not_listed
 from gpuactors.core.reports.snapshot import project, report
+from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Ready, Refusal, Refused
 from gpuactors.core.values.model import (
@@ -187,7 +190,7 @@ def test_a_ledger_that_is_unreadable_at_first_and_names_older_ids_while_a_call_s
         "no ID leaves the list under a call"
     )
     assert core.reason(A) == "it is listed as 1 now"
-    core.pass_time(limits.CALL_SETTLE_S)
+    core.pass_time(CALL_SETTLE_S)
     assert core.device_list() == {"1": "Healthy", B: "Healthy"}
 
 
@@ -326,7 +329,7 @@ def test_an_inspection_that_fails_has_not_found_that_nothing_is_there() -> None:
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "one failed inspection holds up no list"
     core.unselected = {A: gpu(A, driver=None, has_node=True)}
     core.enabled = {A: 1}
-    core.pass_time(limits.UNSETTLED_INSPECTIONS_S[0] + limits.POLL_S)
+    core.pass_time(UNSETTLED_INSPECTIONS_S[0] + POLL_S)
     assert "its unbind or unplug waits" in core.reason(A), (
         "it is the pod's device, and was found at the second inspection"
     )

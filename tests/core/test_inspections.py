@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import (
@@ -25,6 +24,7 @@ from gpuactors.core.events.host import (
     UeventsUnavailable,
 )
 from gpuactors.core.host import inspections
+from gpuactors.core.host.inspections import SCAN_BACKOFF_S, SHORTAGE_INSPECTION_S, UNSETTLED_INSPECTIONS_S
 from gpuactors.core.reports.snapshot import NO_POLL, InspectionsWanted, PollWanted, asks_more, project
 from gpuactors.core.values.effects import Granted, Level, Log
 from gpuactors.core.values.model import DeviceId, GroupUse, Token, pci_address
@@ -236,7 +236,7 @@ def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> Non
         core.feed(ScanFailed(scan, "/sys is not mounted"))
         waits.append(inspections.deadline(core.state.host.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
-    assert waits == pytest.approx([*limits.SCAN_BACKOFF_S, *limits.SCAN_BACKOFF_S[-1:] * 2])
+    assert waits == pytest.approx([*SCAN_BACKOFF_S, *SCAN_BACKOFF_S[-1:] * 2])
     assert core.device_list() == {A: "Healthy"}
     scan = core.state.host.inspections.scan
     assert scan is not None
@@ -266,12 +266,12 @@ def test_an_incomplete_inspection_is_repeated_ever_more_slowly() -> None:
         waits.append(inspections.deadline(core.state.host.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(FunctionInspected(wanted(core), A, (gpu(A, has_node=False),)))
-    assert waits == pytest.approx([*limits.UNSETTLED_INSPECTIONS_S, *limits.UNSETTLED_INSPECTIONS_S[-1:] * 2])
+    assert waits == pytest.approx([*UNSETTLED_INSPECTIONS_S, *UNSETTLED_INSPECTIONS_S[-1:] * 2])
 
 
 def test_an_incomplete_inspection_that_becomes_complete_ends_the_repeating() -> None:
     core = Core(gpu(A, has_node=False))
-    core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
+    core.feed(Ticked(), after_s=UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
     assert core.device_list() == {A: "Healthy"}
     assert core.state.host.inspections.retries == {}
@@ -328,7 +328,7 @@ def test_a_shortage_of_ours_is_no_devices_fault() -> None:
         assert core.device_list() == {A: "Healthy", B: "Healthy"}
         assert core.reason(A) == f"free; last known state, it cannot be inspected now: {SHORT}"
         assert core.state.host.functions[A] is known
-        core.pass_time(limits.SHORTAGE_INSPECTION_S)  # every second, for as long as it lasts
+        core.pass_time(SHORTAGE_INSPECTION_S)  # every second, for as long as it lasts
     lines = [
         (e.level, e.fields["reason"])
         for e in core.effects
@@ -343,7 +343,7 @@ def test_what_has_changed_in_a_shortage_is_found_after_it() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
-    core.pass_time(limits.SHORTAGE_INSPECTION_S)
+    core.pass_time(SHORTAGE_INSPECTION_S)
     core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),)))
     assert core.device_list() == {B: "Healthy"}
 
@@ -357,7 +357,7 @@ def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_inspect
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))
-    core.pass_time(limits.SHORTAGE_INSPECTION_S)
+    core.pass_time(SHORTAGE_INSPECTION_S)
     core.feed(FunctionInspected(wanted(core), A, ()))
     assert core.device_list() == {B: "Healthy"}
 
@@ -376,7 +376,7 @@ def test_a_failed_inspection_of_a_function_never_seen_before_is_repeated() -> No
     core = Core(gpu(A))
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(InspectionFailed(wanted(core, B), B, "I/O error"))
-    core.feed(Ticked(), after_s=limits.UNSETTLED_INSPECTIONS_S[0])
+    core.feed(Ticked(), after_s=UNSETTLED_INSPECTIONS_S[0])
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.state.host.inspections.retries == {}

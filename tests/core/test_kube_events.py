@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.writes import UnderWay, blocked, hangs
+from gpuactors.core.deviceplugin.registration import KUBELET_LIST_TAKEN_S
 from gpuactors.core.events.claims import ActFailed, PrepareAsked
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
@@ -65,7 +66,7 @@ def test_a_resource_that_another_plugin_has_taken() -> None:
     core.kubelets = [GPU]
     core.feed(KubeletAppeared("kubelet-1"))
     registered(core, 1)
-    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     core.kubelets = ["51", "52"]
     core.pass_time(limits.LEDGER_QUIET_S + 0.1)
     assert kube_events(core.state) == (), "one read may be of a list that kubelet was slow to take"

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin.calls import PRE_START_WAIT_S
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost, Ticked
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
@@ -24,7 +25,11 @@ from gpuactors.core.events.host import (
     SomeGroupsObserved,
 )
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
+from gpuactors.core.host.schedule import POLL_FAST_FOR_S, POLL_FAST_S
+from gpuactors.core.host.usage import CLOSING_S, POLL_S
+from gpuactors.core.ledger.ledger import LEDGER_SETTLING_S
 from gpuactors.core.reports.snapshot import project, report
+from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Preferred, Ready, Refusal, Refused, Reply
 from gpuactors.core.values.model import (
@@ -99,14 +104,14 @@ def test_held_by_an_external_process_is_unhealthy_and_names_it_and_is_healthy_ag
 ):
     core = node()
     core.holders = {1: (QEMU,)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert (
         core.reason(A)
         == "IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no pod"
     )
     core.holders = {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -115,7 +120,7 @@ def _polls_in(core: Core, seconds: float) -> int:
     polled, end = 0, core.at + seconds
     while core.at < end:
         before = core.state.host.polls.done
-        core.pass_time(limits.POLL_FAST_S / 2)
+        core.pass_time(POLL_FAST_S / 2)
         polled += core.state.host.polls.done != before
     return polled
 
@@ -124,19 +129,19 @@ def test_an_external_process_that_stays_for_hours_is_polled_for_no_more_often_th
     """Issue 10, 23: four polls a second for ever, each of them recorded."""
     core = node()
     core.holders = {1: (QEMU,)}
-    core.pass_time(limits.POLL_S + limits.POLL_FAST_FOR_S)
-    assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
+    core.pass_time(POLL_S + POLL_FAST_FOR_S)
+    assert _polls_in(core, 60.0) <= 60.0 / POLL_S
     core.holders = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_pod_that_is_gone_and_never_lets_go_is_polled_for_slowly_after_a_while() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
-    core.pass_time(limits.LEDGER_S + limits.POLL_S + limits.POLL_FAST_FOR_S)
+    core.pass_time(limits.LEDGER_S + POLL_S + POLL_FAST_FOR_S)
     assert core.state.kubelet.orphans
-    assert _polls_in(core, 60.0) <= 60.0 / limits.POLL_S
+    assert _polls_in(core, 60.0) <= 60.0 / POLL_S
 
 
 @pytest.mark.parametrize("what", ["another external process", "another group", "a pod is gone"])
@@ -145,7 +150,7 @@ def test_a_release_is_seen_soon_again_after_any_change_beside_an_external_proces
 ) -> None:
     core = node(ledger={B: "vm-1"})
     core.holders = {1: (QEMU,)}
-    core.pass_time(limits.POLL_S + limits.POLL_FAST_FOR_S + 2 * limits.LEDGER_S)
+    core.pass_time(POLL_S + POLL_FAST_FOR_S + 2 * limits.LEDGER_S)
     match what:
         case "another external process":
             core.holders = {1: (replace(QEMU, pid=4712),)}
@@ -153,20 +158,20 @@ def test_a_release_is_seen_soon_again_after_any_change_beside_an_external_proces
             core.holders = {1: (QEMU,), 2: (QEMU,)}
         case _:
             core.ledger = {}
-    core.pass_time(limits.LEDGER_S + limits.POLL_S)
-    assert _polls_in(core, 4.0) >= 4.0 / limits.POLL_FAST_S - 2
+    core.pass_time(limits.LEDGER_S + POLL_S)
+    assert _polls_in(core, 4.0) >= 4.0 / POLL_FAST_S - 2
 
 
 @pytest.mark.parametrize("held", ["free", "in use", "held externally"])
 def test_what_a_poll_finds_as_it_was_makes_no_list_anew(held: str) -> None:
     """Issue 10, 23: with a GPU in use every tick and poll made all lists anew, most of a quiet daemon's time."""
     core = node(ledger={A: "vm-1"} if held == "in use" else {}, enabled=() if held == "free" else (A,))
-    core.pass_time(limits.POLL_S + limits.LEDGER_S)
+    core.pass_time(POLL_S + limits.LEDGER_S)
     device_lists = core.state.published.device_lists
     core.pass_time(60.0)
     assert core.state.published.device_lists is device_lists
     core.enabled = {B: 1}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[B] == "Unhealthy"
 
 
@@ -174,7 +179,7 @@ def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_f
     core = node()
     core.silent = True
     core.enabled = {A: 1}
-    core.feed(Ticked(), after_s=limits.POLL_S)
+    core.feed(Ticked(), after_s=POLL_S)
     poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
@@ -188,14 +193,14 @@ def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_f
 def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has_held_on() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {A: "vm-2"}
-    core.pass_time(2 * limits.POLL_FAST_FOR_S)
+    core.pass_time(2 * POLL_FAST_FOR_S)
     assert core.state.kubelet.orphans
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     core.feed(*inspected(core, A))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.state.calls.waiting, "waiting"
     core.enabled = {}
-    answers = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if isinstance(e, Reply)]
+    answers = [e.answer for e in core.pass_time(POLL_FAST_S) if isinstance(e, Reply)]
     assert answers == [Ready()]
 
 
@@ -219,7 +224,7 @@ def test_a_pod_that_is_gone_and_still_holds_is_unhealthy_until_it_lets_go() -> N
         "pod default/vm-1 is gone from kubelet's ledger, its process is not"
     )
     core.enabled, core.holders = {}, {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.state.kubelet.orphans == {}
 
@@ -296,7 +301,7 @@ def test_no_holder_is_called_external_before_the_ledger_was_read_again() -> None
     """Another daemon's Allocate may stand in kubelet's ledger since we read it last."""
     core = node()
     core.silent = True
-    core.feed(Ticked(), after_s=limits.POLL_S)
+    core.feed(Ticked(), after_s=POLL_S)
     core.enabled, core.ledger = {A: 1}, {A: "vm-1"}
     poll = core.state.host.polls.outstanding
     assert poll is not None
@@ -351,7 +356,7 @@ def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspe
     core.silent = True
 
     def poll(count: int, *, active: bool) -> None:
-        core.feed(Ticked(), after_s=limits.POLL_S)
+        core.feed(Ticked(), after_s=POLL_S)
         number = core.state.host.polls.outstanding
         assert number is not None
         event = core.poll_event(number)
@@ -381,7 +386,7 @@ def _poll(core: Core, enabled: dict[PciAddress, int], *, active: bool) -> None:
     """A poll that sees these counts in group 1."""
     silent, core.silent = core.silent, True
     if core.state.host.polls.outstanding is None:
-        core.feed(Ticked(), after_s=limits.POLL_S)
+        core.feed(Ticked(), after_s=POLL_S)
     number = core.state.host.polls.outstanding
     assert number is not None
     seen = frozenset(enabled) if active else frozenset()
@@ -422,7 +427,7 @@ def test_a_baseline_dies_with_the_function_or_its_binding(
         inspect(core, A, *found)
     assert not core.state.host.polls.baselines
     core.enabled = {A: 1}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.state.host.polls.groups[1].in_use
     if after == (gpu(A),):
         assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
@@ -437,14 +442,14 @@ def test_a_baseline_dies_with_a_binding_that_no_inspection_saw_end(cause: str) -
     core.feed(HostChanged(A, None, cause))
     core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
     core.enabled = {A: 1}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
 
 
 def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> None:
     core = node()
     core.silent = True
-    core.feed(Ticked(), after_s=limits.POLL_S)
+    core.feed(Ticked(), after_s=POLL_S)
     under_way = core.state.host.polls.outstanding
     assert under_way is not None
     inspect(core, A)
@@ -475,16 +480,16 @@ def test_a_companion_is_waited_for_as_long_as_its_unbind_is() -> None:
     sound = audio("01:00.1", 1)
     core = node(gpu(A), sound, gpu(B))
     core.enabled = {sound.address: 1}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     waits = replace(sound, driver=None, vfio_bound=False)
     inspect(core, A, gpu(A), waits)
     core.pass_time(60)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.enabled = {sound.address: 1}  # an operator writes to it: it is on no driver, and nobody waits
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -494,10 +499,10 @@ def test_a_late_uevent_of_the_unbind_before_does_not_end_one_that_waits() -> Non
     core = node(UNBINDING, gpu(B), enabled=(A,))
     core.feed(HostChanged(A, None, "unbind pci"))
     core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert WAITS in core.reason(A)
     core.enabled = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -508,7 +513,7 @@ def test_a_daemon_that_starts_while_an_unbind_waits_blames_no_bridge() -> None:
     core.enabled[bridge.address] = 1
     assert WAITS in core.reason(A)
     core.enabled.pop(A)
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -530,7 +535,7 @@ def blind(core: Core, enabled: dict[PciAddress, int] | None = None, unseen: str 
     """The next poll cannot read A's `enable`."""
     core.silent = True
     if core.state.host.polls.outstanding is None:
-        core.feed(Ticked(), after_s=limits.POLL_S)
+        core.feed(Ticked(), after_s=POLL_S)
     use = GroupUse(1, enabled or {}, frozenset(), None, None, unseen)
     number = core.state.host.polls.outstanding
     assert number is not None
@@ -544,7 +549,7 @@ def test_a_device_whose_use_cannot_be_seen_is_unhealthy_at_once_and_comes_back()
     blind(core)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == f"whether IOMMU group 1 is in use cannot be determined: {UNSEEN}"
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -584,7 +589,7 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     """Issue 10: a mutation of this was caught by no test. The poll may have read before the pod opened the group."""
     core = node(ledger={A: "vm-1"})
     core.silent = True
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     old = core.state.host.polls.outstanding
     assert old is not None
     core.pass_time(limits.LEDGER_S)
@@ -598,21 +603,21 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     core.feed(Ticked())
     assert "pod default/vm-1 is gone from kubelet's ledger, its process is not" in core.reason(A)
     core.enabled = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.state.kubelet.orphans == {}
 
 
 def test_a_use_is_over_when_what_was_suspended_before_is_suspended_again() -> None:
     core = node()
     core.enabled, core.awake = {A: 1}, {A}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy", "its slot is being reset"
     assert core.reason(A).startswith(f"IOMMU group 1 is being closed ({A} is not suspended yet)")
     core.awake = set()
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list()[A] == "Healthy"
 
 
@@ -620,11 +625,11 @@ def test_nothing_is_waited_for_longer_than_a_reset_takes() -> None:
     """Somebody wrote `on` to power/control meanwhile."""
     core = node()
     core.enabled, core.awake = {A: 1}, {A}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     core.enabled = {}
-    core.pass_time(limits.CLOSING_S - limits.POLL_FAST_S)
+    core.pass_time(CLOSING_S - POLL_FAST_S)
     assert core.device_list()[A] == "Unhealthy"
-    core.pass_time(2 * limits.POLL_FAST_S)
+    core.pass_time(2 * POLL_FAST_S)
     assert core.device_list()[A] == "Healthy"
 
 
@@ -636,10 +641,10 @@ def test_a_gpu_that_its_audio_function_keeps_awake_is_not_waited_for() -> None:
     )
     core = node(gpu(A), audio, gpu(B))
     core.enabled, core.awake = {A: 1}, {A}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list()[A] == "Healthy"
 
 
@@ -648,12 +653,12 @@ def test_a_container_does_not_start_while_the_slot_of_its_device_is_being_reset(
     core.enabled, core.ledger = {}, {}
     core.pass_time(limits.LEDGER_S)
     core.enabled, core.awake = {A: 1}, {A}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     core.enabled, core.ledger = {}, {A: "vm-2"}
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     assert core.answers(*inspected(core, A)) == []
     core.awake = set()
-    core.feed(Ticked(), after_s=limits.POLL_FAST_S)
+    core.feed(Ticked(), after_s=POLL_FAST_S)
     assert [e.answer for e in core.effects if isinstance(e, Reply)] == [Ready()]
 
 
@@ -661,7 +666,7 @@ def test_a_free_function_that_is_woken_for_a_moment_is_free() -> None:
     """Reading its configuration space resumes it."""
     core = node()
     core.awake = {A}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Healthy"
 
 
@@ -670,10 +675,10 @@ def test_a_function_that_is_never_suspended_is_free_when_it_is_disabled() -> Non
     core.awake = {A}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     core.enabled = {A: 1}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list()[A] == "Healthy"
 
 
@@ -681,11 +686,11 @@ def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> Non
     """Without vfio-pci nothing suspends it."""
     core = node(gpu(A, 7), gpu(B, 7))
     core.enabled, core.awake = {B: 1}, {B}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
     inspect(core, B, gpu(A, 7), gpu(B, 7, driver=None))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy"}
 
 
@@ -729,7 +734,7 @@ def test_an_external_process_that_follows_a_released_pod_is_no_pod_that_is_gone(
     """Between two polls the pod's process ended and somebody else opened the group: it is in use all the time."""
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.holders = {1: (replace(QEMU, pid=8, pod_uid="0b1c"),)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     core.ledger = {}
     core.holders = {1: (QEMU,)}
     core.pass_time(limits.LEDGER_S)
@@ -744,7 +749,7 @@ def test_a_process_that_held_it_for_the_pod_is_the_pods_whatever_its_cgroup(pod_
     """Kata Containers may keep the virtual machine outside the pod's cgroup."""
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.holders = {1: (replace(QEMU, pod_uid=pod_uid),)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     assert "pod default/vm-1 is gone from kubelet's ledger" in core.reason(A)
@@ -754,7 +759,7 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     """The daemon has not noticed yet that a pod has ended, and an external process is on its GPU already."""
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.holders = {1: (replace(QEMU, pid=8, pod_uid="0b1c"),)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     core.ledger, core.holders = {}, {1: (QEMU,)}
     core.silent = True
     ask(core, A)
@@ -836,7 +841,7 @@ def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() ->
     assert core.answers(GroupsObserved(poll, ())) == []
     core.silent = False
     core.enabled = {A: 1}
-    (answer,) = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if isinstance(e, Reply)]
+    (answer,) = [e.answer for e in core.pass_time(POLL_FAST_S) if isinstance(e, Reply)]
     assert isinstance(answer, Refused)
     assert "in use (enable of 0000:01:00.0 is 1)" in answer.reason
 
@@ -862,14 +867,14 @@ def test_a_device_whose_unbind_waits_for_an_external_process_stays_listed_and_go
     core.pass_time(60)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {B: "Healthy"}, "without another inspection, in case its uevent was lost"
 
 
 def test_the_process_that_an_unbind_waits_for_is_named_and_so_is_its_release() -> None:
     core = node()
     core.holders, core.enabled = {1: (QEMU,)}, {A: 1}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     inspect(core, A, UNBINDING)
     assert core.reason(A).startswith("IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet")
     assert WAITS in core.reason(A)
@@ -889,7 +894,7 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     before."""
     core = node(gpu(A), gpu(B))
     core.silent = True
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     under_way, core.enabled = core.state.host.polls.outstanding or 0, {A: 1}
     core.feed(HostChanged(A, None, "remove vfio-dev"))
     core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
@@ -899,10 +904,10 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "that poll could read nothing"
     core.silent = False
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert WAITS in core.reason(A)
     core.enabled = {}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -933,10 +938,10 @@ def test_a_device_on_no_driver_beside_one_that_is_open_is_not_listed() -> None:
 def test_a_function_whose_unbind_waits_for_its_holder_keeps_its_group_in_use() -> None:
     core = node(gpu(A, 7), gpu(B, 7), enabled=(A,))
     inspect(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Unhealthy", B: "Unhealthy"}
     core.enabled = {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -949,7 +954,7 @@ def test_a_daemon_that_starts_while_an_unbind_waits_lists_it_as_well() -> None:
 def test_an_enable_count_alone_lists_nothing() -> None:
     """Any process may write to it, also where there was never a driver."""
     core = node(gpu(A, driver=None), gpu(B), enabled=(A,))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -963,7 +968,7 @@ def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
     assert "pod default/vm-1 is gone from kubelet's ledger, its process is not; " in core.reason(A)
     assert WAITS in core.reason(A)
     core.enabled = {}
-    core.pass_time(limits.POLL_FAST_S)
+    core.pass_time(POLL_FAST_S)
     assert core.device_list() == {B: "Healthy"}
     assert core.state.kubelet.orphans == {}
 
@@ -985,7 +990,7 @@ def test_who_had_what_is_on_no_driver_any_more_is_not_waited_for() -> None:
     inspect(core, A, gpu(A, driver=None))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {B: "Healthy"}
     assert core.state.kubelet.orphans == {}
 
@@ -1035,7 +1040,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     core = node(gpu(A), second, ledger={A: "vm-1"})
     inspect(core, A, gpu(A, driver=None), second)
     core.silent = True
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.state.kubelet.ledger.outstanding is None, "while one is, no group is opened anyway"
     (target,) = project(core.state).any_poll.targets
     assert target.functions == (second.address,)
@@ -1120,7 +1125,7 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
     assert read is not None
     pod = Pod("", "", "0b1c")
     core.feed(read_of_young(read, LedgerFile(entries(pod))))
-    assert core.state.kubelet.ledger.due_at == core.at + limits.LEDGER_SETTLING_S
+    assert core.state.kubelet.ledger.due_at == core.at + LEDGER_SETTLING_S
 
 
 def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:
@@ -1129,7 +1134,7 @@ def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> 
     core.feed(*inspected(core, A))
     assert core.reason(A) == "just allocated"
     core.enabled, core.ledger_problem = {A: 1}, "kubelet does not answer"
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.ledger, core.ledger_problem = {A: "vm-1"}, None
     core.pass_time(limits.LEDGER_RETRY_S)
@@ -1149,7 +1154,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
 
     began_at = core.at
     while core.at < began_at + limits.GRANT_GRACE_S - 1:
-        core.feed(Ticked(), settling(), after_s=limits.LEDGER_SETTLING_S)
+        core.feed(Ticked(), settling(), after_s=LEDGER_SETTLING_S)
         assert core.reason(A) == "just allocated"
     core.feed(Ticked(), after_s=2)
     core.feed(settling())
@@ -1184,7 +1189,7 @@ def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() 
     core.pass_time(5)
     assert set(core.state.calls.waiting) == {Token(2)}, "still waiting"
     core.enabled = {}
-    answers = [e.answer for e in core.pass_time(limits.POLL_FAST_S) if hasattr(e, "answer")]
+    answers = [e.answer for e in core.pass_time(POLL_FAST_S) if hasattr(e, "answer")]
     assert answers == [Ready()]
 
 
@@ -1195,7 +1200,7 @@ def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
     core.pass_time(limits.LEDGER_S)
     core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
     core.feed(*inspected(core, A))
-    (answer,) = [e.answer for e in core.pass_time(limits.PRE_START_WAIT_S) if hasattr(e, "answer")]
+    (answer,) = [e.answer for e in core.pass_time(PRE_START_WAIT_S) if hasattr(e, "answer")]
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
     assert answer.reason == (
@@ -1220,7 +1225,7 @@ def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:
     core = node(gpu(A), gpu(B), gpu(C))
     core.silent = True
     core.enabled = {A: 1}
-    core.feed(Ticked(), after_s=limits.POLL_S)
+    core.feed(Ticked(), after_s=POLL_S)
     poll = core.state.host.polls.outstanding
     assert poll is not None
     core.feed(core.poll_event(poll))
@@ -1259,7 +1264,7 @@ def test_the_id_does_not_change_under_a_call() -> None:
     core.pass_time(limits.LEDGER_S)
     assert core.device_list() == {"51": "Healthy", B: "Healthy"}
     core.feed(FunctionInspected(core.state.host.inspections.functions[B], B, (gpu(B, 52),)))
-    core.pass_time(limits.CALL_SETTLE_S)
+    core.pass_time(CALL_SETTLE_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 

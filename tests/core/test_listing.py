@@ -6,8 +6,13 @@ import pytest
 from msgspec import structs
 
 from gpuactors import limits
-from gpuactors.core.deviceplugin.listing import comparable, healthy
-from gpuactors.core.deviceplugin.registration import is_registered, order
+from gpuactors.core.deviceplugin.listing import KUBELET_LIST_ID_MAX_CHARS, comparable, healthy
+from gpuactors.core.deviceplugin.registration import (
+    DESERTED_MAX_S,
+    KUBELET_LIST_TAKEN_S,
+    is_registered,
+    order,
+)
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
@@ -44,7 +49,7 @@ def register(core: Core, stream: int) -> None:
 def core() -> Core:
     """Two GPUs, registered, and kubelet has been seen to have our list."""
     core = registered()
-    core.pass_time(limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(KUBELET_LIST_TAKEN_S)
     assert plugin(core).listing.compared_at == core.at
     return core
 
@@ -78,7 +83,7 @@ def test_kubelets_list_is_read_once_soon_after_a_registration(kubelets: list[str
     core.kubelets = kubelets
     (lack,) = unmet_prerequisites(core.state)
     assert lack.endswith("kubelet's own list has not been compared with ours yet")
-    core.pass_time(limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(KUBELET_LIST_TAKEN_S)
     assert unmet_prerequisites(core.state) == ()
     read_at = core.state.kubelet.ledger.read_at
     core.pass_time(limits.LEDGER_QUIET_S - 1)
@@ -184,7 +189,7 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     assert core.state.host.inspections.scan is not None
     three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
     core.feed(HostScanned(core.state.host.inspections.scan, three))
-    core.pass_time(limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
     assert not is_registered(plugin(core))
     assert (plugin(core).problem or "").startswith("kubelet had another list of healthy devices until ours")
 
@@ -208,7 +213,7 @@ def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace
     core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)), after_s=0.1)
     core.feed(found, after_s=0.1)
     core.feed(ForeignSocketsSeen(()), after_s=0.1)
-    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
     assert plugin(core).bind == bind + 1, "it registers again, once"
 
@@ -220,7 +225,7 @@ def test_a_list_that_changed_just_before_a_neighbour_was_seen_to_go_is_no_sign_o
     bind = plugin(core).bind
     core.feed(third_gpu_found(core), after_s=0)
     core.feed(ForeignSocketsSeen(()), after_s=0)
-    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
     assert plugin(core).bind == bind + 1, "it registers again, once"
 
@@ -251,7 +256,7 @@ def test_a_neighbour_that_goes_while_nothing_is_healthy_leads_to_registering_aga
     core.pass_time(stays_s)
     core.feed(ForeignSocketsSeen(()))
     core.kubelets = []
-    core.pass_time(limits.DESERTED_MAX_S + limits.LEDGER_S)
+    core.pass_time(DESERTED_MAX_S + limits.LEDGER_S)
     assert plugin(core).bind > bind
     bind = plugin(core).bind
     lose_and_register(core, 2)
@@ -318,7 +323,7 @@ def test_where_the_other_has_left_a_grown_wait_is_cut_short(core: Core) -> None:
     core.pass_time(60)
     assert not is_registered(plugin(core))
     core.kubelets = []
-    core.pass_time(limits.LEDGER_QUIET_S + limits.DESERTED_MAX_S)
+    core.pass_time(limits.LEDGER_QUIET_S + DESERTED_MAX_S)
     assert plugin(core).bind == bind + 1
 
 
@@ -342,7 +347,7 @@ def test_a_socket_that_appears_as_soon_as_we_are_registered_leads_to_a_read_that
     core.pass_time(limits.ODD_SIGHT_S / 2)
     register(core, 2)
     core.kubelets = THEIRS
-    core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S)
+    core.pass_time(limits.ODD_SIGHT_S + KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S)
     assert not is_registered(plugin(core))
 
 
@@ -401,7 +406,7 @@ def test_a_huge_list_of_anybodys_is_cut_on_both_sides_alike() -> None:
     many = [f"{n:06d}" for n in range(100_000)]
     assert comparable(reversed(many)) == comparable(many)
     assert len(comparable(many)) == limits.CALL_DEVICES_MAX
-    assert comparable(["x" * 5000]) == (DeviceId("x" * limits.KUBELET_LIST_ID_MAX_CHARS),)
+    assert comparable(["x" * 5000]) == (DeviceId("x" * KUBELET_LIST_ID_MAX_CHARS),)
 
 
 def test_control_characters_of_a_neighbour_are_escaped(core: Core) -> None:

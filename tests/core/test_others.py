@@ -9,6 +9,7 @@ from gpuactors import limits
 from gpuactors.control.pods_view import pods_view
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected, HostScanned
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
@@ -223,7 +224,7 @@ def test_a_free_gpu_that_may_be_somebodys_is_not_opened_to_see_whether_it_is_hel
         (node(listed()), [False, False, False]),
     ):
         core.silent = True
-        core.pass_time(limits.POLL_S)
+        core.pass_time(POLL_S)
         assert [t.may_open for t in project(core.state).any_poll.targets] == may_open
 
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from gpuactors import limits
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned
 from gpuactors.core.events.host import (
@@ -16,6 +15,7 @@ from gpuactors.core.events.host import (
     HostScanned,
     SomeGroupsObserved,
 )
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.effects import Granted
 from gpuactors.core.values.model import DeviceId, Holder, PciAddress, PciFunction, Token, pci_address
@@ -80,7 +80,7 @@ def test_an_allocate_of_all_that_is_there_is_answered_after_one_poll() -> None:
 def test_a_poll_of_some_groups_changes_nothing_that_is_known_of_the_others() -> None:
     core = node()
     core.silent, core.holders = False, {2: (QEMU,)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[B] == "Unhealthy"
     core.silent = True
     before = core.state
@@ -165,7 +165,7 @@ def test_the_first_poll_of_a_node_is_of_all_groups() -> None:
 def test_a_group_that_comes_back_while_a_poll_is_under_way_goes_on_being_polled(seen: bool) -> None:
     """What that poll saw of it, there was no reason to poll any more; and nothing else was to be polled."""
     core = node(gpu(A))
-    core.feed(Ticked(), after_s=limits.POLL_S)
+    core.feed(Ticked(), after_s=POLL_S)
     under_way = core.poll_event(core.state.host.polls.outstanding or 0)
     inspect(core, A)
     core.feed(under_way if seen else GroupsObserved(core.state.host.polls.outstanding or 0, ()))

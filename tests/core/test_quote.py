@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuactors import limits
+from gpuactors.core.deviceplugin.device_lists import HISTORY_UNKNOWN_MAX
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared
@@ -155,7 +155,7 @@ def test_a_drivers_name_is_quoted() -> None:
 
 def test_of_ids_that_mean_nothing_the_history_of_the_last_ones_is_kept() -> None:
     core = Core(gpu("01:00.0"))
-    many = limits.HISTORY_UNKNOWN_MAX
+    many = HISTORY_UNKNOWN_MAX
     for n in range(2 * many):
         core.ledger = {f"strange {n}": "pod"}
         core.feed(KubeletAppeared(f"socket {n}"))
@@ -169,5 +169,5 @@ def test_ids_that_mean_nothing_here_leave_no_history_behind_for_ever() -> None:
         core.ledger = {f"strange {n}.{i}": "pod" for i in range(5)}
         core.feed(KubeletAppeared(f"socket {n}"))
     assert f"strange {n}.0" in core.device_list()
-    assert len(core.state.published.history) <= limits.HISTORY_UNKNOWN_MAX + len(core.state.host.seen)
+    assert len(core.state.published.history) <= HISTORY_UNKNOWN_MAX + len(core.state.host.seen)
     assert "0000:01:00.0" in core.state.published.history

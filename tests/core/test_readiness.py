@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin.registration import KUBELET_LIST_TAKEN_S, REGISTER_BACKOFF_S
 from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import RegisterAnswered, SocketBound, StreamEnded, StreamOpened
@@ -39,7 +40,7 @@ def registered(core: Core, stream: int) -> None:
 @pytest.fixture
 def ready() -> Core:
     core = started()
-    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     assert unmet_prerequisites(core.state) == ()
     return core
 
@@ -47,7 +48,7 @@ def ready() -> Core:
 def test_a_daemon_that_offers_nothing_is_never_ready() -> None:
     """`--device-plugin off` alone was ready, and served nothing in silence."""
     core = Core(gpu("01:00.0"), settings=replace(SETTINGS, device_plugin=False))
-    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     (missing,) = unmet_prerequisites(core.state)
     assert missing.startswith("this daemon offers nothing: the device plugin is off, and so are claims")
 
@@ -64,7 +65,7 @@ def test_a_registered_resource_counts_when_kubelets_own_list_has_been_seen_to_be
     core = started()
     (reason,) = unmet_prerequisites(core.state)
     assert reason == f"{H100}: it is registered, and kubelet's own list has not been compared with ours yet"
-    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     assert unmet_prerequisites(core.state) == ()
 
 
@@ -72,7 +73,7 @@ def test_a_kubelet_that_does_not_say_what_it_has_is_believed() -> None:
     core = started()
     core.kubelets = None
     assert unmet_prerequisites(core.state) != ()
-    core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    core.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     assert unmet_prerequisites(core.state) == ()
 
 
@@ -90,10 +91,10 @@ def test_another_list_in_kubelet_counts_at_once_and_a_contest_has_the_words_of_i
 def test_after_a_lost_stream_it_is_ready_again_when_the_lists_agree_again(ready: Core) -> None:
     ready.feed(StreamEnded(H100, 1))
     assert unmet_prerequisites(ready.state) == (f"{H100}: kubelet's ListAndWatch stream ended",)
-    ready.pass_time(limits.REGISTER_BACKOFF_S[1])
+    ready.pass_time(REGISTER_BACKOFF_S[1])
     registered(ready, 2)
     assert "has not been compared" in unmet_prerequisites(ready.state)[0]
-    ready.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S)
+    ready.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     assert unmet_prerequisites(ready.state) == ()
 
 

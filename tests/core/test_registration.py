@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
-from gpuactors.core.deviceplugin.registration import is_registered, order
+from gpuactors.core.deviceplugin.registration import (
+    OLD_STREAM_GRACE_S,
+    REGISTER_BACKOFF_S,
+    STREAM_OPEN_DEADLINE_S,
+    is_registered,
+    order,
+)
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
     RegisterAnswered,
@@ -69,7 +75,7 @@ def test_accepted_without_a_stream_registers_again_after_the_deadline() -> None:
     core.feed(SocketBound(H100, plugin(core).bind))
     core.feed(RegisterAnswered(H100, plugin(core).register))
     bind = plugin(core).bind
-    core.feed(Ticked(), after_s=limits.STREAM_OPEN_DEADLINE_S)
+    core.feed(Ticked(), after_s=STREAM_OPEN_DEADLINE_S)
     assert plugin(core).bind == bind + 1
 
 
@@ -95,7 +101,7 @@ def test_streams_that_end_at_once_are_not_answered_with_a_tight_loop() -> None:
         core.feed(Ticked(), after_s=waits[-1])
         core.feed(SocketBound(H100, plugin(core).bind))
         core.feed(RegisterAnswered(H100, plugin(core).register), StreamOpened(H100, stream + 1))
-    assert waits == pytest.approx([*limits.REGISTER_BACKOFF_S, *limits.REGISTER_BACKOFF_S[-1:] * 3], abs=1e-6)
+    assert waits == pytest.approx([*REGISTER_BACKOFF_S, *REGISTER_BACKOFF_S[-1:] * 3], abs=1e-6)
 
 
 def test_a_failed_register_is_repeated_even_with_a_stream_open() -> None:
@@ -155,7 +161,7 @@ def test_a_new_kubelet_sock_with_the_old_stream_open_waits_a_moment_then_ends_it
     core = registered(Core(gpu("01:00.0")))
     core.feed(KubeletAppeared("kubelet-2"))
     bind = plugin(core).bind
-    core.feed(Ticked(), after_s=limits.OLD_STREAM_GRACE_S)
+    core.feed(Ticked(), after_s=OLD_STREAM_GRACE_S)
     assert plugin(core).bind == bind + 1
     assert order(plugin(core)).renew
 

@@ -10,6 +10,7 @@ from gpuactors import limits
 from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.events.deviceplugin import PreStartAsked
 from gpuactors.core.events.host import HostChanged
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared
@@ -81,7 +82,7 @@ def test_a_pod_keeps_a_gpu_whose_virtual_functions_appear_and_the_books_stay_rig
     core.feed(PreStartAsked(token, H100, (DeviceId(PF),)))
     assert isinstance(core.allocation(token), Ready), "its container may start again"
     core.ledger.clear()
-    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    core.pass_time(limits.LEDGER_S + POLL_S)
     assert core.device_list()[PF] == "Unhealthy"
     core.changed(physical(virtual=False))
     assert core.device_list()[PF] == "Healthy"

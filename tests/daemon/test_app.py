@@ -12,10 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
-from gpuactors.daemon.app import Daemon, Outside, run_daemon
+from gpuactors.daemon.app import RESTART_MAX_FAILURES, Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.node import LedgerContents, LedgerQuestion, Observation, UeventSource
@@ -81,7 +80,7 @@ async def test_requests_that_fail_take_no_daemon_with_them(
     autojump_clock: trio.testing.MockClock, tmp_path: Path, error: Exception
 ) -> None:
     """Issue 10, 4: six failures of pod_resources were the end of the process, and these are more."""
-    ledger = FailingLedger(3 * limits.RESTART_MAX_FAILURES, error)
+    ledger = FailingLedger(3 * RESTART_MAX_FAILURES, error)
     outside = Outside(EmptyHost(), EmptyHost(), ledger, None, UnixKubelet(str(tmp_path / "k/device-plugins")))
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -96,7 +95,7 @@ async def test_an_actor_that_fails_for_ever_takes_no_daemon_with_it(
 ) -> None:
     """Issue 24, 1: outside a request too, an actor without which the state can be trusted ends itself only."""
     opened = trio.Event()
-    left = 3 * limits.RESTART_MAX_FAILURES
+    left = 3 * RESTART_MAX_FAILURES
 
     @asynccontextmanager
     async def uevents() -> AsyncIterator[UeventSource]:

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from gpuactors import limits
+from gpuactors.actors.hand_over import CONTROL_RETRY_S
 from tests.deploy.manifests import DEPLOY, Manifest, of_kind, render
 from tests.process.daemon import gpuactors
 
@@ -215,4 +216,4 @@ def test_the_probes_ask_what_the_daemon_serves(container: Manifest) -> None:
     for probe in (readiness, liveness):
         assert probe["timeoutSeconds"] > limits.DIAL_OWN_S
     until_restart_s = liveness["periodSeconds"] * liveness["failureThreshold"]
-    assert until_restart_s > limits.SERVE_BACKOFF_S[-1] + limits.CONTROL_RETRY_S
+    assert until_restart_s > limits.SERVE_BACKOFF_S[-1] + CONTROL_RETRY_S

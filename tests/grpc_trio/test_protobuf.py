@@ -19,7 +19,7 @@ from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as old_dra
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors.kubelet.pb.podresources import v1 as pods
-from gpuactors.limits import CALL_IDS_MAX
+from gpuactors.kubelet.translate import CALL_IDS_MAX
 from tests.support.grpcio_proto import ProtoFile
 
 FILES = {

@@ -18,6 +18,8 @@ import trio
 
 from gpuactors import limits
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked
+from gpuactors.core.host.asking import LIST_NAMES_S
+from gpuactors.core.ledger.ledger import LIST_HELD_S
 from gpuactors.core.values.effects import Granted, Preferred, Refused, Reply
 from gpuactors.core.values.model import Pod, Token
 from gpuactors.ports.node import Step
@@ -27,7 +29,7 @@ from tests.histories.refusals import UNREAD
 from tests.histories.truth import claimed_cards, given_by_us, is_any_withheld, others_cards
 from tests.histories.world import World
 
-CLAIM_SEEN_S: Final = limits.LEDGER_QUIET_S + limits.LIST_NAMES_S + 2 * limits.LIST_HELD_S
+CLAIM_SEEN_S: Final = limits.LEDGER_QUIET_S + LIST_NAMES_S + 2 * LIST_HELD_S
 """Only List shows the claim of another driver that has no file, and it is not called in an Allocate: how late it is
 seen after its pod has come (docs/adr/0017)."""
 

@@ -15,6 +15,7 @@ from typing import Final, final
 import trio
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import SCAN_BACKOFF_S, UNSETTLED_INSPECTIONS_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.ports.node import Step
 from gpuactors.replay.play import Played, Resumed, play
@@ -427,8 +428,8 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
     missed_s = RESYNC_S if world.missed or silent else 0.0
     # What could not be read is read again ever more seldom: each fault that is still to come costs one such wait.
     late = world.faults.left(Fault.INSPECTION_FAILS, Fault.INSPECTION_HANGS)
-    late_s = late * (limits.UNSETTLED_INSPECTIONS_S[-1] + limits.INSPECTION_DEADLINE_S)
-    late_s += world.faults.left(Fault.SCAN_FAILS, Fault.INSPECTOR_CRASHES) * limits.SCAN_BACKOFF_S[-1]
+    late_s = late * (UNSETTLED_INSPECTIONS_S[-1] + limits.INSPECTION_DEADLINE_S)
+    late_s += world.faults.left(Fault.SCAN_FAILS, Fault.INSPECTOR_CRASHES) * SCAN_BACKOFF_S[-1]
     deadline = trio.current_time() + missed_s + late_s + SETTLE_S
     while True:
         unmet = unsettled(world)

@@ -12,18 +12,18 @@ from typing import Final, Protocol
 
 import trio
 
-from gpuactors import limits
+from gpuactors.core.claims.machine import CLAIM_FOUND_S
 from gpuactors.ports.node import Step
 from gpuactors_simulation.kubelet.values import Pod
 from tests.histories.dra_node import DraNode
 from tests.histories.world import World
 
-RUNS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 400.0
+RUNS_WITHIN_S: Final = CLAIM_FOUND_S + 400.0
 """A pod whose claim nobody stands in the way of runs: kubelet repeats a prepare after 90 s, twice at most where its
 call was cut off. A claim that kubelet has lost stands in the way until it is collected: about one whose unprepare never
 comes the daemon asks the API server twice, 60 s apart, and CLAIM_FOUND_S after an answer that it exists."""
 
-ENDS_WITHIN_S: Final = limits.CLAIM_FOUND_S + 600.0
+ENDS_WITHIN_S: Final = CLAIM_FOUND_S + 600.0
 """Nothing of claims is left after all pods are gone. Claims are collected as above; a failed act is repeated each
 minute."""
 

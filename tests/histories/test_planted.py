@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import pytest
 import trio
 
-from gpuactors import limits
 from gpuactors.core.deviceplugin import allocation, calls, device_lists
 from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.state import NodeState
@@ -18,6 +17,7 @@ from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
 from gpuactors.core.values.owner import Allocation
 from gpuactors.kubelet import device_plugin
+from gpuactors.kubelet.device_plugin import LIST_FIRST_S
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from gpuactors.process.logger import get_logger
@@ -128,7 +128,7 @@ def test_a_group_in_use_that_is_preferred_is_noticed(knows: bool, monkeypatch: p
 
     async def late(self: device_plugin.DevicePluginService, message: pb.Empty) -> AsyncIterator[object]:
         async for response in watch(self, message):
-            await trio.sleep(2 * limits.LIST_FIRST_S)
+            await trio.sleep(2 * LIST_FIRST_S)
             yield response
 
     def forgetful(request: PreferenceRequest, known: Mapping[DeviceId, Device], *_: object) -> object:

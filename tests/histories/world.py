@@ -26,8 +26,8 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
+from gpuactors.core.ledger.kubelet_startup import LEDGER_API_AWAY_S
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ENDED
@@ -394,7 +394,7 @@ class World:
         """The API server has been away for so long that a daemon takes the pods of kubelet's file for ended where
         nothing else shows that they live: none is started after a reboot."""
         away_s = trio.current_time() - self._lost_api_server_at
-        return not self.kubelet.has_api_server and away_s >= limits.LEDGER_API_AWAY_S
+        return not self.kubelet.has_api_server and away_s >= LEDGER_API_AWAY_S
 
     # --- cards ----------------------------------------------------------------------------------------------
 

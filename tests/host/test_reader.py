@@ -11,13 +11,12 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors import limits
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.host import reader as reader_module
 from gpuactors.host import threads
 from gpuactors.host.pci_ids import PciIds
-from gpuactors.host.reader import InlineReader, ThreadedReader
+from gpuactors.host.reader import INSPECTION_CONCURRENCY, InlineReader, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import start_thread
@@ -48,7 +47,7 @@ def address(number: int) -> PciAddress:
 @pytest.fixture
 def tree(tmp_path: Path) -> HostTree:
     tree = HostTree(tmp_path)
-    for number in range(limits.INSPECTION_CONCURRENCY + 2):
+    for number in range(INSPECTION_CONCURRENCY + 2):
         tree.plug(spec(number))
     return tree
 
@@ -155,7 +154,7 @@ async def test_a_companion_that_never_answers_is_in_its_group_all_the_same(tree:
 
 @pytest.mark.trio
 async def test_scans_that_hang_are_bounded(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SCANS_HANGING_MAX", 3)
+    monkeypatch.setattr(reader_module, "SCANS_HANGING_MAX", 3)
     reader = ThreadedReader(sysfs(tree), scan_function_s=0.01)
     for number in range(5):
         tree.make_hang(address(number), "vendor")
@@ -174,7 +173,7 @@ async def test_scans_that_hang_are_bounded(tree: HostTree, monkeypatch: pytest.M
 async def test_hanging_inspections_use_up_no_slots(tree: HostTree) -> None:
     """More functions hang than there are slots, and the next inspection returns all the same."""
     reader = ThreadedReader(sysfs(tree), inspection_deadline_s=1.0)
-    hanging = [address(number) for number in range(limits.INSPECTION_CONCURRENCY + 1)]
+    hanging = [address(number) for number in range(INSPECTION_CONCURRENCY + 1)]
     for hangs in hanging:
         tree.make_hang(hangs, "device")
 
@@ -186,7 +185,7 @@ async def test_hanging_inspections_use_up_no_slots(tree: HostTree) -> None:
         async with trio.open_nursery() as nursery:
             for hangs in hanging:
                 nursery.start_soon(give_up, hangs)
-        assert len(await reader.inspect(address(limits.INSPECTION_CONCURRENCY + 1))) == 1
+        assert len(await reader.inspect(address(INSPECTION_CONCURRENCY + 1))) == 1
     for hangs in hanging:
         tree.end_hang(hangs, "device", b"0x2330\n")
 
@@ -195,7 +194,7 @@ async def test_hanging_inspections_use_up_no_slots(tree: HostTree) -> None:
 async def test_inspections_that_hang_hold_up_no_other_until_their_deadline(tree: HostTree) -> None:
     """More of them than slots: the queue before an inspection is no part of what it is late for."""
     reader, late = ThreadedReader(sysfs(tree), inspection_deadline_s=patient(2.0)), list[PciAddress]()
-    hanging = [address(number) for number in range(limits.INSPECTION_CONCURRENCY + 1)]
+    hanging = [address(number) for number in range(INSPECTION_CONCURRENCY + 1)]
     for hangs in hanging:
         tree.make_hang(hangs, "device")
 
@@ -210,7 +209,7 @@ async def test_inspections_that_hang_hold_up_no_other_until_their_deadline(tree:
             for hangs in hanging:
                 nursery.start_soon(inspect, hangs)
             await trio.testing.wait_all_tasks_blocked()
-            assert len(await reader.inspect(address(limits.INSPECTION_CONCURRENCY + 1))) == 1
+            assert len(await reader.inspect(address(INSPECTION_CONCURRENCY + 1))) == 1
             late_before = list(late)
             for hangs in hanging:
                 tree.end_hang(hangs, "device", b"0x2330\n")

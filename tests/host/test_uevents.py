@@ -16,10 +16,10 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors import limits
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host import uevents
 from gpuactors.host.uevents import (
+    UEVENTS_AT_ONCE,
     DatagramSource,
     hint_of,
     kernel_uevents,
@@ -304,7 +304,7 @@ async def test_an_overflow_is_raised_once_when_the_queue_is_empty() -> None:
 @pytest.mark.trio
 async def test_an_overflow_before_more_than_is_taken_at_once_is_not_forgotten() -> None:
     full = OSError(errno.ENOBUFS, "No buffer space available")
-    with scripted([full, *[BIND] * limits.UEVENTS_AT_ONCE]) as receiver, trio.fail_after(PATIENCE_S):
+    with scripted([full, *[BIND] * UEVENTS_AT_ONCE]) as receiver, trio.fail_after(PATIENCE_S):
         source = DatagramSource(receiver, from_kernel_only=True)
         assert await source.receive() == []  # a scan follows, which reads that too
         receiver.recv(100)  # not readable any more: what is pending must not wait for the next uevent

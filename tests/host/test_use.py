@@ -15,7 +15,6 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host import procfs, use
@@ -223,8 +222,8 @@ class Passes:
 
         monkeypatch.setattr(ProcReader, "find", counted)
         # No second pass by time alone.
-        monkeypatch.setattr(limits, "PROC_SCAN_REST", 1e9)
-        monkeypatch.setattr(limits, "PROC_SCAN_REST_MAX_S", 1e9)
+        monkeypatch.setattr(use, "PROC_SCAN_REST", 1e9)
+        monkeypatch.setattr(use, "PROC_SCAN_REST_MAX_S", 1e9)
 
     def since(self) -> list[set[int] | None]:
         passes, self.only = self.only, []
@@ -310,7 +309,7 @@ async def test_a_group_is_held_until_its_holder_has_ended(tree: HostTree, reader
 async def test_after_its_rest_all_processes_are_read_again(
     passes: Passes, reader: SysfsUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PROC_SCAN_REST", 0)
+    monkeypatch.setattr(use, "PROC_SCAN_REST", 0)
     for _ in range(3):
         await observe(reader)
     assert passes.since() == [None] * 3
@@ -320,9 +319,9 @@ async def test_after_its_rest_all_processes_are_read_again(
 async def test_however_long_a_pass_took_it_rests_no_longer_than_promised(
     tree: HostTree, reader: SysfsUse, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
-    rest_s = limits.PROC_SCAN_REST_MAX_S
+    rest_s = use.PROC_SCAN_REST_MAX_S
     passes = Passes(monkeypatch)
-    monkeypatch.setattr(limits, "PROC_SCAN_REST_MAX_S", rest_s)
+    monkeypatch.setattr(use, "PROC_SCAN_REST_MAX_S", rest_s)
     await observe(reader)
     tree.open_group(2, 4711, device=False)
     mock_clock.jump(rest_s - 0.001)
@@ -454,7 +453,7 @@ async def test_what_proc_lacks_is_said_once_until_it_is_there(
     tree.open_group(1, 4711)
     tree.open_group(2, 4712)
     # Each observation is a pass over all processes.
-    monkeypatch.setattr(limits, "PROC_SCAN_REST", 0)
+    monkeypatch.setattr(use, "PROC_SCAN_REST", 0)
     listing, forbidden = os.listdir, {"4711", "4712"}
 
     def list_if_allowed(path: str) -> list[str]:
@@ -482,7 +481,7 @@ async def test_an_open_that_comes_too_late_is_not_done(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device may have been handed out since it was allowed. The group is left out: nothing can be said of it."""
-    monkeypatch.setattr(limits, "OPEN_WITHIN_S", -1.0)
+    monkeypatch.setattr(use, "OPEN_WITHIN_S", -1.0)
     reader = SysfsUse(root(tree), "open", open_node=tree.open_node)
     assert set(await observe(reader, target(1, may_open=True), target(2))) == {2}
     assert tree.probed == ()

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors import limits
 from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.http import serve
 from gpuactors.http.exchange import Exchange, exchange
-from gpuactors.http.serve import TcpServer, UnixServer
+from gpuactors.http.serve import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_S, TcpServer, UnixServer
 from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
 from tests.support.log_lines import logged
 
@@ -166,12 +165,10 @@ async def test_a_slow_client_loses_its_place_after_the_deadline(
         await stream.send_all(b"GET / HTTP/1.1\r\n")
         began = trio.current_time()
         assert await everything(stream) == b""
-        assert trio.current_time() - began == pytest.approx(limits.HTTP_REQUEST_S)
+        assert trio.current_time() - began == pytest.approx(HTTP_REQUEST_S)
 
 
-async def dial_many(
-    path: Path, first: bytes, count: int = limits.HTTP_CONNECTIONS_MAX
-) -> list[trio.SocketStream]:
+async def dial_many(path: Path, first: bytes, count: int = HTTP_CONNECTIONS_MAX) -> list[trio.SocketStream]:
     held = [await dial(path) for _ in range(count)]
     for stream in held:
         await stream.send_all(first)
@@ -189,7 +186,7 @@ async def test_a_client_that_was_answered_leaves_its_place(tmp_path: Path) -> No
     turned_away = list[int]()
     server = UnixServer(str(tmp_path / "s"))
     async with serving(server, turned_away=lambda: turned_away.append(1)):
-        for _ in range(limits.HTTP_CONNECTIONS_MAX + 3):
+        for _ in range(HTTP_CONNECTIONS_MAX + 3):
             assert (await answer(tmp_path / "s", ASKED)).endswith(b"/x")
     assert turned_away == []
 
@@ -228,7 +225,7 @@ async def test_who_waits_for_us_keeps_the_place(tmp_path: Path) -> None:
 
     async with serving(UnixServer(str(tmp_path / "s")), slowly, lambda: closed.append(None)):
         held = await dial_many(tmp_path / "s", ASKED)
-        assert len(asked) == limits.HTTP_CONNECTIONS_MAX
+        assert len(asked) == HTTP_CONNECTIONS_MAX
         assert await everything(await dial(tmp_path / "s")) == b""
         go_on.set()
         for stream in held:
@@ -243,7 +240,7 @@ async def test_one_host_takes_no_place_of_another_hosts() -> None:
         await probe.bind((other, 0))
         await probe.connect(("127.0.0.1", port))
         await probe.send(ASKED[:10])
-        held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * limits.HTTP_CONNECTIONS_MAX)]
+        held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * HTTP_CONNECTIONS_MAX)]
         await probe.send(ASKED[10:])
         assert (await everything(trio.SocketStream(probe))).endswith(b"/x")
         await close_all(held)

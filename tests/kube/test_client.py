@@ -12,7 +12,6 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors import limits
 from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.domains import config as domain_config
 from gpuactors.core.gpus import config as gpu_config
@@ -27,8 +26,9 @@ from gpuactors.core.values.claim import (
     ClaimUid,
     OpaqueConfig,
 )
+from gpuactors.kube import client as kube_client
 from gpuactors.kube import errors
-from gpuactors.kube.client import ApiClient, Call
+from gpuactors.kube.client import API_REQUEST_S, ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.ports.kube import ApiAway, ApiMalformed, ApiRefused
 from gpuactors_simulation.kube.http import serve_loopback
@@ -258,7 +258,7 @@ async def test_a_request_that_is_never_answered_ends_at_its_deadline(
     began = trio.current_time()
     with pytest.raises(ApiAway, match="did not answer in 10 s"):
         await at.node.read()
-    assert trio.current_time() - began == pytest.approx(limits.API_REQUEST_S)
+    assert trio.current_time() - began == pytest.approx(API_REQUEST_S)
 
 
 async def test_a_connection_that_breaks_before_the_answer_is_told(at: Cluster) -> None:
@@ -297,7 +297,7 @@ async def test_an_answer_that_trickles_for_ever_ends_at_the_deadline(
         return ApiAnswer(200, lines=trickle())
 
     at.server.answer = answer  # type: ignore[assignment, method-assign]
-    with trio.fail_after(2 * limits.API_REQUEST_S), pytest.raises(ApiAway, match="did not answer in 10 s"):
+    with trio.fail_after(2 * API_REQUEST_S), pytest.raises(ApiAway, match="did not answer in 10 s"):
         await at.node.read()
 
 
@@ -343,13 +343,13 @@ async def test_a_port_that_refuses_is_told_in_the_kernels_word() -> None:
 
 
 async def test_an_answer_without_end_is_malformed(at: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "API_BODY_MAX_BYTES", 100)
+    monkeypatch.setattr(kube_client, "API_BODY_MAX_BYTES", 100)
     with pytest.raises(ApiMalformed, match="more than 100 bytes"):
         await at.node.read()
 
 
 async def test_a_line_without_end_is_malformed(at: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "API_LINE_MAX_BYTES", 100)
+    monkeypatch.setattr(kube_client, "API_LINE_MAX_BYTES", 100)
 
     async def long() -> AsyncIterator[Object]:
         yield {"x": "y" * 50}

@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gpuactors import limits
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.kube.client import METADATA_OF_LIST, ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
-from gpuactors.kube.domains import KubeDomains
+from gpuactors.kube.domains import DOMAINS_FOUND_MAX, KubeDomains
+from gpuactors.kube.watch import WATCH_S
 from gpuactors.ports.kube import ApiMalformed, ApiRefused
 from gpuactors_simulation.kube.http import serve_loopback
 from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
@@ -159,7 +159,7 @@ async def test_no_more_places_are_remembered_than_are_of_use(at: Cluster) -> Non
     domains = at.domains
     uids = [
         uid_of(at.server.add_domain("team-a", f"training-{number}"))
-        for number in range(limits.DOMAINS_FOUND_MAX + 1)
+        for number in range(DOMAINS_FOUND_MAX + 1)
     ]
     for uid in uids:
         await domains.find_domain(uid)
@@ -201,7 +201,7 @@ async def test_each_change_of_one_domain_is_told_and_none_of_another(autojump_cl
         at.server.add_domain("team-a", "training")
         assert await came() == 0, "another domain by its name"
         at.asked()
-        await trio.sleep(2 * limits.WATCH_S)
+        await trio.sleep(2 * WATCH_S)
         assert {*at.asked()} == {"WATCH computedomains"}
         assert await came() == 0
         nursery.cancel_scope.cancel()
@@ -209,7 +209,7 @@ async def test_each_change_of_one_domain_is_told_and_none_of_another(autojump_cl
 
 async def test_a_domain_that_is_not_there_is_not_watched(autojump_clock: MockClock) -> None:
     async with cluster() as at:
-        with trio.move_on_after(limits.WATCH_S):
+        with trio.move_on_after(WATCH_S):
             async with at.domains.watch_domain(NOBODYS) as changed:
                 await anext(changed)
         assert at.asked() == ["GET computedomains"], "it is looked for once, and a read finds it if it comes"

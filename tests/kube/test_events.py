@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.kube.client import Call
+from gpuactors.kube.events import EVENT_MESSAGE_MAX_BYTES
 from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
 from gpuactors_simulation.kube.server import ApiFault
 from gpuactors_simulation.kube.status import EVENTS
@@ -89,7 +89,7 @@ async def test_a_long_message_is_cut_at_a_whole_character(at: Cluster) -> None:
     await at.events.tell(note(POD, message="ä" * 2000))
     (made,) = at.server.events()
     assert made["message"].endswith("ä…")
-    assert len(made["message"].encode()) <= limits.EVENT_MESSAGE_MAX_BYTES
+    assert len(made["message"].encode()) <= EVENT_MESSAGE_MAX_BYTES
 
 
 async def test_a_name_is_one_that_the_server_takes(at: Cluster) -> None:

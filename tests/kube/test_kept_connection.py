@@ -13,9 +13,8 @@ import trio
 import trustme
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gpuactors import limits
 from gpuactors.core.values.claim import ClaimAbsent, ClaimName, ClaimUid
-from gpuactors.kube.client import ApiClient, Call
+from gpuactors.kube.client import API_CONNECT_S, API_KEPT_S, ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.ports.kube import ApiAway, ApiRefused
 from gpuactors_simulation.kube.http import serve_stream
@@ -41,7 +40,7 @@ async def at() -> AsyncIterator[Cluster]:
 async def test_reads_one_after_the_other_have_one_connection(at: Cluster, autojump_clock: MockClock) -> None:
     for _ in range(20):
         assert await at.claims.read(NOBODY) == ClaimAbsent()
-        await trio.sleep(limits.API_KEPT_S - 1.0)
+        await trio.sleep(API_KEPT_S - 1.0)
     assert (at.api.dialled, at.api.connections) == (1, 1)
 
 
@@ -56,7 +55,7 @@ async def test_reads_at_the_same_time_have_their_own_and_one_is_kept(
 
 async def test_an_idle_one_is_closed(at: Cluster, autojump_clock: MockClock) -> None:
     await at.node.read()
-    await trio.sleep(limits.API_KEPT_S + 1.0)
+    await trio.sleep(API_KEPT_S + 1.0)
     assert (at.api.dialled, at.api.connections) == (1, 0)
     await at.node.read()
     assert at.api.dialled == 2
@@ -113,7 +112,7 @@ async def test_one_that_breaks_under_a_read_is_tried_once_again(
     at.server.order(ApiFault.ANSWER_LOST)
     await at.node.read()
     assert (at.api.dialled, len(at.server.requests) - asked) == (2, 2)
-    await trio.sleep(limits.API_KEPT_S + 1.0)
+    await trio.sleep(API_KEPT_S + 1.0)
     at.server.order(ApiFault.ANSWER_LOST)
     with pytest.raises(ApiAway):
         await at.node.read()
@@ -128,7 +127,7 @@ async def test_one_that_does_not_answer_is_given_up_for_a_new_one(
     at.server.order(ApiFault.HANGS)
     began = trio.current_time()
     await at.node.read()
-    assert trio.current_time() - began == pytest.approx(limits.API_CONNECT_S)
+    assert trio.current_time() - began == pytest.approx(API_CONNECT_S)
     assert (at.api.dialled, at.api.connections) == (2, 1)
 
 

@@ -10,11 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gpuactors import limits
 from gpuactors.core.values.domain import LABEL
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
 from gpuactors.kube.nodes import KubeNode
+from gpuactors.kube.watch import WATCH_S
 from gpuactors.ports.kube import ApiAway, ApiRefused, LabelConflict, NodeMetadata
 from gpuactors_simulation.kube.http import serve_loopback
 from gpuactors_simulation.kube.server import ApiAnswer, ApiFault, ApiRequest, FakeApiServer
@@ -182,7 +182,7 @@ async def test_nothing_but_our_nodes_metadata_is_asked_for_and_nodes_are_not_lis
         await seen.next()
         at.server.add_node("node-2", {LABEL: "theirs"})
         assert await seen.next() == []
-        await trio.sleep(3 * limits.WATCH_S)
+        await trio.sleep(3 * WATCH_S)
         assert {*at.asked()} == {"WATCH nodes"}
         assert await seen.next() == [], "a watch that is renewed goes on from where it ended"
 

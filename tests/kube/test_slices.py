@@ -16,7 +16,9 @@ from gpuactors import limits
 from gpuactors.core.claims.pool import has_taints, probe_spec
 from gpuactors.core.values.slices import Attribute, SliceDevice, StoredSlice, Taint
 from gpuactors.kube import objects
+from gpuactors.kube import watch as kube_watch
 from gpuactors.kube.slices import KubeSlices
+from gpuactors.kube.watch import WATCH_AGAIN_S, WATCH_S, WATCH_SILENT_S
 from gpuactors.ports.kube import (
     ApiAway,
     ApiMalformed,
@@ -79,7 +81,7 @@ def kinds(events: list[SliceEvent]) -> list[type[SliceEvent]]:
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait of a watch is random."""
     monkeypatch.setattr(limits, "API_HOUR_JITTER", 0.0)
-    monkeypatch.setattr(limits, "WATCH_AGAIN_JITTER", 0.0)
+    monkeypatch.setattr(kube_watch, "WATCH_AGAIN_JITTER", 0.0)
 
 
 # --- following --------------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ async def test_a_watch_is_renewed_from_where_it_ended(autojump_clock: MockClock)
     async with followed() as (at, found):
         await found.next()
         at.asked()
-        await trio.sleep(3 * limits.WATCH_S)
+        await trio.sleep(3 * WATCH_S)
         assert at.asked() == ["WATCH resourceslices"] * 2
         await at.slices.create(spec("gpu-a"), 0, at.node_uid)
         assert kinds(await found.next()) == [SliceStored]
@@ -122,7 +124,7 @@ async def test_bookmarks_move_the_version_on(autojump_clock: MockClock) -> None:
     """Others write, and the server forgets: a watch that is renewed from its last bookmark is not too old."""
     async with followed() as (at, found):
         await found.next()
-        await trio.sleep(limits.WATCH_S - 10.0)
+        await trio.sleep(WATCH_S - 10.0)
         at.server.add_node("node-2")
         await trio.sleep(9.0)
         at.server.store.forget()
@@ -139,11 +141,11 @@ async def test_an_event_moves_the_version_on(
     monkeypatch.setattr("gpuactors_simulation.kube.server._bookmark_first_at", lambda *_: inf)
     async with followed() as (at, found):
         await found.next()
-        await trio.sleep(limits.WATCH_SILENT_S - 10.0)
+        await trio.sleep(WATCH_SILENT_S - 10.0)
         for number in range(14):
             await at.slices.create(spec(f"gpu-{number}"), number, at.node_uid)
             assert kinds(await found.next()) == [SliceStored]
-            await trio.sleep(limits.WATCH_SILENT_S - 10.0)
+            await trio.sleep(WATCH_SILENT_S - 10.0)
         assert await found.next() == []
         assert found.failed is None
 
@@ -154,7 +156,7 @@ async def test_a_version_that_is_too_old_is_a_new_list(autojump_clock: MockClock
     async with followed() as (at, found):
         await found.next()
         at.server.break_connections = lambda: None  # type: ignore[method-assign]
-        await trio.sleep(limits.WATCH_S - 1.0)
+        await trio.sleep(WATCH_S - 1.0)
         at.server.add_node("node-2")
         at.server.store.forget()
         await trio.sleep(10.0)
@@ -194,7 +196,7 @@ async def test_a_watch_that_says_nothing_for_long_has_ended(autojump_clock: Mock
 
     server.answer = silent  # type: ignore[method-assign]
     async with followed(server) as (_, found):
-        await trio.sleep(limits.WATCH_SILENT_S + 1.0)
+        await trio.sleep(WATCH_SILENT_S + 1.0)
         assert isinstance(found.failed, ApiAway)
 
 
@@ -211,10 +213,10 @@ async def test_a_proxy_that_cuts_every_watch_short_is_asked_twice_a_minute(autoj
 
         watch = at.server._watch
         at.server._watch = lambda *_: cut()  # type: ignore[method-assign]
-        await trio.sleep(limits.WATCH_S)
+        await trio.sleep(WATCH_S)
         at.asked()
         await trio.sleep(600.0)
-        assert len(at.asked()) <= 600.0 / limits.WATCH_AGAIN_S[-1] + len(limits.WATCH_AGAIN_S)
+        assert len(at.asked()) <= 600.0 / WATCH_AGAIN_S[-1] + len(WATCH_AGAIN_S)
         at.server._watch = watch  # type: ignore[method-assign]
 
 
@@ -238,7 +240,7 @@ async def test_an_error_event_that_is_no_410_is_told(autojump_clock: MockClock) 
             yield {"type": "ERROR", "object": status}
 
         at.server._watch = lambda *_: failing()  # type: ignore[method-assign]
-        await trio.sleep(2 * limits.WATCH_S)
+        await trio.sleep(2 * WATCH_S)
         assert isinstance(found.failed, ApiRefused)
         assert "etcdserver: timed out" in str(found.failed)
 
@@ -250,7 +252,7 @@ async def test_a_line_that_is_no_event_is_malformed(autojump_clock: MockClock) -
             yield {"type": 7}
 
         at.server._watch = lambda *_: failing()  # type: ignore[method-assign]
-        await trio.sleep(2 * limits.WATCH_S)
+        await trio.sleep(2 * WATCH_S)
         assert isinstance(found.failed, ApiMalformed)
 
 

@@ -11,7 +11,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Answer, Grant, Granted
@@ -23,7 +22,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     pci_address,
 )
-from gpuactors.kubelet.device_plugin import DevicePluginService
+from gpuactors.kubelet.device_plugin import LIST_FIRST_S, LIST_HANDLED_S, DevicePluginService
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 from tests.core.builders import H100
 from tests.kubelet.stub_core import StubCore
@@ -79,7 +78,7 @@ async def test_the_list_leaves_before_the_answer_on_every_stream(autojump_clock:
 
     async def read(listened: Stream) -> None:
         async for message in listened:
-            await trio.sleep(limits.LIST_FIRST_S / 4)  # it is being sent
+            await trio.sleep(LIST_FIRST_S / 4)  # it is being sent
             order.append(healths(message))
 
     with trio.fail_after(patient(5)):
@@ -113,7 +112,7 @@ async def test_the_answer_that_changes_a_list_for_others_follows_the_list_after_
             nursery.start_soon(read, stream)
             await trio.sleep(1)
             await allocate(plugin, [])
-            assert trio.current_time() - sent_at[0] == pytest.approx(limits.LIST_HANDLED_S)
+            assert trio.current_time() - sent_at[0] == pytest.approx(LIST_HANDLED_S)
             core.changes = ()
             began_at = trio.current_time()
             await allocate(plugin, [])
@@ -131,9 +130,9 @@ async def test_who_does_not_read_his_stream_holds_up_one_answer_and_no_more(
             await anext(stuck)
             began_at = trio.current_time()
             await allocate(plugin, [])
-            assert trio.current_time() - began_at == limits.LIST_FIRST_S
+            assert trio.current_time() - began_at == LIST_FIRST_S
             await allocate(plugin, [])
-            assert trio.current_time() - began_at == limits.LIST_FIRST_S
+            assert trio.current_time() - began_at == LIST_FIRST_S
             await anext(stuck)  # it reads again: what it has now is sent
         began_at = trio.current_time()
         await allocate(plugin, [])

@@ -37,6 +37,7 @@ from gpuactors.core.values.model import (
     RunningKubelet,
     SeenPods,
 )
+from gpuactors.core.values.quote import QUOTED_TEXT_CHARS_MAX
 from gpuactors.grpc_trio import Server, SocketFile, bind_unix, connect_unix
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.grpc_trio.unix import UnixStream
@@ -402,7 +403,7 @@ async def test_something_else_by_the_files_name_is_an_error(
         with pytest.raises(KubeletError, match=f"^{node.file} is damaged"):
             await node.ledger().read(LISTS)
         node.file.write_bytes(file_with(["a"]))
-        monkeypatch.setattr(limits, "CHECKPOINT_MAX_BYTES", 100)
+        monkeypatch.setattr(kubelet_ledger, "CHECKPOINT_MAX_BYTES", 100)
         with pytest.raises(KubeletError, match="more than 100 bytes, so it is not kubelet's ledger"):
             await node.ledger().read(LISTS)
         node.file.unlink()
@@ -447,20 +448,20 @@ async def test_what_kubelet_says_of_its_refusal_is_quoted(node: Node) -> None:
             with pytest.raises(KubeletError) as failed:
                 await node.ledger().read(LISTS)
     assert str(failed.value).isprintable()
-    assert len(str(failed.value)) < 2 * limits.QUOTED_TEXT_CHARS_MAX
+    assert len(str(failed.value)) < 2 * QUOTED_TEXT_CHARS_MAX
 
 
 @pytest.mark.trio
 async def test_a_kubelet_that_hangs_is_a_failed_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.file.write_bytes(file_with({"0": ["a"]}))
-    monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.1)
+    monkeypatch.setattr(kubelet_ledger, "LEDGER_LIST_DEADLINE_S", 0.1)
     lister = Lister([*DAEMONS], hang=True)
     with trio.fail_after(WITHIN_S):
         async with node.kubelet(lister):
             with pytest.raises(KubeletError, match=r"did not answer PodResources List on .* within 0\.1 s"):
                 await node.ledger().read(LISTS)
             lister.hang = False
-            monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", WITHIN_S)
+            monkeypatch.setattr(kubelet_ledger, "LEDGER_LIST_DEADLINE_S", WITHIN_S)
             assert (await node.ledger().read(LISTS)).kubelet is not None
 
 
@@ -701,7 +702,7 @@ async def test_what_allocate_answered_is_read_where_list_fails(
     """After a reboot this is all that tells what a container would get, and kubelet's rate limit is for all clients
     together."""
     if how is HANGING:
-        monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.5)
+        monkeypatch.setattr(kubelet_ledger, "LEDGER_LIST_DEADLINE_S", 0.5)
     node.file.write_bytes(file_with(["a"], AllocResp=answered("/dev/vfio/81")))
     failed = await failed_read(node, how)
     assert failed.file is not None
@@ -743,7 +744,7 @@ async def test_what_allocate_answered_is_read_where_no_descriptor_was_left_for_l
 async def test_list_and_a_disk_that_hang_together_are_a_failed_read_that_names_list(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.1)
+    monkeypatch.setattr(kubelet_ledger, "LEDGER_LIST_DEADLINE_S", 0.1)
     monkeypatch.setattr(limits, "CHECKPOINT_DEADLINE_S", 0.1)
     go = threading.Event()
     ledger = node.ledger()
@@ -795,7 +796,7 @@ def test_whose_answer_is_damaged_is_quoted() -> None:
     content = file_with(["a"], AllocResp="%%%", PodUID=ODD, ResourceName="x" * 5000)
     damaged = checkpoint_contents(content, "/the/file").damaged
     assert damaged.isprintable()
-    assert len(damaged) < 2 * limits.QUOTED_TEXT_CHARS_MAX
+    assert len(damaged) < 2 * QUOTED_TEXT_CHARS_MAX
 
 
 @pytest.mark.parametrize("given", [None, "", "Ch8KFk5WSURJ"], ids=["null", "empty", "nothing of ours in it"])
@@ -896,7 +897,7 @@ async def test_a_connection_over_which_no_answer_came_is_not_kept(
     dials, lister = Dials(node), Lister(pods=[*DAEMONS])
     async with node.kubelet(lister), dials.kept() as ledger:
         await ledger.read(LISTS)
-        monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.05)
+        monkeypatch.setattr(kubelet_ledger, "LEDGER_LIST_DEADLINE_S", 0.05)
         lister.hang = True
         with pytest.raises(LedgerError, match="did not answer PodResources List"):
             await ledger.read(LISTS)

@@ -10,6 +10,7 @@ from gpuactors.core.values.effects import Grant, Granted
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.kubelet import translate
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+from gpuactors.kubelet.translate import CALL_IDS_MAX, CALL_TEXT_MAX_CHARS
 
 LONG = ",".join(f"0000:{n:02x}:00.0" for n in range(64))
 """Of a length that takes two bytes, as a text and as a message."""
@@ -51,7 +52,7 @@ ID = "0000:01:00.0"
         pytest.param([[ID] * (limits.CALL_DEVICES_MAX + 1)], "devices or containers", id="devices"),
         pytest.param([[ID]] * (limits.CALL_DEVICES_MAX + 1), "devices or containers", id="containers"),
         pytest.param([[ID] * limits.CALL_DEVICES_MAX] * 9, "9,216 device IDs", id="IDs"),
-        pytest.param([["x" * limits.CALL_TEXT_MAX_CHARS, "y"]], "262,145 characters", id="characters"),
+        pytest.param([["x" * CALL_TEXT_MAX_CHARS, "y"]], "262,145 characters", id="characters"),
     ],
 )
 def test_a_call_of_more_than_any_node_has_is_refused(containers: list[list[str]], why: str) -> None:
@@ -64,6 +65,6 @@ def test_a_call_of_more_than_any_node_has_is_refused(containers: list[list[str]]
 
 
 def test_a_call_of_as_much_as_is_allowed_is_taken() -> None:
-    most = [[ID] * limits.CALL_DEVICES_MAX] * (limits.CALL_IDS_MAX // limits.CALL_DEVICES_MAX)
+    most = [[ID] * limits.CALL_DEVICES_MAX] * (CALL_IDS_MAX // limits.CALL_DEVICES_MAX)
     request = pb.AllocateRequest([pb.ContainerAllocateRequest(ids) for ids in most])
-    assert sum(map(len, translate.allocate_requests(request))) == limits.CALL_IDS_MAX
+    assert sum(map(len, translate.allocate_requests(request))) == CALL_IDS_MAX

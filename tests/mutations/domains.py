@@ -40,8 +40,8 @@ DOMAINS: Final = (
     Mutation(
         "a status counts at once against a clique that has just lost the node",
         "core/domains/exclusion.py",
-        "    return view.read_at >= max(prepared_at, view.unready_since) + limits.STATUS_SETTLES_S\n",
-        "    return view.read_at >= prepared_at + limits.STATUS_SETTLES_S\n",
+        "    return view.read_at >= max(prepared_at, view.unready_since) + STATUS_SETTLES_S\n",
+        "    return view.read_at >= prepared_at + STATUS_SETTLES_S\n",
         "tests/core/domains/test_readiness.py::test_a_status_that_follows_the_clique_which_has_lost_the_node_makes_nothing_ready",
     ),
     Mutation(

@@ -164,7 +164,7 @@ DRIFT: Final = (
         "every read asks an overloaded server",
         "actors/api_retry.py",
         "                if self._failures and left_s > 0:\n",
-        "                if self._failures and left_s > limits.API_BACKOFF_S[-1]:\n",
+        "                if self._failures and left_s > API_BACKOFF_S[-1]:\n",
         f"{_READS}::test_an_overloaded_server_is_asked_by_one_read_after_each_wait",
     ),
     Mutation(

@@ -142,8 +142,8 @@ MUTATIONS: Final = (
     Mutation(
         "a failed Register is not repeated while a stream is open",
         "core/deviceplugin/registration.py",
-        "        retry_at=at + _backoff(limits.REGISTER_BACKOFF_S, failures),\n",
-        "        retry_at=None if plugin.streams else at + _backoff(limits.REGISTER_BACKOFF_S, failures),\n",
+        "        retry_at=at + _backoff(REGISTER_BACKOFF_S, failures),\n",
+        "        retry_at=None if plugin.streams else at + _backoff(REGISTER_BACKOFF_S, failures),\n",
     ),
     Mutation(
         "an order to register is passed over",

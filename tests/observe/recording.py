@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
@@ -23,7 +22,7 @@ from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Settings, Token
-from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
+from gpuactors.observe.journal import JOURNAL_ROUTINE_S, Anchor, Bounds, JournalFiles, Missed, Origin
 from gpuactors.ports.node import Step
 from tests.core.builders import H100, SETTINGS, Core, gpu
 
@@ -102,9 +101,9 @@ class QuietNode(RecordedCore):
     def journal_of(self, seconds: float, journal: JournalFiles) -> int:
         """Writes what so much time brings, as often as the daemon does; returns how many steps that is."""
         steps = 0
-        for _ in range(int(seconds / limits.JOURNAL_ROUTINE_S)):
+        for _ in range(int(seconds / JOURNAL_ROUTINE_S)):
             self.steps.clear()
-            self.pass_time(limits.JOURNAL_ROUTINE_S)
+            self.pass_time(JOURNAL_ROUTINE_S)
             steps += len(self.steps)
             journal.write(self.steps, Anchor(self.at, WALL))
         return steps

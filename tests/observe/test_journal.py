@@ -55,8 +55,17 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
+from gpuactors.observe import journal as observe_journal
 from gpuactors.observe import log
-from gpuactors.observe.journal import Anchor, Bounds, FileJournal, Missed, Origin
+from gpuactors.observe.journal import (
+    JOURNAL_DROPPED_LOG_S,
+    JOURNAL_WAITING_STEPS,
+    Anchor,
+    Bounds,
+    FileJournal,
+    Missed,
+    Origin,
+)
 from gpuactors.observe.journal_format import (
     AgainLine,
     Digests,
@@ -465,7 +474,7 @@ Said = Callable[[], list[dict[str, str]]]
 # --- the recorder -----------------------------------------------------------------------------------------
 
 
-def recorder(directory: Path, waiting_steps: int = limits.JOURNAL_WAITING_STEPS) -> FileJournal:
+def recorder(directory: Path, waiting_steps: int = JOURNAL_WAITING_STEPS) -> FileJournal:
     return FileJournal(str(directory), Origin("0.1.0", "a", "", 1), Bounds(waiting_steps=waiting_steps))
 
 
@@ -538,13 +547,13 @@ def test_routine_waits_and_news_does_not(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(journal.run)
             journal.record(routine)
-            await passes(limits.JOURNAL_ROUTINE_S - 0.5)
+            await passes(observe_journal.JOURNAL_ROUTINE_S - 0.5)
             assert not written
             await passes(1.0)
             assert len(written) == 1
             journal.record(routine)
             journal.record(news)
-            await passes(limits.JOURNAL_BATCH_S + 0.1)
+            await passes(observe_journal.JOURNAL_BATCH_S + 0.1)
             assert len(written) == 2
             nursery.cancel_scope.cancel()
 
@@ -581,7 +590,7 @@ async def test_in_a_flood_of_events_one_line_a_minute_says_that_there_are_gaps(
         journal._waiting.clear()
         await trio.sleep(0.34)
     assert [line["event"] for line in said()] == ["journal.dropped"]
-    await trio.sleep(limits.JOURNAL_DROPPED_LOG_S)
+    await trio.sleep(JOURNAL_DROPPED_LOG_S)
     for step in steps[:3]:
         journal.record(step)
     assert [line["event"] for line in said()] == ["journal.dropped"] * 2
@@ -598,9 +607,9 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> Non
 async def test_a_directory_that_cannot_be_had_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    monkeypatch.setattr(limits, "JOURNAL_BATCH_S", 0.0)
-    monkeypatch.setattr(limits, "JOURNAL_ROUTINE_S", 0.01)
-    monkeypatch.setattr(limits, "JOURNAL_RETRY_S", 0.0)
+    monkeypatch.setattr(observe_journal, "JOURNAL_BATCH_S", 0.0)
+    monkeypatch.setattr(observe_journal, "JOURNAL_ROUTINE_S", 0.01)
+    monkeypatch.setattr(observe_journal, "JOURNAL_RETRY_S", 0.0)
     directory = tmp_path / "journal"
     directory.touch()
     steps = story().steps

@@ -15,7 +15,14 @@ from pathlib import PurePosixPath
 import pytest
 
 from gpuactors import limits
-from gpuactors.observe.log import LIBRARY_EVENT, LogFormat, configure
+from gpuactors.observe.log import (
+    LIBRARY_EVENT,
+    LIBRARY_LINES_MAX,
+    LIBRARY_LINES_S,
+    LIBRARY_TEXTS_MAX,
+    LogFormat,
+    configure,
+)
 from gpuactors.process.logger import get_logger
 
 
@@ -160,12 +167,12 @@ def test_of_a_line_that_a_library_repeats_a_few_are_written_and_the_others_count
         get_logger().info("call.refused", number=number)
     says("another text", at=1_000_000.0)
     written = lines(stream)
-    assert sum("refused:" in str(line.get("message")) for line in written) == limits.LIBRARY_LINES_MAX
+    assert sum("refused:" in str(line.get("message")) for line in written) == LIBRARY_LINES_MAX
     assert sum(line["event"] == "call.refused" for line in written) == 1000
     assert written[-1]["message"] == "another text"
     for number in (7, 8):
-        says(refused, number, at=1_000_000.0 + limits.LIBRARY_LINES_S)
-    more = 1000 - limits.LIBRARY_LINES_MAX
+        says(refused, number, at=1_000_000.0 + LIBRARY_LINES_S)
+    more = 1000 - LIBRARY_LINES_MAX
     assert [line["message"] for line in lines(stream)[-2:]] == [
         f"connection refused: 7 are open already ({more} more before this one were not logged)",
         "connection refused: 8 are open already",
@@ -175,9 +182,9 @@ def test_of_a_line_that_a_library_repeats_a_few_are_written_and_the_others_count
 def test_texts_of_a_library_that_are_ever_new_are_not_kept() -> None:
     configure("json", "info", stream=io.StringIO())
     (counting,) = logging.getLogger().handlers[0].filters
-    for number in range(10 * limits.LIBRARY_TEXTS_MAX):
+    for number in range(10 * LIBRARY_TEXTS_MAX):
         says(f"text {number}", at=1_000_000.0)
-    assert len(vars(counting)["_said"]) <= limits.LIBRARY_TEXTS_MAX
+    assert len(vars(counting)["_said"]) <= LIBRARY_TEXTS_MAX
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

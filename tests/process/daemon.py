@@ -65,10 +65,10 @@ def gpuactors(
     return forked.run(words, env=clean_environment(env), stdout=stdout, bounds=bounds)
 
 
-PATIENT_LOOKS: Final = {"INSPECTION_DEADLINE_S": patient(5.0), "CALL_DEADLINE_S": patient(12.0)}
+PATIENT_LOOKS: Final = {"limits.INSPECTION_DEADLINE_S": patient(5.0), "limits.CALL_DEADLINE_S": patient(12.0)}
 """Bounds of a daemon whose inspections hang for as long as a test needs to do something beside them."""
 
-PATIENT_END: Final = {"DRAIN_S": patient(2.0), "STOP_DEADLINE_S": patient(8.0)}
+PATIENT_END: Final = {"limits.DRAIN_S": patient(2.0), "daemon.app.STOP_DEADLINE_S": patient(8.0)}
 """Bounds of a daemon that may finish a call when it ends, however slowly a test does what that call waits for."""
 
 
@@ -89,7 +89,7 @@ class DaemonProcess:
         planted: str = "",
         starts: bool = False,
     ) -> None:
-        """`bounds`: other values for some of the daemon's own (`limits.py`), by name. `planted`: Python that runs
+        """`bounds`: other values for some of the daemon's own, by module and name. `planted`: Python that runs
         before the daemon's imports. With it, or with `starts`, a process starts; else it is forked."""
         assert not (bounds and (planted or starts)), "those of a process that starts are its own"
         self._bounds = bounds

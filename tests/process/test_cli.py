@@ -201,7 +201,14 @@ def test_run_ends_where_what_it_needs_was_never_there(tmp_path: Path, absent: st
         f"--state-dir={tmp_path / 's'}",
         "--uevents=off",
     )
-    done = gpuactors("run", *flags, bounds={"HOST_ABSENT_S": 1.5, "KUBELET_DIR_ABSENT_S": 1.5})
+    done = gpuactors(
+        "run",
+        *flags,
+        bounds={
+            "daemon.startup_checks.HOST_ABSENT_S": 1.5,
+            "daemon.startup_checks.KUBELET_DIR_ABSENT_S": 1.5,
+        },
+    )
     assert done.returncode == EX_UNAVAILABLE, done.stderr
     last = json.loads(done.stderr.splitlines()[-1])
     assert (last["event"], last["level"]) == ("daemon.gave_up", "error")

@@ -19,7 +19,7 @@ from tests.support.http_get import Page, get
 
 GPU: Final = address(0x23)
 OURS: Final = {H100: {GPU: HEALTHY}}
-BOUNDS: Final = {"LEDGER_QUIET_S": 2.0, "LEDGER_S": 2.0}
+BOUNDS: Final = {"limits.LEDGER_QUIET_S": 2.0, "limits.LEDGER_S": 2.0}
 """Kubelet's list is compared with ours at a read of its ledger, which is else 30 s apart."""
 
 

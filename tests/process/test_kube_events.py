@@ -13,7 +13,12 @@ from tests.support.claims import NODE, Api, plugin_of, prepare
 
 GPU: Final = address(0x23)
 
-AT_ONCE: Final = {"EVENT_SETTLE_S": 0.2, "EVENT_LOOK_S": 0.05, "EVENT_AGAIN_S": 0.5, "FEATURES_REST_S": 0.05}
+AT_ONCE: Final = {
+    "limits.EVENT_SETTLE_S": 0.2,
+    "limits.EVENT_AGAIN_S": 0.5,
+    "actors.event_poster.EVENT_LOOK_S": 0.05,
+    "actors.feature_keeper.FEATURES_REST_S": 0.05,
+}
 """Bounds of a daemon that tells what it sees without waiting whether it lasts."""
 
 

@@ -23,7 +23,7 @@ from gpuactors.core.events.host import (
 from gpuactors.core.events.kubelet import ForeignSocketsSeen, KubeletGone
 from gpuactors.core.values.model import DeviceId, ResourceName, Token, pci_address
 from gpuactors.replay.page import Page
-from gpuactors.replay.reading import Damage, JournalError
+from gpuactors.replay.reading import JOURNAL_LINE_MAX_BYTES, Damage, JournalError
 from gpuactors.replay.run import PageError, TimeError
 from gpuactors.replay.text import Text
 from tests.core.builders import H100, gpu
@@ -172,7 +172,7 @@ def test_what_is_no_file_is_named_and_not_read(tmp_path: Path, made: Callable[[P
 def test_a_line_without_an_end_costs_no_memory_and_what_follows_is_read(tmp_path: Path) -> None:
     (path,) = write(tmp_path, *story(events=12).steps)
     whole = path.read_bytes().splitlines(keepends=True)
-    long = 8 * limits.JOURNAL_LINE_MAX_BYTES
+    long = 8 * JOURNAL_LINE_MAX_BYTES
     with path.open("wb") as file:
         file.writelines(whole[:3])
         file.truncate(file.tell() + long)  # sparse
@@ -188,7 +188,7 @@ def test_a_line_without_an_end_costs_no_memory_and_what_follows_is_read(tmp_path
     assert (damage.line, damage.bytes_skipped) == (4, long + 1)
     assert "a line of more than" in damage.reason
     assert len(found) > len(whole) - 2
-    assert peak < 3 * limits.JOURNAL_LINE_MAX_BYTES
+    assert peak < 3 * JOURNAL_LINE_MAX_BYTES
 
 
 def test_quiet_steps_are_counted_and_not_kept() -> None:

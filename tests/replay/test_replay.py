@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.cli.progress import Progress
+from gpuactors.core.host import usage
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Level, Log
 from gpuactors.observe.journal import Bounds, Missed
@@ -169,7 +169,7 @@ def test_a_core_that_does_otherwise_in_folded_steps_differs(
     node.steps.clear()
     node.pass_time(120.0)
     write(tmp_path, *node.steps)
-    monkeypatch.setattr(limits, "POLL_S", 3.0)
+    monkeypatch.setattr(usage, "POLL_S", 3.0)
     shown = Replayed(tmp_path, diff=True)
     assert shown.code == 1
     assert "DIFFERS: this was requested, and is not now" in shown.text

@@ -13,11 +13,12 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.actors import domain_reader, label_keeper, slice_publisher
 from gpuactors.actors.api_retry import backoff_s
+from gpuactors.actors.class_reader import CLASSES_TRIES
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainReadWanted, DomainsWanted
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, NodeTouched
 from gpuactors.core.values.domain import DRIVER as DOMAINS_DRIVER
@@ -122,7 +123,7 @@ class Daemon:
 
     async def _list_classes(self) -> None:
         """As `class_reader`, which gives up after a minute."""
-        for failures in range(1, limits.CLASSES_TRIES + 1):
+        for failures in range(1, CLASSES_TRIES + 1):
             try:
                 await KubeDeviceClasses(self._client).list_classes()
                 return
@@ -140,7 +141,7 @@ class Daemon:
             nursery.start_soon(label_keeper.run, wanted.subscribe(), node, send, _unwatched)
             nursery.start_soon(domain_reader.run, wanted.subscribe(), api, _NoImex(), send, _unwatched)
             while True:
-                with trio.move_on_after(limits.DOMAIN_READ_S if self.waits_for else float("inf")) as late:
+                with trio.move_on_after(DOMAIN_READ_S if self.waits_for else float("inf")) as late:
                     self._take(await inbox.receive())
                 if late.cancelled_caught:
                     self._read_domain()

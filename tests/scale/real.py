@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import trio
 import yaml
 
-from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
+from gpuactors.actors.slice_publisher import TAINTS_ASKED_LOST_S
 from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.values.slices import ServerKeepsTaints, SliceSpec
 from gpuactors.kube import objects
@@ -178,7 +178,7 @@ async def some_daemons(api: Api, daemons: int) -> None:
         await trio.sleep(10.0)
         await trio.to_thread.run_sync(component, "up.sh", "api")
         await settled(found)
-        await trio.sleep(limits.TAINTS_ASKED_LOST_S + 5.0)
+        await trio.sleep(TAINTS_ASKED_LOST_S + 5.0)
         say("API server away for 10 s, requests a node", per(requests({}, metrics(api)), daemons))
 
 

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.control.node_view import view_of
+from gpuactors.core.deviceplugin.registration import KUBELET_LIST_TAKEN_S
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import socket_name
 from gpuactors.replay.counts import Counts
@@ -25,7 +26,7 @@ GPU = MODELS[MODEL]
 ENDPOINT = socket_name(ResourceName(GPU), "")
 THEIRS = ("51", "52")
 
-SEEN_S = limits.ODD_SIGHT_S + limits.KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S + 1
+SEEN_S = limits.ODD_SIGHT_S + KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S + 1
 """From another socket's appearing until the log and inspect have it that kubelet's list is not ours."""
 
 HEALED_S = limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S + limits.CONTEND_BACKOFF_S[0] + 1

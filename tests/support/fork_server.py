@@ -16,9 +16,8 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, Final, TextIO
-
-from gpuactors import limits
 
 REQUEST_BYTES: Final = 1 << 17
 FILES: Final = 4
@@ -80,8 +79,10 @@ def become(request: dict[str, Any], *standard: int) -> None:
     sys.stdin, sys.stdout, sys.stderr = _opened(sys.stdin, 0), _opened(sys.stdout, 1), _opened(sys.stderr, 2)
     sys.argv[1:] = request["words"]
     for name, value in request["bounds"].items():
-        getattr(limits, name)  # AttributeError for one that is no bound any more
-        setattr(limits, name, value)
+        module_name, _, bound = name.rpartition(".")
+        module = import_module(f"gpuactors.{module_name}")
+        getattr(module, bound)  # AttributeError for one that is no bound any more
+        setattr(module, bound, value)
 
 
 def _opened(like: TextIO, number: int) -> Any:

@@ -68,7 +68,7 @@ class Forked:
         bounds: Mapping[str, float] | None = None,
         owns_terminal: bool = False,
     ) -> None:
-        """The files are as for `Popen`. `bounds`: of `limits.py`, other values by name. With `owns_terminal` it leads a
+        """The files are as for `Popen`. `bounds`: other values, by module and name. With `owns_terminal` it leads a
         session whose terminal is its standard input."""
         self._said, said = os.pipe()
         opened = [said]

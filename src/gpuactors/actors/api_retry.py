@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 import trio
 
@@ -16,6 +16,30 @@ from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.ports.kube import ApiAway, ApiError, ApiRefused
+
+API_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""Waits after requests that failed in a row; the last one repeats. An API server that restarts is away for some
+seconds, and all nodes of a cluster come back to it at once: hence API_BACKOFF_JITTER."""
+
+API_BACKOFF_JITTER: Final = 0.5
+"""The share of such a wait that is random: 5,000 nodes come back over 15 s after an outage of minutes. A wait that the
+server asks for (Retry-After) is longer by up to this share: it asks all that it refuses in one second for the same."""
+
+API_READS_AT_ONCE: Final = 8
+"""Reads of claims, or of domains, at one time: each may have a connection of its own, and 200 claims may wait."""
+
+API_READ_FAILURES_MAX: Final = 5
+"""The wait between two reads of an actor while the server refuses all of them grows up to that of API_BACKOFF_S after
+so many failures, unless the server asks for more: a prepare waits 35 s in its call."""
+
+assert 2 * API_BACKOFF_S[API_READ_FAILURES_MAX - 1] < 35
+
+API_LOST_S: Final = 5.0
+"""A watch that broke begins again within this time, at a random moment: a server that stops, or a balancer before it,
+breaks those of all nodes at once, and they ask the next server. 1,000 of 5,000 nodes a second do so."""
+
+API_CALM_S: Final = 60.0
+"""After so long without a failure the next failure begins with the first wait of API_BACKOFF_S again."""
 
 T = TypeVar("T")
 
@@ -32,20 +56,20 @@ async def for_ever(
             with raises_only(ApiError, actor):
                 await follow()
         except ApiError as exc:
-            if trio.current_time() - began > limits.API_CALM_S:
+            if trio.current_time() - began > API_CALM_S:
                 failures = 0
             failures += 1
             await failed(exc)
-            spread_s = shorter(limits.API_LOST_S, 1.0) if failures == 1 else 0.0
+            spread_s = shorter(API_LOST_S, 1.0) if failures == 1 else 0.0
             await trio.sleep(max(spread_s, backoff_s(failures, exc)))
 
 
 def backoff_s(failures: int, error: ApiError) -> float:
     """The wait after so many failures in a row (1, 2, …); longer if the server asks for it, within reason. No two nodes
     that failed together wait for the same time."""
-    plain_s = limits.API_BACKOFF_S[min(failures, len(limits.API_BACKOFF_S)) - 1]
+    plain_s = API_BACKOFF_S[min(failures, len(API_BACKOFF_S)) - 1]
     asked_s = error.refusal.retry_after_s if isinstance(error, ApiRefused) else None
-    jitter, longest_s = limits.API_BACKOFF_JITTER, limits.API_BACKOFF_S[-1]
+    jitter, longest_s = API_BACKOFF_JITTER, API_BACKOFF_S[-1]
     later_s = min(asked_s or 0.0, longest_s) * (1 + jitter)
     return max(shorter(plain_s, jitter), shorter(later_s, jitter / (1 + jitter)))
 
@@ -60,7 +84,7 @@ class SharedReads:
     """
 
     def __init__(self) -> None:
-        self._slots = trio.CapacityLimiter(limits.API_READS_AT_ONCE)
+        self._slots = trio.CapacityLimiter(API_READS_AT_ONCE)
         self._asks_again = trio.Lock()
         self._failures = 0
         self._closed_at = self._closed_until = -math.inf
@@ -87,7 +111,7 @@ class SharedReads:
                 self._failures += 1
                 self._closed_at, self._error = trio.current_time(), str(exc)
                 self._closed_until = self._closed_at + backoff_s(
-                    min(self._failures, limits.API_READ_FAILURES_MAX), exc
+                    min(self._failures, API_READ_FAILURES_MAX), exc
                 )
             raise
         self._failures = 0
@@ -96,7 +120,7 @@ class SharedReads:
     def retry_in_s(self) -> float:
         """When a read that failed is to be tried again, in seconds: no two at the same time."""
         left_s = self._closed_until - trio.current_time() if self._failures else 0.0
-        return max(left_s, 0.0) + about(limits.CLAIM_READ_RETRY_S, limits.API_BACKOFF_JITTER)
+        return max(left_s, 0.0) + about(limits.CLAIM_READ_RETRY_S, API_BACKOFF_JITTER)
 
 
 def _is_of_server(error: ApiError) -> bool:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.concurrency.post import post
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.events import Event, deviceplugin
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
+
+STREAM_END_POST_S: Final = 1.0
+"""How long a cancelled handler may still try to post that its stream or call is over."""
 
 OnAnswer: TypeAlias = "Callable[[str, float, Answer | None], None]"
 """See `ports.http.Meter.called`."""
@@ -87,7 +89,7 @@ class InboxCaller:
     async def _post(self, event: Event) -> None:
         """Posts an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does
         not take it."""
-        with trio.move_on_after(limits.STREAM_END_POST_S, shield=True):
+        with trio.move_on_after(STREAM_END_POST_S, shield=True):
             try:
                 await self._inbox.send(event)
             except (trio.BrokenResourceError, trio.ClosedResourceError):  # the daemon is ending

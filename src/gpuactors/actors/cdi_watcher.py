@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import Final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import FilesTouched
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.ports.claims import TouchedFiles
+
+CDI_TOUCH_REST_S: Final = 1.0
+"""Minimum interval between two touches of CDI files that are posted: a program that removes them again and again must
+cost no more than a check a second, and must not delay the answer to a prepare, which waits for one of milliseconds."""
 
 
 async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:
@@ -18,4 +22,4 @@ async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: Cla
     async with aclosing(files.touches()) as touches:
         async for claims in touches:
             await inbox.send(FilesTouched(of, None if claims is None else tuple(sorted(claims))))
-            await trio.sleep(limits.CDI_TOUCH_REST_S)
+            await trio.sleep(CDI_TOUCH_REST_S)

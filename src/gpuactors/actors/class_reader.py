@@ -7,17 +7,21 @@ Nothing depends on the answer, so it is asked CLASSES_TRIES times at most. Must 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.gpus.device_classes import DeviceClass, contested, own_resources
 from gpuactors.core.state import NodeState
 from gpuactors.ports.kube import ApiError, DeviceClassApi
+
+CLASSES_TRIES: Final = 7
+"""How often the DeviceClasses are asked for in all, at a daemon's start: with API_BACKOFF_S a minute, so that an API
+server that has just started has read its roles. An older role has no right to list them, and then nothing is lost."""
 
 
 class ClassPorts(Struct, frozen=True):
@@ -43,13 +47,13 @@ async def run(state: LatestReader[NodeState], ports: ClassPorts) -> None:
 async def _listed(ports: ClassPorts) -> tuple[DeviceClass, ...]:
     """The classes; none where the server does not say which."""
     problem = ""
-    for failures in range(1, limits.CLASSES_TRIES + 1):
+    for failures in range(1, CLASSES_TRIES + 1):
         try:
             with raises_only(ApiError, "class_reader"):
                 return await ports.classes.list_classes()
         except ApiError as exc:
             problem = str(exc)
-            if failures < limits.CLASSES_TRIES:
+            if failures < CLASSES_TRIES:
                 await trio.sleep(backoff_s(failures, exc))
     ports.on_problem(problem)
     return ()

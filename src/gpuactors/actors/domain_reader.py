@@ -7,10 +7,10 @@ Must not decide anything: that there is no such domain is an answer, and so is a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.actors.api_retry import SharedReads, for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
@@ -22,6 +22,10 @@ from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid
 from gpuactors.ports.claims import ImexReader
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.kube import ApiError, DomainApi
+
+DOMAINS_TOUCH_REST_S: Final = 0.5
+"""0.5 s. After a hint that a ComputeDomain has changed there is no other one for so long: while a claim waits, each
+leads to a list of all of them."""
 
 
 async def run(
@@ -119,4 +123,4 @@ async def _post(changes: LatestReader[int], inbox: trio.MemorySendChannel[Event]
     async for count in changes:
         if count:
             await inbox.send(DomainsTouched())
-            await trio.sleep(limits.DOMAINS_TOUCH_REST_S)
+            await trio.sleep(DOMAINS_TOUCH_REST_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 import trio
 from msgspec import Struct
@@ -21,6 +21,12 @@ from gpuactors.core.reports.event_series import NOTHING_TOLD, due, failed, look,
 from gpuactors.core.reports.kube_events import KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.state import NodeState
 from gpuactors.ports.kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
+
+EVENT_FORBIDDEN_TRIES: Final = 5
+"""A 403 counts as the server's last word after so many in a row: one that has just started knows no role yet."""
+
+EVENT_LOOK_S: Final = 2.0
+"""The state is looked at once in this time at most, whatever happens on the node."""
 
 
 class PosterPorts(Struct, frozen=True):
@@ -66,7 +72,7 @@ class _Poster:
         while True:
             self._told, event = due(self._told, trio.current_time())
             if event is None:
-                return trio.current_time() + limits.EVENT_LOOK_S
+                return trio.current_time() + EVENT_LOOK_S
             try:
                 with raises_only(ApiError, "event_poster"):
                     count = await self._tell(event)
@@ -112,4 +118,4 @@ class _Poster:
         tries = self._forbidden.get(event, 0) + 1
         known = self._told.series.keys()
         self._forbidden = {e: n for e, n in self._forbidden.items() if e in known} | {event: tries}
-        return tries >= limits.EVENT_FORBIDDEN_TRIES
+        return tries >= EVENT_FORBIDDEN_TRIES

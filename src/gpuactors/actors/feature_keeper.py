@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.reports.node_features import node_features
 from gpuactors.core.state import NodeState
 from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import FeatureFile
+
+FEATURES_REST_S: Final = 5.0
+"""The state is looked at once in this time at most; NFD itself looks once a minute, or when a file changes."""
+
+FEATURES_EXPIRE_S: Final = 3600.0
+"""The labels are ignored so long after their last renewal. A node without a daemon keeps them until then."""
+
+FEATURES_RENEW_S: Final = 1800.0
+"""The file is renewed so often if nothing changes."""
+
+FEATURES_RETRY_S: Final = 60.0
+"""After a write that failed."""
+
+assert FEATURES_RENEW_S + FEATURES_RETRY_S < FEATURES_EXPIRE_S
 
 
 class FeaturePorts(Struct, frozen=True):
@@ -39,18 +53,18 @@ async def run(state: LatestReader[NodeState], ports: FeaturePorts) -> None:
         with trio.move_on_at(renew_at):
             await state.receive()
         await trio.sleep_until(rest_until)
-        rest_until = trio.current_time() + limits.FEATURES_REST_S
+        rest_until = trio.current_time() + FEATURES_REST_S
         wanted = node_features(state.value)
         if wanted is None:
             written, renew_at = None, math.inf  # the serving daemon writes it
         elif wanted != written or trio.current_time() >= renew_at:
             try:
                 with raises_only(StateFileError, "feature_keeper"):
-                    await ports.file.write(wanted, ports.now() + limits.FEATURES_EXPIRE_S)
+                    await ports.file.write(wanted, ports.now() + FEATURES_EXPIRE_S)
             except StateFileError as exc:
                 if logged != str(exc):
                     ports.on_problem(logged := str(exc))
-                renew_at = trio.current_time() + limits.FEATURES_RETRY_S
+                renew_at = trio.current_time() + FEATURES_RETRY_S
             else:
                 written, logged = wanted, ""
-                renew_at = trio.current_time() + limits.FEATURES_RENEW_S
+                renew_at = trio.current_time() + FEATURES_RENEW_S

@@ -12,7 +12,7 @@ A daemon that hung during the request has lost its socket to its successor when 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
 import trio
 from msgspec import Struct
@@ -26,6 +26,23 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
 from gpuactors.ports.errors import ControlBlockedError, ControlError, ControlTakenError
 from gpuactors.ports.node import Control, HeldControl
+
+CONTROL_CHECK_S: Final = 2.0
+"""How often the daemon checks that the control socket is still its own, at both places (two lstat). It is not if the
+directory was cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves. Well below
+SUCCESSOR_GONE_S: the socket is there again before a predecessor takes this daemon for gone. Also how often a daemon
+that finds one that it cannot ask looks again."""
+
+CONTROL_RETRY_S: Final = 30.0
+"""How often to try again where the control socket cannot be made (disk full, read-only)."""
+
+SUCCESSOR_CHECK_S: Final = 1.0
+"""After a hand-over: how often the predecessor checks that a process listens on the control socket. It has little else
+to do, and an upgrade ends it soon."""
+
+SUCCESSOR_GONE_S: Final = 5.0
+"""No process has listened for so long: the successor has ended (kubelet restarts a container after 10 s, then 20 s),
+and no GPU of this node is healthy until a daemon serves. Another hand-over costs some milliseconds."""
 
 T = TypeVar("T")
 
@@ -65,11 +82,11 @@ async def run(ports: HandOverPorts) -> None:
                     assert_never(other)
         except ControlBlockedError as exc:
             ports.on_blocked(str(exc))
-            await trio.sleep(limits.CONTROL_CHECK_S)
+            await trio.sleep(CONTROL_CHECK_S)
         except ControlError as exc:
             # Kubelet is served without it; only requests over the socket fail.
             ports.on_problem(str(exc))
-            await trio.sleep(limits.CONTROL_RETRY_S)
+            await trio.sleep(CONTROL_RETRY_S)
 
 
 def _changes(tell: Callable[[str], None]) -> Callable[[str], None]:
@@ -122,7 +139,7 @@ async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
     """Until a successor has got the socket, or it is not ours any more."""
     while True:
         ports.on_problem(await held.complete())
-        with trio.move_on_after(limits.CONTROL_CHECK_S) as waiting:
+        with trio.move_on_after(CONTROL_CHECK_S) as waiting:
             await held.asked()
         if not waiting.cancelled_caught:
             break
@@ -147,9 +164,9 @@ async def _end_plugins(ports: HandOverPorts) -> None:
 
 async def _watch_successor(ports: HandOverPorts) -> None:
     gone_for_s = 0.0
-    while gone_for_s < limits.SUCCESSOR_GONE_S:
-        await trio.sleep(limits.SUCCESSOR_CHECK_S)
-        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + limits.SUCCESSOR_CHECK_S
+    while gone_for_s < SUCCESSOR_GONE_S:
+        await trio.sleep(SUCCESSOR_CHECK_S)
+        gone_for_s = 0.0 if await ports.control.is_held() else gone_for_s + SUCCESSOR_CHECK_S
     await ports.inbox.send(SuccessorLost())
     await _until(ports.state, lambda state: state.daemon.role is not Role.HANDED_OVER)
 

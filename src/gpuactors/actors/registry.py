@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.core.deviceplugin.registration import PluginOrder
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
     from gpuactors.core.domains.outputs import DomainsWanted
     from gpuactors.core.values.claim import ClaimUid, DeviceHealth, FitnessCheck
     from gpuactors.core.values.slices import AnyOffer
+
+REGISTRY_EVENTS: Final = 16
+"""Events that the registry takes in one turn of the loop, at a millisecond each on the largest node."""
 
 
 class PluginReaders(Struct, frozen=True):
@@ -169,7 +171,7 @@ async def run(
 
 def _waiting(inbox: trio.MemoryReceiveChannel[Event]) -> Iterator[Event]:
     """The events that wait, as far as one turn takes them: others are to have theirs, and what is due as well."""
-    for _ in range(limits.REGISTRY_EVENTS - 1):
+    for _ in range(REGISTRY_EVENTS - 1):
         try:
             yield inbox.receive_nowait()
         except (trio.WouldBlock, trio.EndOfChannel):

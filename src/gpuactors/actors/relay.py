@@ -8,7 +8,7 @@ there: so asking it is all that is left to do (ADR 0015). Must not decide anythi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 import trio
 
@@ -18,6 +18,12 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimName, Prepared, Unprepared
 from gpuactors.core.values.effects import Elsewhere, Refused
 from gpuactors.ports.claims import Successor
+
+RELAY_TRY_S: Final = 0.05
+"""50 ms. How often the successor's socket is tried while it is not there: it comes within milliseconds."""
+
+RELAY_OWN_S: Final = 1.0
+"""1 s. As long as no successor answers, our own core is asked again so often: it may serve again."""
 
 Done = TypeVar("Done", Prepared, Unprepared)
 
@@ -73,10 +79,10 @@ async def _held(
     theirs: Callable[[ClaimName], Awaitable[Done | Refused | None]],
 ) -> Done | Refused:
     while True:
-        until = trio.current_time() + limits.RELAY_OWN_S
+        until = trio.current_time() + RELAY_OWN_S
         while trio.current_time() < until:
             if (passed_on := await theirs(claim)) is not None:
                 return passed_on
-            await trio.sleep(limits.RELAY_TRY_S)
+            await trio.sleep(RELAY_TRY_S)
         if not isinstance(answer := await ours(claim), Elsewhere):
             return answer

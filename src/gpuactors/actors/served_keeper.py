@@ -5,15 +5,18 @@ does not serve writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import ServedResources
+
+SERVED_RETRY_S: Final = 10.0
+"""After a failed write of the file of served resources."""
 
 
 async def run(
@@ -36,6 +39,6 @@ async def run(
             except StateFileError as exc:
                 if logged != str(exc):
                     on_problem(logged := str(exc))
-                await trio.sleep(limits.SERVED_RETRY_S)
+                await trio.sleep(SERVED_RETRY_S)
             else:
                 written, logged = served, ""

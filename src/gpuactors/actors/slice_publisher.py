@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import assert_never, final
+from typing import Final, assert_never, final
 
 import trio
 from msgspec import Struct
@@ -38,6 +38,35 @@ from gpuactors.ports.kube import (
     SlicesListed,
     SliceStored,
 )
+
+TAINTS_ASKED_S: Final = 3600.0
+"""How often, give or take API_HOUR_JITTER, the API server is asked whether it keeps taints, besides at the start, after
+each connection that was lost and after a write with taints: its gate may be switched while it restarts one replica
+after the other."""
+
+TAINTS_ASKED_LOST_S: Final = 60.0
+"""After a connection that was lost it is asked within this time, at a random moment: every node has lost its own, and a
+server that has just come back has enough to do."""
+
+SLICE_SETTLE_S: Final = 0.1
+"""A change of what is offered is written when nothing has changed for so long: a process is seen before kubelet's
+ledger says whose it is. The scheduler learns of it this much later; where it was too quick, prepare refuses."""
+
+SLICE_SETTLE_MAX_S: Final = 0.5
+"""It is written after so long, whatever changes."""
+
+assert SLICE_SETTLE_S < SLICE_SETTLE_MAX_S
+
+WRITE_SEEN_S: Final = 30.0
+"""Time in which the watch must show a write of gpuactors: afterwards all is listed anew."""
+
+RESTORE_BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Before slices that others have deleted or edited are restored, by how often that was done within RESTORE_CALM_S; the
+last one repeats. Kubelet deletes them at its start, and perhaps once more in the background; somebody who answers each
+restoration with an edit must not cost the API server a write per second for ever."""
+
+RESTORE_CALM_S: Final = 600.0
+"""Restorations before that do not count any more: kubelet repeats a deletion after at most five minutes."""
 
 
 class PublisherPorts(Struct, frozen=True):
@@ -120,7 +149,7 @@ class _View:
         """How long what was written may still take to be shown; None if all is."""
         if not self._awaited:
             return None
-        return max(0.0, self._awaited_since + limits.WRITE_SEEN_S - trio.current_time())
+        return max(0.0, self._awaited_since + WRITE_SEEN_S - trio.current_time())
 
     def _show(self, name: str, version: str | None) -> None:
         if self._shown is not None:
@@ -191,7 +220,7 @@ class _Publisher:
         # A server that was away may have another setting now. Counted from the last failure, as after a long
         # outage all nodes would else ask at once.
         if self._keeps is not ServerKeepsTaints.UNKNOWN:
-            self._ask_taints_at = trio.current_time() + shorter(limits.TAINTS_ASKED_LOST_S, 1.0)
+            self._ask_taints_at = trio.current_time() + shorter(TAINTS_ASKED_LOST_S, 1.0)
         self._unfollowed = str(error)
         await self._tell()
 
@@ -262,19 +291,17 @@ class _Publisher:
         nothing else follows from it: one reason for a taint comes within milliseconds of another."""
         now, pool = trio.current_time(), self._pool()
         if pool != self._written:
-            settled_at = min(
-                self._changed_at + limits.SLICE_SETTLE_S, self._unwritten_since + limits.SLICE_SETTLE_MAX_S
-            )
+            settled_at = min(self._changed_at + SLICE_SETTLE_S, self._unwritten_since + SLICE_SETTLE_MAX_S)
             if self._written is not None and settled_at > now:
                 return settled_at - now
             self._written = pool
             return 0.0
         restored = self._restored_at
-        while restored and restored[0] < now - limits.RESTORE_CALM_S:
+        while restored and restored[0] < now - RESTORE_CALM_S:
             restored.popleft()
         if restored:
-            last = len(limits.RESTORE_BACKOFF_S) - 1
-            pause_s = restored[-1] + limits.RESTORE_BACKOFF_S[min(len(restored), last)] - now
+            last = len(RESTORE_BACKOFF_S) - 1
+            pause_s = restored[-1] + RESTORE_BACKOFF_S[min(len(restored), last)] - now
             if pause_s > 0.0:
                 return pause_s
         restored.append(now)
@@ -301,7 +328,7 @@ class _Publisher:
         if has_taints(asked) and not has_taints(stored.spec):
             self._keeps = ServerKeepsTaints.NO
             # Not at once: of two replicas of the server one may drop what the other keeps.
-            self._ask_taints_at = trio.current_time() + about(limits.TAINTS_ASKED_S, limits.API_HOUR_JITTER)
+            self._ask_taints_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
         elif has_taints(asked):
             # A slice that had taints keeps them also where the gate is off now, and only a new one shows it.
             self._ask_taints_at = -inf
@@ -318,7 +345,7 @@ class _Publisher:
         else:
             self._unasked = ""
             self._keeps = ServerKeepsTaints.YES if has_taints(stored.spec) else ServerKeepsTaints.NO
-        self._ask_taints_at = trio.current_time() + about(limits.TAINTS_ASKED_S, limits.API_HOUR_JITTER)
+        self._ask_taints_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
 
     def _list_anew(self) -> None:
         """The watch has not shown what was written."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
+from typing import Final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.concurrency.post import post
@@ -31,6 +31,10 @@ from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader, Observation, UseReader
+
+INSPECTION_BATCH: Final = 64
+"""Functions that are inspected one after the other in one thread; the others follow in the next. Takes some 15 ms, for
+which an Allocate may have to wait; it is more than the devices of any call."""
 
 
 async def run(
@@ -115,7 +119,7 @@ def _due(
 ) -> dict[PciAddress, int]:
     """The numbers of the inspections to carry out next, those that wait longest first."""
     due = ((number, a) for a, number in functions.items() if number > done.get(a, 0) and a not in slow)
-    return {address: number for number, address in islice(sorted(due), limits.INSPECTION_BATCH)}
+    return {address: number for number, address in islice(sorted(due), INSPECTION_BATCH)}
 
 
 async def _together(

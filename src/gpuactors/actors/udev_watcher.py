@@ -7,14 +7,18 @@ scan finds every change, later.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import HostChanged, UeventsLost, UeventsOpened, UeventsUnavailable
 from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, OpenUevents, UeventSource
+
+UEVENTS_RETRY_S: Final = 10.0
+"""How often to try again where uevents are unavailable (no netlink socket allowed); the periodic scan works
+meanwhile."""
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event], scans: trio.Event) -> None:
@@ -30,7 +34,7 @@ async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event], s
             await inbox.send(UeventsUnavailable(str(exc), scan_begun=scans.is_set()))
         finally:
             scans.set()
-        await trio.sleep(limits.UEVENTS_RETRY_S)
+        await trio.sleep(UEVENTS_RETRY_S)
 
 
 async def _forward(source: UeventSource, inbox: trio.MemorySendChannel[Event]) -> None:

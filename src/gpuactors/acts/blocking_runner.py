@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 import trio
 
@@ -23,6 +23,9 @@ from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.host.threads import OneByOne, in_thread
 from gpuactors.ports.errors import HostShortError, StateFileError
+
+FILES_QUEUE_MAX: Final = 256
+"""Writes that wait for one thread: more than FILES_AT_ONCE, so that a full queue is a fault and not a crowd."""
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ class OneThread:
     async def __call__(self, call: Callable[[], T]) -> T:
         """Implement `BlockingRunner`. Raises `StateFileError` after the deadline: a call that has begun goes on then,
         and one that waits behind it is not made."""
-        if self._waiting >= limits.FILES_QUEUE_MAX:
+        if self._waiting >= FILES_QUEUE_MAX:
             raise StateFileError(
                 f"{self._what}: {self._waiting} writes wait for the disk already, so none is added; it is tried again"
             )

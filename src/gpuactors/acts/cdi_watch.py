@@ -17,8 +17,11 @@ import trio
 from inotify_simple import INotify, flags
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.core.values.claim import ClaimUid
+
+CDI_DIR_RETRY_S: Final = 5.0
+"""How often to look for the CDI directory while it does not exist: it is made when the first claim is prepared, or by
+the container runtime."""
 
 
 @final
@@ -65,14 +68,14 @@ async def touches(
         try:
             inotify = INotify(nonblocking=True)
         except OSError:  # no descriptors, or no instances (sysctl fs.inotify.max_user_instances)
-            await trio.sleep(limits.CDI_DIR_RETRY_S)
+            await trio.sleep(CDI_DIR_RETRY_S)
             continue
         with inotify:
             try:
                 inotify.add_watch(directory, _CHANGES)
             except OSError:
                 yield None
-                await trio.sleep(limits.CDI_DIR_RETRY_S)
+                await trio.sleep(CDI_DIR_RETRY_S)
                 continue
             # Between the loss of the last directory, or the start, and this watch nobody watched.
             yield None
@@ -82,7 +85,7 @@ async def touches(
                     await trio.lowlevel.wait_readable(inotify.fileno())
                     changes = inotify.read(timeout=0)
                 except OSError:  # no memory, or no room in epoll: another one may do
-                    await trio.sleep(limits.CDI_DIR_RETRY_S)
+                    await trio.sleep(CDI_DIR_RETRY_S)
                     break
                 lost = any(change.mask & _LOST for change in changes)
                 touched = frozenset(uid for change in changes if (uid := claim_of(change.name)) is not None)

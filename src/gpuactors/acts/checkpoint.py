@@ -46,6 +46,10 @@ from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import decode_json
 from gpuactors.ports.errors import HostShortError, StateFileError
 
+CORRUPT_FILES_KEPT: Final = 8
+"""Corrupt checkpoints that are kept under names of their own, for whoever looks for the cause: a disk that corrupts
+each one must not fill up with them."""
+
 FILE_NAME: Final = "gpuactors-checkpoint.json"
 
 OLD_FILE_NAME: Final = "checkpoint.json"
@@ -223,7 +227,7 @@ class CheckpointFile:
     def _next_name(self) -> str:
         """The name for the next corrupt one; from CORRUPT_FILES_KEPT on it replaces the last."""
         found = self._corrupt_ones(_CORRUPT)
-        return f"{_CORRUPT}{min(len(found) + 1, limits.CORRUPT_FILES_KEPT)}"
+        return f"{_CORRUPT}{min(len(found) + 1, CORRUPT_FILES_KEPT)}"
 
     def _corrupt_ones(self, prefix: str) -> list[str]:
         try:

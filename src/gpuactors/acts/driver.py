@@ -39,6 +39,22 @@ from gpuactors.ports.claims import ActError
 from gpuactors.ports.errors import HostShortError
 from gpuactors.process.logger import get_logger
 
+BIND_SETTLE_S: Final = 2.0
+"""From a write that returned to what it asked for: the kernel has done it by then, and devtmpfs makes the node within
+milliseconds. The rest is for a host directory that something else plays the kernel for."""
+
+BIND_SETTLE_STEP_S: Final = 0.01
+"""How often that is looked at: a few readlinks."""
+
+HOLDERS_NAMED_MAX: Final = 4
+"""Processes named in one refusal to take a GPU; the others are counted."""
+
+FITNESS_CHECKS_SIDE_BY_SIDE: Final = 32
+"""GPUs of one check, each in a thread for some milliseconds: one whose sysfs hangs holds up no other."""
+
+LOOK_SETTLE_STEP_S: Final = 0.5
+"""As BIND_SETTLE_STEP_S in a look, for which nobody waits: 256 GPUs that their driver keeps started cost little."""
+
 _log = get_logger(__name__)
 
 _NVIDIA: Final = "nvidia"
@@ -60,7 +76,7 @@ _OF_THE_NODE: Final = frozenset(
 """NVIDIA's daemons that have GPUs open, as /proc/PID/comm has them (15 characters): DCGM, the fabric manager, the
 device plugin, GPU Feature Discovery, the DRA driver. Their pods do not end."""
 
-_LOOKS: Final = round(limits.BIND_SETTLE_S / limits.BIND_SETTLE_STEP_S)
+_LOOKS: Final = round(BIND_SETTLE_S / BIND_SETTLE_STEP_S)
 
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -210,7 +226,7 @@ class SysfsBinder:
     ) -> dict[PciAddress, FitnessFinding]:
         """Call `refuse` for each of these devices, side by side, and collect its errors."""
         findings = {device: FitnessFinding(device) for device in devices}
-        limiter = trio.CapacityLimiter(limits.FITNESS_CHECKS_SIDE_BY_SIDE)
+        limiter = trio.CapacityLimiter(FITNESS_CHECKS_SIDE_BY_SIDE)
 
         async def one(device: PciAddress) -> None:
             fault, reason = ActFault.HANGS, f"it could not be checked within {self._deadline_s:g} s"
@@ -248,7 +264,7 @@ class SysfsBinder:
         persisted = self._refuse_held(group, users, but_persistenced=bool(gpus))
         for address in gpus:
             if address not in persisted:
-                await self._refuse_started(address, step_s=limits.LOOK_SETTLE_STEP_S)
+                await self._refuse_started(address, step_s=LOOK_SETTLE_STEP_S)
 
     async def _bring(self, task: _Task) -> tuple[BoundFunction, ...]:
         group = await self._look(task.device)
@@ -442,13 +458,11 @@ class SysfsBinder:
             )
         return "End it, or wait until its pod has ended"
 
-    async def _refuse_started(
-        self, address: PciAddress, *, step_s: float = limits.BIND_SETTLE_STEP_S
-    ) -> None:
+    async def _refuse_started(self, address: PciAddress, *, step_s: float = BIND_SETTLE_STEP_S) -> None:
         """Raises `ActError` if NVIDIA's driver keeps the GPU started although no process has it open: an unbind would
         never end (open-gpu-kernel-modules issues 1119, 1374). It stops it a moment after the last user has closed
         it."""
-        for _ in range(round(limits.BIND_SETTLE_S / step_s)):
+        for _ in range(round(BIND_SETTLE_S / step_s)):
             function = await self._function(address)
             if function.bound.driver != _NVIDIA or not function.interrupts:
                 return
@@ -590,7 +604,7 @@ class SysfsBinder:
             now = (await self._function(address)).bound
             if done(now):
                 return
-            await trio.sleep(limits.BIND_SETTLE_STEP_S)
+            await trio.sleep(BIND_SETTLE_STEP_S)
         raise self._refused(address, path, refused, now)
 
     async def _await_node(self, address: PciAddress) -> None:
@@ -599,7 +613,7 @@ class SysfsBinder:
             group = await self._look(address)
             if group.has_node or any(f.bound.cdev for f in group.functions if f.address == address):
                 return
-            await trio.sleep(limits.BIND_SETTLE_STEP_S)
+            await trio.sleep(BIND_SETTLE_STEP_S)
 
     async def _function(self, address: PciAddress) -> GroupFunction:
         group = await self._look(address)
@@ -684,6 +698,6 @@ def _virtual_functions(address: PciAddress, path: str) -> ActError:
 
 
 def _named(holders: list[Holder]) -> str:
-    shown = ", ".join(str(holder) for holder in holders[: limits.HOLDERS_NAMED_MAX])
-    more = len(holders) - limits.HOLDERS_NAMED_MAX
+    shown = ", ".join(str(holder) for holder in holders[:HOLDERS_NAMED_MAX])
+    more = len(holders) - HOLDERS_NAMED_MAX
     return f"{shown} and {more} more" if more > 0 else shown

@@ -47,6 +47,10 @@ from gpuactors.decoding import decode_json_stream
 from gpuactors.ports.errors import DirectoryLeftError, StateFileError
 from gpuactors.process.plain_files import NotPlainError
 
+TREE_ENTRIES_MAX: Final = 20_000
+"""So many files and directories are removed in one act of what a container has left in a directory that it had mounted:
+about a second. A daemon of a compute domain leaves four; the next try goes on (CLAIM_RETRY_S)."""
+
 MOUNTED: Final = "domains"
 """The directory, in the driver's own, of the directories that containers mount: one for each compute domain."""
 
@@ -248,7 +252,7 @@ class ClaimFiles:
         """Raises `DirectoryLeftError`."""
         try:
             with suppress(FileNotFoundError):
-                self._disk.remove_tree(directory, limits.TREE_ENTRIES_MAX)
+                self._disk.remove_tree(directory, TREE_ENTRIES_MAX)
             self._sync(os.path.dirname(directory))
         except OSError as error:
             raise DirectoryLeftError(

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Final, final
 
-from gpuactors import limits
 from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.host import modules
@@ -20,6 +19,16 @@ from gpuactors.host.asked import AskedProgram, Late
 from gpuactors.host.root import FIRST_PROCESS_ROOT, MODPROBE, HostRoot
 from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.process.resource_exhaustion import shortage
+
+MODPROBE_S: Final = 20.0
+"""20 s. One modprobe of a vfio driver: a tenth of a second, or seconds where the disk is busy. Below ACT_DEADLINE_S."""
+
+MODPROBE_AGAIN_S: Final = 600.0
+"""10 min. A driver that could not be loaded is tried again after this time, unless somebody has loaded it by then.
+Until then its GPUs are not offered."""
+
+MODPROBE_PATH_MAX_BYTES: Final = 256
+"""Of /proc/sys/kernel/modprobe, which the kernel keeps in as many (KMOD_PATH_LEN)."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,54}")
 """A module's (MODULE_NAME_LEN: 56 with its end, include/linux/moduleparam.h); none is an option of modprobe."""
@@ -40,7 +49,7 @@ class Modprobe:
         root: HostRoot,
         run_blocking: BlockingRunner,
         *,
-        deadline_s: float = limits.MODPROBE_S,
+        deadline_s: float = MODPROBE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`now`: seconds; called from threads."""
@@ -73,7 +82,7 @@ class Modprobe:
         if found is not None:
             return found
         why = why or f"modprobe {driver} succeeded, but the driver is not there: see the kernel's log"
-        self._failed[driver] = (self._now() + limits.MODPROBE_AGAIN_S, why)
+        self._failed[driver] = (self._now() + MODPROBE_AGAIN_S, why)
         raise ModprobeError(why)
 
     async def _tried(self, driver: str) -> str:
@@ -104,7 +113,7 @@ class Modprobe:
         """Of modprobe on the host; empty if the kernel may have no module loaded, or does not say."""
         try:
             with open(self._root.real(MODPROBE), "rb") as file:
-                path = file.read(limits.MODPROBE_PATH_MAX_BYTES).decode("ascii").strip()
+                path = file.read(MODPROBE_PATH_MAX_BYTES).decode("ascii").strip()
         except (OSError, UnicodeDecodeError):
             return ""
         return path if path.startswith("/") and "\0" not in path else ""

@@ -16,9 +16,11 @@ from typing import Final, Protocol, final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import PERSISTENCED_SOCKET, HostRoot
+
+PERSISTENCED_DEADLINE_S: Final = 5.0
+"""A request to nvidia-persistenced: it opens or closes a GPU, 1 to 3 s without other users."""
 
 _PROGRAM: Final = 35006
 _VERSION: Final = 1
@@ -63,7 +65,7 @@ class Persistenced:
     container, as the GPU Operator's does."""
 
     def __init__(
-        self, root: HostRoot, driver_root: str, *, deadline_s: float = limits.PERSISTENCED_DEADLINE_S
+        self, root: HostRoot, driver_root: str, *, deadline_s: float = PERSISTENCED_DEADLINE_S
     ) -> None:
         """`driver_root`: by the host's own path."""
         roots = dict.fromkeys(("", driver_root.rstrip("/")))

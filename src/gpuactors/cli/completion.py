@@ -18,9 +18,11 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from gpuactors import limits
 from gpuactors.config import KEYS, Config, ConfigError, resolve
 from gpuactors.config.declaration import CONFIG_FILE_KEY
+
+COMPLETION_S: Final = 0.5
+"""The running daemon's answer while somebody types a command; it takes milliseconds."""
 
 PROGRAM: Final = "gpuactors"
 VARIABLE: Final = "_GPUACTORS_COMPLETE"
@@ -116,7 +118,7 @@ def _known(config: Config) -> Iterator[tuple[str, str]]:
     from gpuactors.control.path import socket_path
     from gpuactors.ports.errors import ControlError
 
-    within_s = limits.COMPLETION_S / 2  # for each of the two
+    within_s = COMPLETION_S / 2  # for each of the two
     try:
         view = read_status(socket_path(str(config.state_dir)), within_s, within_s).view
     except ControlError:

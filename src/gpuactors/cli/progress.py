@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, TextIO, TypeVar, final
 
-from gpuactors import limits
+PROGRESS_SILENT_S: Final = 0.7
+"""A read that takes longer is named on the terminal, and its time is updated as often. Less than CONTROL_CONNECT_S, so
+that a daemon that hangs is named before it is given up."""
 
 T = TypeVar("T")
 
@@ -72,7 +74,7 @@ class Progress:
 
         began = trio.current_time()
         while True:
-            await trio.sleep(limits.PROGRESS_SILENT_S)
+            await trio.sleep(PROGRESS_SILENT_S)
             self._waits(what, trio.current_time() - began)
 
     def while_blocked(self, what: str, read: Callable[[], T]) -> T:
@@ -85,7 +87,7 @@ class Progress:
 
         def tell() -> None:
             began = time.monotonic()
-            while not is_read.wait(limits.PROGRESS_SILENT_S):
+            while not is_read.wait(PROGRESS_SILENT_S):
                 self._waits(what, time.monotonic() - began)
 
         teller = threading.Thread(target=tell)

@@ -4,7 +4,7 @@ Four sources, the first that has a value wins: flag, environment (`GPUACTORS_…
 setting is declared once, in `settings.py`; its names, help, schema and row in the README are derived
 (`declaration.py`). An unknown name is an error, because a setting without effect costs more than a refused one.
 
-Must not hold bounds (they are in `limits.py`) and must not read the host except for the configuration file.
+Must not hold bounds of the running program, and must not read the host except for the configuration file.
 """
 
 from .declaration import Declaration

@@ -1,6 +1,6 @@
 """The settings. Each is declared once, here: key, type, default and description.
 
-Must not hold bounds (they are in `limits.py`).
+Must not hold bounds of the running program: those are in `limits.py`, or in the file that uses one.
 """
 
 # Without deferred annotations: those of `Config` are evaluated once, not compiled again for each reader.
@@ -18,14 +18,14 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
 from gpuactors.core.values.selector import Selector, full_address, parse_selector
-from gpuactors.limits import (
-    IMEX_CHANNELS_MAX,
-    JOURNAL_MAX_BYTES,
-    RESYNC_INTERVAL_MAX_S,
-    SOCKET_PATH_MAX_BYTES,
-)
+from gpuactors.limits import IMEX_CHANNELS_MAX, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
 from .declaration import Declaration, Described, declared
+
+RESYNC_INTERVAL_MAX_S: Final = 86_400.0
+"""The longest interval that an operator may set between two full scans, a day: a change whose uevent was lost (the
+kernel drops them when a socket's buffer is full) must be found at some time, and a scan of 4,096 functions costs 40
+ms."""
 
 DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 """NVIDIA's display controllers, and its NVSwitch bridges."""

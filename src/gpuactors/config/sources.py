@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct
 
 from gpuactors.core.values.quote import first_of, quoted
-from gpuactors.limits import CONFIG_FILE_MAX_BYTES
 from gpuactors.process.plain_files import read_plain
 
 from .declaration import (
@@ -27,6 +26,9 @@ from .declaration import (
     variable_of,
 )
 from .settings import DECLARATIONS, Config
+
+CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
+"""A configuration file has a few hundred bytes; a device or a log named by mistake must not be read for ever."""
 
 _SHOWN_BITS_MAX: Final = 128
 """Of a number in a sentence."""

@@ -20,12 +20,17 @@ from typing import Any, Final, final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import decode_json
 from gpuactors.ports.errors import StateFileError
 from gpuactors.process.plain_files import read_plain, replace_plain
+
+SERVED_FILE_MAX_BYTES: Final = 1 << 20
+"""How much is read of the file of served resources: names of 63 characters, each with a few models of GPU."""
+
+SERVED_READ_S: Final = 2.0
+"""Reading that file, at the start and before we serve: kubelet waits for its plugin as long."""
 
 FILE_NAME: Final = "served.json"
 
@@ -44,10 +49,10 @@ class ServedFile:
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """Implement `ports.node.ServedResources.read` in a thread, as a disk that hangs must not stop the daemon."""
-        with trio.move_on_after(limits.SERVED_READ_S):
+        with trio.move_on_after(SERVED_READ_S):
             return await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
         paths = " and ".join(os.path.join(directory, FILE_NAME) for directory in self._directories)
-        raise StateFileError(f"cannot read {paths}: no answer within {limits.SERVED_READ_S:g} s")
+        raise StateFileError(f"cannot read {paths}: no answer within {SERVED_READ_S:g} s")
 
     def _read(self) -> Mapping[ResourceName, frozenset[str]]:
         """The contents of all the files. Raises `StateFileError` if none can be read."""
@@ -86,7 +91,7 @@ class ServedFile:
 
 def _read_file(path: str) -> Mapping[ResourceName, frozenset[str]]:
     try:
-        text = read_plain(path, limits.SERVED_FILE_MAX_BYTES + 1)
+        text = read_plain(path, SERVED_FILE_MAX_BYTES + 1)
     except FileNotFoundError:
         return {}
     except OSError as exc:

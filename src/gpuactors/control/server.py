@@ -4,7 +4,7 @@ waits for the end of the hand-over."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 import trio
@@ -21,6 +21,10 @@ from gpuactors.ports.errors import ControlError, ControlTakenError
 
 if TYPE_CHECKING:
     from gpuactors.control.view import NodeView
+
+WATCH_PAUSE_S: Final = 0.2
+"""From one look at the state to the next for a command that watches: whatever happens meanwhile is in the next
+message."""
 
 
 class ControlService(TrioService, pb.ControlBase):
@@ -47,11 +51,11 @@ class ControlService(TrioService, pb.ControlBase):
                         facts, changed = found, state
                         break
                     # Most changes of the state are none of the facts: kubelet's calls are not to wait for each look.
-                    await trio.sleep(limits.WATCH_PAUSE_S)
+                    await trio.sleep(WATCH_PAUSE_S)
                 else:
                     return
             yield self._answer(changed) if changed is not None else pb.ViewResponse()
-            await trio.sleep(limits.WATCH_PAUSE_S)
+            await trio.sleep(WATCH_PAUSE_S)
 
     def _facts(self, state: NodeState) -> NodeView:
         """Everything of the state but its ages, derived once for all watchers."""

@@ -27,7 +27,8 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
-from gpuactors import limits
+CONTROL_ANSWER_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Of the running daemon's state. The daemon sends no longer message (MESSAGE_MAX_BYTES in `grpc_trio/limits.py`)."""
 
 _READ_BYTES: Final = 65_536
 _PREFIX_BYTES: Final = 5
@@ -138,7 +139,7 @@ class _Answer:
             case DataReceived():
                 self._body += event.data or b""
                 self._http2.acknowledge_received_data(event.flow_controlled_length or 0, 1)
-                if len(self._body) > limits.CONTROL_ANSWER_MAX_BYTES:
+                if len(self._body) > CONTROL_ANSWER_MAX_BYTES:
                     raise GRPCError(Status.RESOURCE_EXHAUSTED, "the answer is too long")
             case StreamEnded():
                 self.is_whole = True

@@ -46,6 +46,14 @@ if TYPE_CHECKING:
     from gpuactors.core.state.gpus import GpuSettings
     from gpuactors.core.values.domain import DomainSettings
 
+CALL_SETTLE_S: Final = 1.0
+"""How long a resource's list keeps the devices of an answered call: kubelet 1.36 panics (nil pointer) if a device
+vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our answer."""
+
+TAKE_OVER_LEDGER_S: Final = 0.1
+"""After a predecessor has ended its streams: when kubelet's ledger is read again. Not at once, as until kubelet has our
+device lists each millisecond counts, and a read takes two."""
+
 Stepped = tuple[NodeState, list[Effect]]
 
 _REQUESTS: Final = (events.deviceplugin.AllocateAsked, events.deviceplugin.PreStartAsked)
@@ -299,7 +307,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             if state.daemon.role is Role.SERVING:
                 return state, []
             # The predecessor's last grants are in kubelet's ledger, and were otherwise only in its memory.
-            refresh = state.kubelet.ledger.refresh.due_by(at + limits.TAKE_OVER_LEDGER_S)
+            refresh = state.kubelet.ledger.refresh.due_by(at + TAKE_OVER_LEDGER_S)
             unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
             served = {**state.published.served, **served}
@@ -431,7 +439,7 @@ def _call(state: NodeState, event: events.deviceplugin.CallEvent, at: float) -> 
         case events.deviceplugin.AllocateAsked() | events.deviceplugin.PreStartAsked():
             return calls.asked(state, event, at)
         case events.deviceplugin.PreferenceAsked():
-            until = {**state.calls.no_removal_until, event.resource: at + limits.CALL_SETTLE_S}
+            until = {**state.calls.no_removal_until, event.resource: at + CALL_SETTLE_S}
             after = replace(state, calls=replace(state.calls, no_removal_until=until))
             return after, [calls.preferred(state, event)]
         case events.deviceplugin.CallAbandoned(token):
@@ -461,7 +469,7 @@ def _hold_lists(before: NodeState, after: NodeState, answered: list[Effect], at:
     resources = {call.resource for token, call in before.calls.waiting.items() if token in tokens}
     if not resources:
         return after
-    until = dict.fromkeys(resources, at + limits.CALL_SETTLE_S)
+    until = dict.fromkeys(resources, at + CALL_SETTLE_S)
     return replace(
         after, calls=replace(after.calls, no_removal_until={**after.calls.no_removal_until, **until})
     )

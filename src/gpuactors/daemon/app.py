@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 from msgspec import Struct
@@ -95,13 +95,23 @@ if TYPE_CHECKING:
     from gpuactors.daemon.endpoints import HttpOutside
     from gpuactors.daemon.kube_events import EventsOutside
 
+RESTART_BACKOFF_INITIAL_S: Final = 0.1
+RESTART_BACKOFF_MAX_S: Final = 10.0
+RESTART_MAX_FAILURES: Final = 5
+RESTART_WITHIN_S: Final = 60.0
+"""An actor that the state hangs on (`_AT_STAKE`) and that fails more often than this is broken: the
+process exits with code 70 and is restarted by its supervisor. Any other one is restarted for ever."""
+
+STOP_DEADLINE_S: Final = 8.0
+"""From SIGTERM to the end of the process at the latest; Kubernetes kills after 30 s. Ending streams takes DRAIN_S."""
+
 log = get_logger()
 
 _POLICY = RestartPolicy(
     max_failures=None,
-    within_s=limits.RESTART_WITHIN_S,
-    backoff_initial_s=limits.RESTART_BACKOFF_INITIAL_S,
-    backoff_max_s=limits.RESTART_BACKOFF_MAX_S,
+    within_s=RESTART_WITHIN_S,
+    backoff_initial_s=RESTART_BACKOFF_INITIAL_S,
+    backoff_max_s=RESTART_BACKOFF_MAX_S,
 )
 
 _AT_STAKE = ("checkpoint_keeper", "hand_over")
@@ -396,7 +406,7 @@ async def run_daemon(
 
         def actor(name: str, body: Callable[[], Awaitable[None]]) -> None:
             at_stake = name.startswith(_AT_STAKE)
-            policy = replace(_POLICY, max_failures=limits.RESTART_MAX_FAILURES) if at_stake else _POLICY
+            policy = replace(_POLICY, max_failures=RESTART_MAX_FAILURES) if at_stake else _POLICY
             nursery.start_soon(supervise, name, body, policy, restarting, _is_shortage)
 
         async def plugins() -> None:
@@ -408,7 +418,7 @@ async def run_daemon(
         async def stop() -> None:
             await post.send(ShutdownRequested())
             passes_on = plugins_of_claims and cells.role.value is Role.HANDED_OVER
-            deadline_s = limits.STOP_HANDED_OVER_S if passes_on else limits.STOP_DEADLINE_S
+            deadline_s = limits.STOP_HANDED_OVER_S if passes_on else STOP_DEADLINE_S
             await trio.sleep(deadline_s)
             log.warning("daemon.stopped_late", after_s=deadline_s)
             nursery.cancel_scope.cancel()

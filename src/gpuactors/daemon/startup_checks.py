@@ -8,6 +8,8 @@ the daemon logs what is missing.
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 
 from gpuactors import limits
@@ -17,6 +19,14 @@ from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports.errors import HostError
 
+HOST_ABSENT_S: Final = 120.0
+"""How long a start waits for a host that can be scanned, before the process ends with 69. /sys is mounted before any
+service starts, and what a container mounts before its process does; the rest is for a slow machine."""
+
+KUBELET_DIR_ABSENT_S: Final = 600.0
+"""The same for kubelet's `device-plugins` directory, which kubelet makes when it first starts: a node that is being set
+up may run this daemon some minutes before its kubelet. The supervisor restarts the daemon."""
+
 
 class AbsentError(HostError):
     """A required part of the node was missing for its bound; the text names it and the remedy."""
@@ -24,7 +34,7 @@ class AbsentError(HostError):
 
 async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> None:
     """Until the host has been scanned. Raises `AbsentError` if it cannot be after `limits.HOST_ABSENT_S`."""
-    with trio.move_on_after(limits.HOST_ABSENT_S):
+    with trio.move_on_after(HOST_ABSENT_S):
         while not state.value.host.scanned:
             await state.receive()
         return
@@ -32,16 +42,16 @@ async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> Non
         try:
             await ThreadedReader(reader).scan()
         except HostError as exc:
-            raise AbsentError(f"{exc}; given up after {limits.HOST_ABSENT_S:g} s") from exc
+            raise AbsentError(f"{exc}; given up after {HOST_ABSENT_S:g} s") from exc
 
 
 async def await_kubelet_directory(directory: str) -> None:
     """Until kubelet's directory is there. Raises `AbsentError` if it is not after `limits.KUBELET_DIR_ABSENT_S`."""
-    with trio.move_on_after(limits.KUBELET_DIR_ABSENT_S):
+    with trio.move_on_after(KUBELET_DIR_ABSENT_S):
         while not await trio.Path(directory).is_dir():  # noqa: ASYNC110 - no event for a new directory
             await trio.sleep(limits.KUBELET_DIR_RETRY_S)
         return
     raise AbsentError(
         f"kubelet's directory {directory} does not exist: is kubelet installed, and is --device-plugin-dir its "
-        f"directory? Given up after {limits.KUBELET_DIR_ABSENT_S:g} s"
+        f"directory? Given up after {KUBELET_DIR_ABSENT_S:g} s"
     )

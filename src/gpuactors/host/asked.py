@@ -8,13 +8,15 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import final
+from typing import Final, final
 
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.host.threads import OneByOne
+
+IMEX_SAID_MAX_BYTES: Final = 65536
+"""64 KiB, as much as a pipe holds. What is read of the output of such a program: a word, an error, a list of GPUs."""
 
 
 class Ended(Struct, frozen=True):
@@ -101,6 +103,6 @@ class AskedProgram:
 def _said(descriptor: int) -> bytes:
     os.set_blocking(descriptor, False)
     try:
-        return os.read(descriptor, limits.IMEX_SAID_MAX_BYTES).strip()
+        return os.read(descriptor, IMEX_SAID_MAX_BYTES).strip()
     except BlockingIOError:  # something that it has started has the pipe open
         return b""

@@ -19,6 +19,9 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.threads import OneByOne
 from gpuactors.process.plain_files import read_plain
 
+CDI_READ_DEADLINE_S: Final = 1.0
+"""One read of all CDI files beside kubelet's ledger: milliseconds. A disk that hangs delays a call by this much."""
+
 ENDINGS: Final = (".json", ".yaml", ".yml")
 KIND: Final = re.compile(r"""["']?\bkind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)""")
 """The kind of a file's devices. In YAML and in JSON, as the others."""
@@ -50,7 +53,7 @@ class CdiFiles:
 
     async def read(self) -> CdiSpecs | None:
         """Implement `ports.node.CdiReader.read`, within `CDI_READ_DEADLINE_S`."""
-        read = await self._thread.in_time(self.read_now, limits.CDI_READ_DEADLINE_S)
+        read = await self._thread.in_time(self.read_now, CDI_READ_DEADLINE_S)
         return read.result() if read is not None else None
 
     def read_now(self) -> CdiSpecs:

@@ -30,6 +30,12 @@ from gpuactors.host.threads import OneByOne
 from gpuactors.ports.errors import HostError
 from gpuactors.process.plain_files import read_plain
 
+IMEX_READ_S: Final = 5.0
+"""5 s. Reading what the host says of IMEX: three small files; then it is said that one of them hangs."""
+
+IMEX_FILE_MAX_BYTES: Final = 65536
+"""64 KiB. /proc/devices has 1 to 2 KB, the file of GPU Feature Discovery as much."""
+
 _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CAPS: Final = "nvidia-caps"
 """Names in /proc/devices (kernel-open/nvidia/nv-caps.c and nv-caps-imex.c of NVIDIA's driver)."""
@@ -122,7 +128,7 @@ class ImexFiles:
         """Read the clique from the features file. May block. Raises `HostShortError`."""
         path = self._root.real(self._clique_file)
         try:
-            content = read_plain(path, limits.IMEX_FILE_MAX_BYTES)
+            content = read_plain(path, IMEX_FILE_MAX_BYTES)
         except OSError as error:
             raise_if_short(error, path)
             if error.errno not in GONE:
@@ -157,7 +163,7 @@ class CliqueOfClaims:
         for name in names[: limits.CDI_SPECS_MAX]:
             path = os.path.join(self._cdi_dir, name)
             try:
-                cliques += _CLIQUE_ID.findall(_decoded(read_plain(path, limits.IMEX_FILE_MAX_BYTES)))
+                cliques += _CLIQUE_ID.findall(_decoded(read_plain(path, IMEX_FILE_MAX_BYTES)))
             except OSError as error:  # its claim has just ended, or it is somebody else's
                 raise_if_short(error, path)
         return of_claims(source, cliques)
@@ -176,7 +182,7 @@ class HostImex:
         sources: Sequence[CliqueSource] = (),
         management: ManagementDevice | None = None,
         claims: CliqueOfClaims | None = None,
-        deadline_s: float = limits.IMEX_READ_S,
+        deadline_s: float = IMEX_READ_S,
     ) -> None:
         """`clique_file` as of `ImexFiles`. `ctl`: None unless the operator runs IMEX. `sources` are asked for the
         clique before that file, in their order, and `claims` after it. `management`: None where no daemon is
@@ -278,7 +284,7 @@ def _text(path: str) -> str | None:
     """Read the file; None if it is not there. Raises `HostError`."""
     try:
         with open(path, "rb") as file:
-            return _decoded(file.read(limits.IMEX_FILE_MAX_BYTES))
+            return _decoded(file.read(IMEX_FILE_MAX_BYTES))
     except OSError as error:
         if error.errno in GONE:
             return None

@@ -6,11 +6,13 @@ from __future__ import annotations
 import errno
 from typing import Final, final
 
-from gpuactors import limits
 from gpuactors.core.values.quote import quoted
 from gpuactors.host.asked import AskedProgram, Ended
 from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
+
+IMEX_CTL_S: Final = 5.0
+"""5 s. One answer of the host's nvidia-imex-ctl, which asks a daemon on this node: milliseconds, if that is well."""
 
 _READY: Final = b"READY"
 """All that it says of a daemon that is ready. Not a part of it: another answer is NOT_READY."""
@@ -20,7 +22,7 @@ _READY: Final = b"READY"
 class ImexCtl:
     """One control tool, by its path as this process sees it."""
 
-    def __init__(self, path: str, *, deadline_s: float = limits.IMEX_CTL_S) -> None:
+    def __init__(self, path: str, *, deadline_s: float = IMEX_CTL_S) -> None:
         self._path = path
         self._deadline_s = deadline_s
         self._tool = AskedProgram((path, "-q"), "imex-ctl", deadline_s)

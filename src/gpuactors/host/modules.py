@@ -11,9 +11,11 @@ import os
 import re
 from typing import Final
 
-from gpuactors import limits
 from gpuactors.host.faults import raise_if_short
 from gpuactors.host.root import MODULES, OS_RELEASE, PCI_DRIVERS, HostRoot
+
+MODULES_ALIAS_MAX_BYTES: Final = 32 * 1024 * 1024
+"""The kernel's modules.alias, modules.dep or modules.builtin: 1 to 2 MB on distributions' kernels."""
 
 DEFAULT: Final = "vfio-pci"
 
@@ -84,7 +86,7 @@ def _content(root: HostRoot, name: str) -> bytes:
         if "/" in release or "\0" in release or release in (".", ".."):
             return b""
         with open(root.real(f"{MODULES}/{release}/{name}"), "rb") as found:
-            return found.read(limits.MODULES_ALIAS_MAX_BYTES)
+            return found.read(MODULES_ALIAS_MAX_BYTES)
     except OSError as error:
         raise_if_short(error, root.real(MODULES))
         return b""

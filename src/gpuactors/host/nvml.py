@@ -8,13 +8,15 @@ import sys
 from collections.abc import Sequence
 from typing import Final, final
 
-from gpuactors import limits
 from gpuactors.core.domains.clique import GpuFabric, Said, of_gpus
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.host.asked import AskedProgram, Ended, Late
 from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
+
+NVML_S: Final = 5.0
+"""5 s. One answer of NVML for all GPUs of the host's driver: below a second, as long as the driver is well."""
 
 _SOURCE: Final = "NVML"
 _CHILD: Final = "gpuactors.host.nvml_child"
@@ -24,7 +26,7 @@ _CHILD: Final = "gpuactors.host.nvml_child"
 class NvmlClique:
     """Implements `host.imex.CliqueSource`."""
 
-    def __init__(self, program: Sequence[str] = (), *, deadline_s: float = limits.NVML_S) -> None:
+    def __init__(self, program: Sequence[str] = (), *, deadline_s: float = NVML_S) -> None:
         """`program`: what is run; by default this package's child, where nvidia-ml-py is installed."""
         self._deadline_s = deadline_s
         self._is_there = bool(program) or importlib.util.find_spec("pynvml") is not None

@@ -6,7 +6,7 @@ Must not decide anything: the sysfs reader selects functions, the core decides t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
@@ -21,6 +21,21 @@ if TYPE_CHECKING:
     import outcome
 
     from gpuactors.ports.node import Observation
+
+SCAN_FUNCTION_S: Final = 1.0
+"""After so long at one function (at most twice as long) a scan is made anew without it: until the first one is there no
+GPU is served. A read takes microseconds; on a node that is starved of processor time no function is to be at fault."""
+
+SCANS_HANGING_MAX: Final = 64
+"""Scans whose threads hang, each at another function: more functions that do not answer are a host that does not."""
+
+INSPECTION_STALL_S: Final = 0.1
+"""After so long at one function (at most twice as long) those after it are inspected without it. A function takes 0.2
+ms; on a node that is starved of processor time nothing is lost but that each is inspected by itself."""
+
+INSPECTION_CONCURRENCY: Final = 16
+"""Inspections of one function each that run side by side; the others wait in a queue, in order. One that hangs leaves
+it after INSPECTION_STALL_S: 256 of them hold up the last one by 1.6 s. 16 = GPUs of the largest node."""
 
 
 @final
@@ -46,8 +61,8 @@ class ThreadedReader:
         *,
         inspection_deadline_s: float = limits.INSPECTION_DEADLINE_S,
         scan_deadline_s: float = limits.SCAN_DEADLINE_S,
-        scan_function_s: float = limits.SCAN_FUNCTION_S,
-        inspection_stall_s: float = limits.INSPECTION_STALL_S,
+        scan_function_s: float = SCAN_FUNCTION_S,
+        inspection_stall_s: float = INSPECTION_STALL_S,
     ) -> None:
         self._sysfs = sysfs
         self._scan_function_s = scan_function_s
@@ -56,7 +71,7 @@ class ThreadedReader:
         """Those whose threads run: the present one, and those that hang."""
         self._inspection_deadline_s = inspection_deadline_s
         self._scan_deadline_s = scan_deadline_s
-        self._slots = trio.CapacityLimiter(limits.INSPECTION_CONCURRENCY)
+        self._slots = trio.CapacityLimiter(INSPECTION_CONCURRENCY)
         self._threads: dict[PciAddress, trio.Event] = {}
         """Ends of the threads that inspect a function."""
 
@@ -131,7 +146,7 @@ class ThreadedReader:
         """Starts one that leaves out at which functions earlier ones hang. Raises `HostError`."""
         while (lost := next((s for s in self._scans if s.at is None), None)) is not None:
             await lost.over.wait()
-        if len(self._scans) >= limits.SCANS_HANGING_MAX:
+        if len(self._scans) >= SCANS_HANGING_MAX:
             raise HostError(
                 f"the PCI bus is not scanned: {len(self._scans)} functions do not answer; look for hung tasks in the "
                 "kernel's log; the scan is tried again"

@@ -32,6 +32,9 @@ from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, OpenUevents, UeventSource
 from gpuactors.process.logger import get_logger
 
+UEVENTS_AT_ONCE: Final = 256
+"""Uevent messages taken from the socket before other tasks run: the inbox's size, far above one GPU's three or four."""
+
 _log = get_logger(__name__)
 
 SUBSYSTEMS: Final = frozenset({"pci", "vfio", "vfio-dev"})
@@ -120,7 +123,7 @@ class DatagramSource:
         else:
             await trio.lowlevel.wait_readable(self._socket)
         hints: list[Hint] = []
-        for _ in range(limits.UEVENTS_AT_ONCE):
+        for _ in range(UEVENTS_AT_ONCE):
             try:
                 datagram, _, flags, sender = self._socket.recvmsg(_DATAGRAM_BYTES)
             except BlockingIOError:

@@ -22,6 +22,13 @@ from gpuactors.core.values.model import Role
 from gpuactors.ports.http import HttpAnswer, HttpError, HttpRequest, HttpServer, Meter
 from gpuactors.ports.node import Reachable
 
+HTTP_CROWD_LOG_S: Final = 60.0
+"""The log has one line about connections that were closed for others in this time; the metric has each."""
+
+HTTP_AGAIN_S: Final = 1.0
+"""When an address that cannot be had is tried again: in an update on one machine the predecessor has it for a
+moment."""
+
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LOOKS: Final = 20
 
@@ -88,7 +95,7 @@ async def _serve(ports: EndpointPorts) -> None:
             if str(exc) != told:
                 told = str(exc)
                 ports.on_problem(told)
-        await trio.sleep(limits.HTTP_AGAIN_S)
+        await trio.sleep(HTTP_AGAIN_S)
 
 
 @final
@@ -106,7 +113,7 @@ class _Crowd:
         self._untold += 1
         if trio.current_time() >= self._next_at:
             self._ports.on_crowd(self._untold)
-            self._untold, self._next_at = 0, trio.current_time() + limits.HTTP_CROWD_LOG_S
+            self._untold, self._next_at = 0, trio.current_time() + HTTP_CROWD_LOG_S
 
 
 @final

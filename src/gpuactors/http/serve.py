@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.grpc_trio import SocketError, SocketInUseError, bind_unix
 from gpuactors.ports.http import Answering, HttpError
@@ -28,6 +27,14 @@ from gpuactors.process.logger import get_logger
 
 if TYPE_CHECKING:
     from gpuactors.http.exchange import Exchange
+
+HTTP_CONNECTIONS_MAX: Final = 32
+"""Connections to the HTTP endpoints at a time. Two probes and a scrape are three; for one more than this the oldest is
+closed that has sent no whole request or does not take its answer."""
+
+HTTP_REQUEST_S: Final = 5.0
+"""A whole request and its answer: a client that sends its head byte by byte has its place no longer than this.
+Kubelet's probes wait 1 s, Prometheus 10 s."""
 
 _log = get_logger(__name__)
 
@@ -132,7 +139,7 @@ class _Places:
     def take(self, client: _Client) -> bool:
         """Whether there is a place: one is made by closing the oldest connection that lets us wait, of the address that
         has most of them. So a single host takes places from itself only, and many take them from each other first."""
-        if len(self._taken) >= limits.HTTP_CONNECTIONS_MAX:
+        if len(self._taken) >= HTTP_CONNECTIONS_MAX:
             self._turned_away()
             slow = [other for other in self._taken if other.lets_us_wait]
             if not slow:
@@ -168,7 +175,7 @@ async def _connection(answering: Answering, places: _Places, stream: trio.abc.St
     client = _Client(_address(stream))
     try:
         if places.take(client):
-            with client.scope, trio.move_on_after(limits.HTTP_REQUEST_S):
+            with client.scope, trio.move_on_after(HTTP_REQUEST_S):
                 try:
                     exchange = await EXCHANGE.get()
                 except Exception as exc:  # ends the request, and not the server of all others

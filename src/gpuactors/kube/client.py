@@ -20,10 +20,33 @@ import httpcore
 import trio
 from msgspec import Struct, field
 
-from gpuactors import VERSION, limits
+from gpuactors import VERSION
 from gpuactors.kube import errors
 from gpuactors.kube.config import Access, Credentials
 from gpuactors.kube.tls import tls_context
+
+API_REQUEST_S: Final = 10.0
+"""One request to the API server, from the connection to the last byte. A prepare reads each of its claims and answers
+within 35 s; a server that is well takes milliseconds."""
+
+API_CONNECT_S: Final = 5.0
+"""The connection's part of it, with TLS."""
+
+API_BODY_MAX_BYTES: Final = 16 * 1024 * 1024
+"""One answer of the API server. A slice with 128 devices has 60 KB; etcd stores no object above 1.5 MiB."""
+
+API_LINE_MAX_BYTES: Final = 4 * 1024 * 1024
+"""One event of a watch: one object, as above."""
+
+API_KEPT_S: Final = 30.0
+"""A connection to the API server is kept so long after an answer, for the next read: the claims of pods that start
+together. The server closes one that is idle after 90 s (k8s.io/apiserver, pkg/server/secure_serving.go)."""
+
+API_KEEPALIVE_IDLE_S: Final = 30
+API_KEEPALIVE_INTERVAL_S: Final = 10
+API_KEEPALIVE_PROBES: Final = 3
+"""TCP's own probes of a silent connection: a watch whose server or path is gone without a word ends after a minute, and
+the process is not woken for it."""
 
 JSON: Final = "application/json"
 JSON_PATCH: Final = "application/json-patch+json"
@@ -37,9 +60,9 @@ _AGENT: Final = f"gpuactors/{VERSION}"
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.API_KEEPALIVE_IDLE_S),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.API_KEEPALIVE_INTERVAL_S),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.API_KEEPALIVE_PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, API_KEEPALIVE_IDLE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, API_KEEPALIVE_INTERVAL_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, API_KEEPALIVE_PROBES),
 )
 
 
@@ -153,11 +176,11 @@ class ApiClient:
     async def ask(self, call: Call) -> bytes:
         """The body of the answer. Raises `ApiError`, and `AccessError` if our credentials cannot be read."""
         try:
-            with trio.fail_after(limits.API_REQUEST_S):
-                async with self._answer(call, limits.API_REQUEST_S) as answer:
+            with trio.fail_after(API_REQUEST_S):
+                async with self._answer(call, API_REQUEST_S) as answer:
                     body = await self._whole(answer, call)
         except trio.TooSlowError as exc:
-            raise errors.late(call.what, self.server, limits.API_REQUEST_S) from exc
+            raise errors.late(call.what, self.server, API_REQUEST_S) from exc
         if answer.status >= 300:
             raise errors.refused(
                 call.what, self.server, errors.refusal(answer.status, body, answer.retry_after)
@@ -186,14 +209,14 @@ class ApiClient:
         tls: ssl.SSLContext | None = None
         try:
             try:
-                with trio.fail_after(limits.API_REQUEST_S):
+                with trio.fail_after(API_REQUEST_S):
                     credentials = await self._access.credentials()
                     request = self._request(call, credentials, silent_s)
                     tls = self._context(credentials) if self._access.server.scheme == "https" else None
                     if call.method == "GET" and (kept := await self._taken(tls)) is not None:
                         connection = kept.connection
                         # The server has closed it meanwhile, or is gone without a word.
-                        with trio.move_on_after(limits.API_CONNECT_S), suppress(*_FAILURES):
+                        with trio.move_on_after(API_CONNECT_S), suppress(*_FAILURES):
                             response = await connection.handle_async_request(request)
                         if response is not None and _reads(response) == kept.reads:
                             response = None  # what was there before the request is no answer to it
@@ -202,7 +225,7 @@ class ApiClient:
                         connection = self._connection(request, tls)
                         response = await connection.handle_async_request(request)
             except trio.TooSlowError as exc:
-                raise errors.late(call.what, self.server, limits.API_REQUEST_S) from exc
+                raise errors.late(call.what, self.server, API_REQUEST_S) from exc
             except _FAILURES as exc:
                 raise errors.away(call.what, self.server, exc) from exc
             chunks = aiter(response.stream)  # type: ignore[arg-type]  # an asynchronous one, as the connection is
@@ -258,7 +281,7 @@ class ApiClient:
         if connection is None or not self._keeps or self._kept is not None or not connection.is_available():
             await _close(connection)
             return
-        self._kept = _Kept(connection, tls, trio.current_time() + limits.API_KEPT_S, reads)
+        self._kept = _Kept(connection, tls, trio.current_time() + API_KEPT_S, reads)
         self._was_kept.set()
 
     # --- requests -----------------------------------------------------------------------------------------
@@ -279,7 +302,7 @@ class ApiClient:
         if credentials.token is not None:
             headers.append(("Authorization", f"Bearer {credentials.token}"))
         extensions: dict[str, object] = {
-            "timeout": {"connect": limits.API_CONNECT_S, "write": limits.API_REQUEST_S, "read": silent_s}
+            "timeout": {"connect": API_CONNECT_S, "write": API_REQUEST_S, "read": silent_s}
         }
         if server.tls_name is not None:
             extensions["sni_hostname"] = server.tls_name
@@ -307,9 +330,9 @@ class ApiClient:
         try:
             async for chunk in answer.chunks:
                 body += chunk
-                if len(body) > limits.API_BODY_MAX_BYTES:
+                if len(body) > API_BODY_MAX_BYTES:
                     raise errors.malformed(
-                        call.what, self.server, f"it has more than {limits.API_BODY_MAX_BYTES} bytes"
+                        call.what, self.server, f"it has more than {API_BODY_MAX_BYTES} bytes"
                     )
         except _FAILURES as exc:
             raise errors.away(call.what, self.server, exc) from exc
@@ -324,11 +347,11 @@ class ApiClient:
                 rest = bytearray(last)
                 for line in filter(None, lines):
                     yield bytes(line)
-                if len(rest) > limits.API_LINE_MAX_BYTES:
+                if len(rest) > API_LINE_MAX_BYTES:
                     raise errors.malformed(
                         call.what,
                         self.server,
-                        f"a line of it has more than {limits.API_LINE_MAX_BYTES} bytes",
+                        f"a line of it has more than {API_LINE_MAX_BYTES} bytes",
                     )
         except _FAILURES as exc:
             raise errors.away(call.what, self.server, exc) from exc

@@ -18,10 +18,15 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.core.values.quote import quoted
 from gpuactors.ports.kube import ApiError
 from gpuactors.process.plain_files import read_plain
+
+CREDENTIAL_MAX_BYTES: Final = 1024 * 1024
+"""A token, a certificate or a bundle of them; something else by that name must not be read for ever."""
+
+KUBECONFIG_MAX_BYTES: Final = 1024 * 1024
+"""A kubeconfig file; a few kilobytes for each cluster."""
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where kubelet puts a pod's token and the CA (plugin/pkg/admission/serviceaccount)."""
@@ -125,7 +130,7 @@ def _content(source: Source | None, what: str) -> str | None:
     if not isinstance(source, Path):
         return source
     try:
-        return read_plain(source, limits.CREDENTIAL_MAX_BYTES).decode("ascii")
+        return read_plain(source, CREDENTIAL_MAX_BYTES).decode("ascii")
     except OSError as exc:
         raise AccessError(
             f"the {what} of the API server cannot be read from {source}: {exc.strerror}; mount or correct it (a pod "
@@ -202,7 +207,7 @@ def from_kubeconfig(path: Path) -> FileAccess:
 
     try:
         # Not by libyaml, as msgspec does: a text that nests deep overflows its stack, which ends the process.
-        content = yaml.safe_load(read_plain(path, limits.KUBECONFIG_MAX_BYTES))
+        content = yaml.safe_load(read_plain(path, KUBECONFIG_MAX_BYTES))
         found = msgspec.convert(content, type=_KubeConfig)
     except OSError as exc:
         raise AccessError(

@@ -16,13 +16,15 @@ from urllib.parse import quote
 import msgspec
 import trio
 
-from gpuactors import limits
 from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, clique_name
 from gpuactors.core.values.quote import quoted_name
 from gpuactors.kube import errors, objects
 from gpuactors.kube.client import METADATA_OF_LIST, METADATA_ONLY, ApiClient, Call
 from gpuactors.kube.watch import Watch
 from gpuactors.ports.kube import ApiRefused
+
+DOMAINS_FOUND_MAX: Final = 64
+"""ComputeDomains whose namespace and name are remembered: as many as LABELS_KEPT."""
 
 _API: Final = "/apis/resource.nvidia.com/v1beta1"
 _DOMAINS: Final = f"{_API}/computedomains"
@@ -98,7 +100,7 @@ class KubeDomains:
         """Where it is; None if the server has no such domain. Raises `ApiError`."""
         lookup = self._lookups.pop(uid, None) or _Lookup()
         self._lookups[uid] = lookup
-        while len(self._lookups) > limits.DOMAINS_FOUND_MAX:
+        while len(self._lookups) > DOMAINS_FOUND_MAX:
             del self._lookups[next(iter(self._lookups))]
         while lookup.under_way is not None:
             await lookup.under_way.wait()

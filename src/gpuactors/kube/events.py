@@ -15,12 +15,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpuactors import limits
 from gpuactors.core.values.quote import quoted_name
 from gpuactors.core.values.text import encodable
 from gpuactors.kube import errors
 from gpuactors.kube.client import MERGE_PATCH, ApiClient, Call
 from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
+
+EVENT_MESSAGE_MAX_BYTES: Final = 1024
+"""Of an event's message; the API server takes no longer note by events.k8s.io/v1 (pkg/apis/core/validation)."""
 
 COMPONENT: Final = "gpuactors"
 
@@ -146,10 +148,10 @@ def _name(note: EventNote) -> str:
 def _message(note: EventNote) -> str:
     """Cut where it is too long, at a whole character."""
     text = encodable(note.message).encode()
-    if len(text) <= limits.EVENT_MESSAGE_MAX_BYTES:
+    if len(text) <= EVENT_MESSAGE_MAX_BYTES:
         return text.decode()
     end = "…"
-    return text[: limits.EVENT_MESSAGE_MAX_BYTES - len(end.encode())].decode(errors="ignore") + end
+    return text[: EVENT_MESSAGE_MAX_BYTES - len(end.encode())].decode(errors="ignore") + end
 
 
 def _words(about: ObjectRef) -> str:

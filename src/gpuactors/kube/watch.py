@@ -24,6 +24,29 @@ from gpuactors.kube import errors, objects
 from gpuactors.kube.client import JSON, ApiClient, Call
 from gpuactors.ports.kube import ApiRefused
 
+WATCH_S: Final = 3600.0
+"""How long the server is asked to keep a watch, give or take API_HOUR_JITTER; then it is renewed from its last version:
+one request an hour. The server's own choice would be 30 to 60 minutes (kube-apiserver --min-request-timeout)."""
+
+WATCH_LATE_S: Final = 30.0
+"""So much later we end it ourselves."""
+
+WATCH_SILENT_S: Final = 300.0
+"""A watch that says nothing for so long is ended, and all is listed anew: the server sends a bookmark every minute,
+also when nothing has happened."""
+
+WATCH_AGAIN_S: Final = (2.0, 2.0, 5.0, 30.0)
+"""Before a watch is renewed, by how many before it ended in a row before WATCH_SHORT_S, give or take
+WATCH_AGAIN_JITTER; the last one repeats. The first is also the wait of every renewal: a proxy that ends each watch at
+once must not be asked without pause. A change meanwhile is seen that much later."""
+
+WATCH_AGAIN_JITTER: Final = 0.75
+"""The share of such a wait that is random: a server that stops ends all its watches at one moment, and all nodes ask
+the next one for theirs. Of 5,000 nodes 1,700 a second do so."""
+
+WATCH_SHORT_S: Final = 10.0
+"""A watch that lasted less was cut short."""
+
 _GONE: Final = 410
 
 
@@ -89,17 +112,17 @@ class Watch:
         """One watch from `place`, which it moves on. Raises `ApiRefused` with code 410 if that is too old."""
         place.said = False
         began = trio.current_time()
-        asked_s = round(about(limits.WATCH_S, limits.API_HOUR_JITTER))
-        async with self._client.lines(self._call(place.version, asked_s), limits.WATCH_SILENT_S) as lines:
+        asked_s = round(about(WATCH_S, limits.API_HOUR_JITTER))
+        async with self._client.lines(self._call(place.version, asked_s), WATCH_SILENT_S) as lines:
             async for line in lines:
                 place.said = True
                 change = self._change(line, place)
                 if change is not None:
                     yield change
-                if trio.current_time() > began + asked_s + limits.WATCH_LATE_S:
+                if trio.current_time() > began + asked_s + WATCH_LATE_S:
                     break
         lasted_s = trio.current_time() - began
-        place.short = place.short + 1 if lasted_s < limits.WATCH_SHORT_S else 0
+        place.short = place.short + 1 if lasted_s < WATCH_SHORT_S else 0
 
     def _call(self, version: str, asked_s: int) -> Call:
         query = {
@@ -124,5 +147,5 @@ class Watch:
 
 def _again_s(short: int) -> float:
     """The wait before the next watch, after so many in a row that were cut short."""
-    waits = limits.WATCH_AGAIN_S
-    return about(waits[min(short, len(waits) - 1)], limits.WATCH_AGAIN_JITTER)
+    waits = WATCH_AGAIN_S
+    return about(waits[min(short, len(waits) - 1)], WATCH_AGAIN_JITTER)

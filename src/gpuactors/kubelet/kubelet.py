@@ -38,6 +38,10 @@ from gpuactors.kubelet.sockets import KUBELET_SOCKET, OURS, DirectoryIo, Sockets
 from gpuactors.ports.errors import KubeletError
 from gpuactors.ports.node import Caller, Sockets
 
+REGISTER_DEADLINE_S: Final = 60.0
+"""Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; a call that is
+cancelled early makes it drop the running client as well, so this is far longer than any kubelet needs."""
+
 API_VERSION: Final = "v1beta1"
 
 
@@ -108,7 +112,7 @@ class UnixKubelet:
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """Kubelet dials the endpoint and asks for its options before it answers."""
         try:
-            with trio.fail_after(limits.REGISTER_DEADLINE_S):
+            with trio.fail_after(REGISTER_DEADLINE_S):
                 async with open_unix_channel(
                     self._socket, connect_deadline_s=limits.KUBELET_CONNECT_DEADLINE_S, dial=self._io.dial
                 ) as channel:
@@ -119,7 +123,7 @@ class UnixKubelet:
             ) from exc
         except trio.TooSlowError as exc:
             raise KubeletError(
-                f"kubelet did not answer Register on {self._socket} within {limits.REGISTER_DEADLINE_S:.0f} s"
+                f"kubelet did not answer Register on {self._socket} within {REGISTER_DEADLINE_S:.0f} s"
             ) from exc
         except Exception as exc:
             problem = f"cannot reach kubelet at {self._socket}"

@@ -79,6 +79,14 @@ from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion, Po
 from gpuactors.process.plain_files import read_plain
 from gpuactors.process.resource_exhaustion import shortage
 
+LEDGER_LIST_DEADLINE_S: Final = 3.0
+"""PodResources' part of a read of kubelet's ledger; List answers within milliseconds. The rest of
+`limits.LEDGER_DEADLINE_S` is for the file, which has the only copy of Allocate's answers: a List that hangs must not
+keep a read from it."""
+
+CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""
+
 CHECKPOINT: Final = str(LedgerSource.FILE)
 """File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go)."""
 
@@ -94,7 +102,7 @@ _DAMAGED_MAX: Final = 4
 """At most so many are named."""
 
 # A List that hangs, its connection's end, and the file after it fit into one read.
-assert limits.LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
+assert LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
 
 
 class LedgerIo(Struct, frozen=True):
@@ -192,12 +200,12 @@ class KubeletLedger:
     async def _answered(self, question: LedgerQuestion, socket: SocketFile | None) -> LedgerContents | None:
         """None if no kubelet runs."""
         try:
-            with trio.fail_after(limits.LEDGER_LIST_DEADLINE_S):
+            with trio.fail_after(LEDGER_LIST_DEADLINE_S):
                 return await self._asked(question, socket)
         except trio.TooSlowError as exc:
             raise LedgerError(
                 f"kubelet did not answer PodResources {'List ' if question.lists else ''}on {self._socket} within "
-                f"{limits.LEDGER_LIST_DEADLINE_S:g} s; the last contents stay in effect: check whether kubelet hangs"
+                f"{LEDGER_LIST_DEADLINE_S:g} s; the last contents stay in effect: check whether kubelet hangs"
             ) from exc
         except ConnectError as exc:
             if _is_not_running(exc):
@@ -292,7 +300,7 @@ class KubeletLedger:
     def _read_file(self) -> bytes | None:
         """None if there is none in a directory that exists."""
         try:
-            content = self._io.read_file(self._file, limits.CHECKPOINT_MAX_BYTES + 1)
+            content = self._io.read_file(self._file, CHECKPOINT_MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise LedgerError(
                 f"no kubelet answers on {self._socket}, and the directory {self._directory} does not exist: "
@@ -304,9 +312,9 @@ class KubeletLedger:
             if shortage(exc) is not None:
                 raise
             raise LedgerError(f"cannot read {self._file} ({exc.strerror}): check that disk") from exc
-        if content is not None and len(content) > limits.CHECKPOINT_MAX_BYTES:
+        if content is not None and len(content) > CHECKPOINT_MAX_BYTES:
             raise LedgerError(
-                f"{self._file} has more than {limits.CHECKPOINT_MAX_BYTES} bytes, so it is not kubelet's ledger: "
+                f"{self._file} has more than {CHECKPOINT_MAX_BYTES} bytes, so it is not kubelet's ledger: "
                 "is --kubelet-dir kubelet's directory?"
             )
         return content

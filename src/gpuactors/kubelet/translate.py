@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from grpclib import GRPCError, Status
 
@@ -14,6 +14,14 @@ from gpuactors.core.values.effects import Answer, Grant, Granted, Preferred, Rea
 from gpuactors.core.values.model import DeviceId
 from gpuactors.grpc_trio.protobuf import part
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
+
+CALL_IDS_MAX: Final = 8192
+"""Device IDs in one device plugin call, all containers together. Kubelet asks for one container at a time, and names
+every available device of the resource: 16 on the largest node. So many cost the registry some 20 ms."""
+
+CALL_TEXT_MAX_CHARS: Final = 256 * 1024
+"""Characters of all device IDs in one call: CALL_IDS_MAX of more than twice the length of a PCI address. The journal
+keeps every call as it came."""
 
 T = TypeVar("T")
 
@@ -63,11 +71,11 @@ def _bounded(items: Sequence[T]) -> Sequence[T]:
 def _refuse_too_many(requests: Sequence[Sequence[DeviceId]]) -> None:
     """Raises `GRPCError` INVALID_ARGUMENT where all containers together name more than any node has."""
     count, chars = sum(map(len, requests)), sum(len(i) for ids in requests for i in ids)
-    if count > limits.CALL_IDS_MAX or chars > limits.CALL_TEXT_MAX_CHARS:
+    if count > CALL_IDS_MAX or chars > CALL_TEXT_MAX_CHARS:
         raise GRPCError(
             Status.INVALID_ARGUMENT,
-            f"{count:,} device IDs of {chars:,} characters in one call: at most {limits.CALL_IDS_MAX:,} of "
-            f"{limits.CALL_TEXT_MAX_CHARS:,} characters are answered",
+            f"{count:,} device IDs of {chars:,} characters in one call: at most {CALL_IDS_MAX:,} of "
+            f"{CALL_TEXT_MAX_CHARS:,} characters are answered",
         )
 
 

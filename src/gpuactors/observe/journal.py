@@ -29,6 +29,35 @@ from gpuactors.ports.node import Step
 from gpuactors.process.logger import get_logger
 from gpuactors.process.resource_exhaustion import shortage
 
+JOURNAL_FILE_MAX_BYTES: Final = 8 * 1024 * 1024
+"""A file of the journal; then the next one begins. Each begins with the whole state, so it can be replayed by itself:
+15 KB with 8 GPUs, 2 MB with 512 that were never quiet. A quiet node takes four days to fill one."""
+
+JOURNAL_FILES_MAX: Final = 256
+"""Each start of a daemon begins a file: a daemon that is restarted every few minutes must not fill a directory."""
+
+JOURNAL_WAITING_STEPS: Final = 1024
+"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with an inspection after it) fits twice. Steps
+beyond that while the disk hangs are counted, not kept: each step holds a state of its own."""
+
+JOURNAL_DROPPED_LOG_S: Final = 60.0
+"""The log has one line in this time about steps that found no room: in a flood of events there are three gaps a second,
+and the journal has each."""
+
+JOURNAL_BATCH_S: Final = 0.25
+"""Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.
+A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""
+
+JOURNAL_ROUTINE_S: Final = 60.0
+"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: their
+common fields are written once. A process that is killed loses a minute in which nothing happened."""
+
+JOURNAL_RETRY_S: Final = 30.0
+"""After a failed write (disk full, read-only) the next one is tried, in a new file."""
+
+JOURNAL_LAST_S: Final = 1.0
+"""How long the end of the process waits for the last steps to be written; a disk that hangs must not delay it."""
+
 DIRECTORY: Final = "journal"
 """Its name below the state directory."""
 
@@ -54,12 +83,12 @@ def files_of(directory: str) -> list[str]:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The bounds of the journal; see `limits.py`."""
+    """The bounds of the journal. A test has smaller ones."""
 
-    file_bytes: int = limits.JOURNAL_FILE_MAX_BYTES
+    file_bytes: int = JOURNAL_FILE_MAX_BYTES
     all_bytes: int = limits.JOURNAL_MAX_BYTES
-    files: int = limits.JOURNAL_FILES_MAX
-    waiting_steps: int = limits.JOURNAL_WAITING_STEPS
+    files: int = JOURNAL_FILES_MAX
+    waiting_steps: int = JOURNAL_WAITING_STEPS
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -233,7 +262,7 @@ class FileJournal:
         if len(self._waiting) >= self._bounds.waiting_steps:
             self._missed += 1
             if (at := trio.current_time()) >= self._dropped_again_at:
-                self._dropped_again_at = at + limits.JOURNAL_DROPPED_LOG_S
+                self._dropped_again_at = at + JOURNAL_DROPPED_LOG_S
                 log.warning(
                     "journal.dropped",
                     reason=f"writes to {self._directory} are slower than the events; the journal has a gap",
@@ -251,14 +280,14 @@ class FileJournal:
         """Writes until it is cancelled, then what still waits, and closes the file. Only one may run at a time."""
         try:
             while True:
-                with trio.move_on_after(limits.JOURNAL_ROUTINE_S):
+                with trio.move_on_after(JOURNAL_ROUTINE_S):
                     await self._arrived.wait()
-                    await trio.sleep(limits.JOURNAL_BATCH_S)
+                    await trio.sleep(JOURNAL_BATCH_S)
                 self._arrived = trio.Event()
                 if self._waiting and not await self._write():
-                    await trio.sleep(limits.JOURNAL_RETRY_S)
+                    await trio.sleep(JOURNAL_RETRY_S)
         finally:
-            with trio.move_on_after(limits.JOURNAL_LAST_S, shield=True):
+            with trio.move_on_after(JOURNAL_LAST_S, shield=True):
                 await self._write(last=True)
 
     def kept(self) -> tuple[int, float]:
@@ -297,5 +326,5 @@ class FileJournal:
             log.warning(
                 "journal.failed",
                 reason=f"the journal in {self._directory} cannot be written: {why}; the daemon continues without it "
-                f"and tries again every {limits.JOURNAL_RETRY_S:g} s; free the disk or give another --state-dir",
+                f"and tries again every {JOURNAL_RETRY_S:g} s; free the disk or give another --state-dir",
             )

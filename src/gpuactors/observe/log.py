@@ -15,8 +15,18 @@ from pathlib import PurePath
 from typing import Final, Literal, TextIO, TypeAlias
 
 from gpuactors.core.values.quote import printable, quoted
-from gpuactors.limits import LIBRARY_LINES_MAX, LIBRARY_LINES_S, LIBRARY_TEXTS_MAX, LOG_TEXT_MAX_CHARS
+from gpuactors.limits import LOG_TEXT_MAX_CHARS
 from gpuactors.process.logger import Line
+
+LIBRARY_LINES_MAX: Final = 16
+"""Lines of one text of a library in LIBRARY_LINES_S: enough to see what happens; a client that dials in a loop would
+write thousands a second."""
+
+LIBRARY_LINES_S: Final = 60.0
+"""60 s. The others of one text in this time are counted."""
+
+LIBRARY_TEXTS_MAX: Final = 256
+"""Texts that are counted; a library that puts values into its texts itself has ever new ones."""
 
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]

@@ -14,11 +14,14 @@ from typing import BinaryIO, Final
 
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.observe.journal import DIRECTORY, files_of
 from gpuactors.observe.journal_format import AgainLine, Header, Line, StateLine, StepLine
 from gpuactors.process.plain_files import open_plain
 from gpuactors.replay.journal_lines import FormatError, read_line
+
+JOURNAL_LINE_MAX_BYTES: Final = 16 * 1024 * 1024
+"""A line of a journal that is replayed: the longest is a state, of 2 MB with 512 GPUs. A longer one counts as damage
+and is passed over in pieces: decoded, a line takes some thirty times its length of memory."""
 
 _TAIL_BYTES: Final = 1 << 16
 """This much of a file's end is read for its last line: many lines, as most have some hundred bytes; and of its
@@ -166,10 +169,8 @@ def _entries(file: File, meter: Meter) -> Iterator[Entry]:
                 # Only a whole line counts, even if what there is of a torn one can be read.
                 entry = _checked(read_line(line)) if line.endswith(b"\n") else None
                 reason = "" if entry is not None else "the last line was not written to its end"
-                if length > limits.JOURNAL_LINE_MAX_BYTES:
-                    reason = (
-                        f"a line of more than {limits.JOURNAL_LINE_MAX_BYTES:,} bytes: no journal has one"
-                    )
+                if length > JOURNAL_LINE_MAX_BYTES:
+                    reason = f"a line of more than {JOURNAL_LINE_MAX_BYTES:,} bytes: no journal has one"
             except FormatError as exc:
                 entry, reason = None, str(exc)
             if isinstance(entry, StateLine) or (isinstance(entry, StepLine | AgainLine) and not skipped):
@@ -187,8 +188,8 @@ def _entries(file: File, meter: Meter) -> Iterator[Entry]:
 
 def _lines(content: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """Each line with its length; an empty one in the place of a line that is too long."""
-    while line := content.readline(limits.JOURNAL_LINE_MAX_BYTES + 1):
-        length, is_too_long = len(line), len(line) > limits.JOURNAL_LINE_MAX_BYTES
+    while line := content.readline(JOURNAL_LINE_MAX_BYTES + 1):
+        length, is_too_long = len(line), len(line) > JOURNAL_LINE_MAX_BYTES
         while is_too_long and line and not line.endswith(b"\n"):
             line = content.readline(_PIECE_BYTES)
             length += len(line)

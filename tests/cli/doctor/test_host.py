@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors import limits
+from gpuactors.cli import progress
+from gpuactors.cli.doctor import gather
 from gpuactors.cli.doctor.finding import Check, Finding, Level
 from gpuactors.host import sysfs
 from gpuactors.host.pci_ids import SHIPPED, date_of
@@ -370,8 +371,8 @@ def test_a_variant_driver_needs_no_vfio_pci() -> None:
 
 def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs_s = patience.patient(2.0)
-    monkeypatch.setattr(limits, "DOCTOR_READ_S", hangs_s)
-    monkeypatch.setattr(limits, "PROGRESS_SILENT_S", 0.1)
+    monkeypatch.setattr(gather, "DOCTOR_READ_S", hangs_s)
+    monkeypatch.setattr(progress, "PROGRESS_SILENT_S", 0.1)
     answers = threading.Event()
     with open_patient() as patient:
         patient.gpu()
@@ -397,7 +398,7 @@ def test_a_sysfs_that_hangs_does_not_hang_the_doctor(monkeypatch: pytest.MonkeyP
 
 def test_a_function_that_hangs_is_found_as_the_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scan is made without it before the doctor gives the scan up."""
-    monkeypatch.setattr(limits, "DOCTOR_READ_S", patience.patient(limits.DOCTOR_READ_S))
+    monkeypatch.setattr(gather, "DOCTOR_READ_S", patience.patient(gather.DOCTOR_READ_S))
     with open_patient() as patient:
         patient.gpu()
         patient.gpu(0x24)

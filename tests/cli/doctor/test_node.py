@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.cli import progress
 from gpuactors.cli.doctor.checks import examine
 from gpuactors.cli.doctor.checks.daemon import is_unsettled
 from gpuactors.cli.doctor.facts import Claims, Devices, Facts, NewerCheckpoint, Place, State, Unknown
@@ -38,6 +39,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.domain import DRIVER, ImexFacts
 from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
 from gpuactors.core.values.reported import LabelStatus
+from gpuactors.kubelet import ledger as kubelet_ledger
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
 from gpuactors_simulation.kube.status import CLASSES
@@ -90,9 +92,9 @@ def test_a_kubelet_that_has_stopped() -> None:
 
 
 def test_a_kubelet_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LEDGER_LIST_DEADLINE_S", 0.4)
+    monkeypatch.setattr(kubelet_ledger, "LEDGER_LIST_DEADLINE_S", 0.4)
     monkeypatch.setattr(limits, "KUBELET_CONNECT_DEADLINE_S", 0.3)
-    monkeypatch.setattr(limits, "PROGRESS_SILENT_S", 0.1)
+    monkeypatch.setattr(progress, "PROGRESS_SILENT_S", 0.1)
     with open_patient(started=False) as patient, ExitStack() as stack:
         patient.gpu()
         for directory in ("device-plugins", "pod-resources"):

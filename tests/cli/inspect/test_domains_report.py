@@ -25,6 +25,7 @@ from gpuactors.cli.inspect.view import (
     find_named,
 )
 from gpuactors.control.node_view import view_of
+from gpuactors.core.domains.label import LABEL_RETRY_S
 from gpuactors.core.events.claims import CheckpointRefused, SlicesPublished
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainMode, ImexFacts
@@ -137,7 +138,7 @@ def test_the_label_is_said_as_it_is_known() -> None:
     ]
     core.away = False
     core.release("label-read")
-    core.pass_time(limits.LABEL_RETRY_S)
+    core.pass_time(LABEL_RETRY_S)
     assert section(core)[2] == f"  Label: {RED}"
     core.labelled(STRANGER)
     assert section(core)[2] == f"  Label: {STRANGER}, set by no claim here"

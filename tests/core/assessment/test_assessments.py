@@ -10,6 +10,7 @@ from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Holder, PciAddress, PciFunction, pci_address
 from tests.core.builders import Core, audio, gpu
@@ -74,7 +75,7 @@ def test_who_holds_a_group_changes_that_group() -> None:
     core = node()
     before = after(core)
     core.holders = {2: (QEMU,)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert derived_anew(before, core) == {B}
     assert core.state.assessments[B].status.holders == (QEMU,)
 
@@ -82,7 +83,7 @@ def test_who_holds_a_group_changes_that_group() -> None:
 def test_lists_calls_and_views_read_the_same_value() -> None:
     core = node()
     core.holders = {2: (QEMU,)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert replace(core.state).assessments is core.state.assessments, "nobody derives it again"
     statuses = {a: found.status for a, found in core.state.assessments.items()}
     (device_list,) = core.state.published.device_lists.values()
@@ -96,7 +97,7 @@ def test_a_stale_assessment_is_a_bug_that_is_found() -> None:
     check_derived(core.state)
     before = core.state.assessments
     core.holders = {2: (QEMU,)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     wrong = replace(core.state._assessments, of={**core.state.assessments, B: before[B]})
     with pytest.raises(AssertionError, match=f"the assessment of {B} is stale"):
         check_derived(replace(core.state, _assessments=wrong))
@@ -108,10 +109,10 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     core = Core()
     core.holders = {1: (QEMU,)} if first == "Unhealthy" else {}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.device_list()[A] == first
     core.holders, core.ledger_problem = {1: (replace(QEMU, pid=4712),)}, "connection refused"
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     status = core.state.assessments[A].status
     assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
     assert replace(core.state, _assessments=NO_ASSESSMENTS).assessments[A].status == status
@@ -125,7 +126,7 @@ def test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second() -
     core.feed(KubeletAppeared("1"))
     core.pass_time(limits.LEDGER_S)
     core.ledger = {B: "vm-2"}
-    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    core.pass_time(limits.LEDGER_S + POLL_S)
     assert set(core.state.kubelet.orphans) == {A}
     core.silent = True
     core.pass_time(limits.LEDGER_S)
@@ -137,5 +138,5 @@ def test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second() -
     assert core.state.assessments[B].status.cause is Cause.HOLDER_UNKNOWN
     core.silent = False
     core.feed(Ticked())
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.state.assessments[B].status.cause is Cause.ORPHANED

@@ -26,6 +26,7 @@ from gpuactors.core.events.host import (
     InspectionFailed,
 )
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus
@@ -140,14 +141,14 @@ def orphaned() -> set[Cause]:
 def held_by_other() -> set[Cause]:
     core = node()
     core.holders = {1: (QEMU,)}
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     return listed(core)
 
 
 def holder_unknown() -> set[Cause]:
     core = node()
     core.holders, core.ledger_problem = {1: (QEMU,)}, "connection refused"
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     return listed(core)
 
 
@@ -179,7 +180,7 @@ def broken(*functions: PciFunction) -> set[Cause]:
 def use_unreadable() -> set[Cause]:
     core = node()
     core.silent = True
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     poll = project(core.state).poll
     assert poll.poll is not None
     core.feed(GroupsObserved(poll.poll, (GroupUse(1, {}, frozenset(), None, None, unseen="no enable"),)))

@@ -14,6 +14,7 @@ from gpuactors.core.events.claims import ActFailed, CheckpointRefused, Checkpoin
 from gpuactors.core.events.daemon import HandOverRequested, ShutdownRequested
 from gpuactors.core.events.host import GroupsObserved
 from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.step import initial_state
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values.cause import Cause
@@ -105,7 +106,7 @@ def a_pod_has(wanted: str) -> Cause:
 def a_process_has() -> Cause:
     core = core_with(PRE_BOUND, one=(A,))
     core.enabled[A], core.holders[1] = 1, (Holder(77, "vfio-tool", None),)
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     return cause_of(core, late=True)
 
 
@@ -115,7 +116,7 @@ def its_pod_has_left() -> Cause:
     core.allocate(A)
     core.pass_time(limits.LEDGER_S)
     core.ledger.clear()
-    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    core.pass_time(limits.LEDGER_S + POLL_S)
     return cause_of(core, late=True)
 
 

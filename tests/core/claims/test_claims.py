@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuactors import limits
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import ActFailed, FilesTouched
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -30,7 +31,7 @@ def test_a_gpu_on_its_host_driver_is_bound_prepared_and_returned() -> None:
     assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
     assert core.driver(A) == "nvidia"
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
-    core.pass_time(limits.CLAIM_TOMBSTONE_S + 1)
+    core.pass_time(CLAIM_TOMBSTONE_S + 1)
     assert core.claim_state(name("one")) is ClaimState.ABSENT
 
 

@@ -6,10 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.claims.machine import CLAIM_FOUND_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.host.asking import LIST_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
 from gpuactors.core.values.claim_states import ClaimState
@@ -62,7 +64,7 @@ def test_a_claim_that_was_prepared_after_the_last_list_is_listed_once_more() -> 
     core.listed(name("one"), A)
     before = core.lists
     core.held_back = {"read"}
-    core.pass_time(limits.LIST_S / 2)
+    core.pass_time(LIST_S / 2)
     assert core.lists == before + 1
     assert core.wanted.reads == (), "the API server is not asked for a claim that kubelet lists"
 
@@ -143,7 +145,7 @@ def test_a_claim_that_exists_is_asked_for_seldom() -> None:
         for wanted in core.wanted.reads:
             asked += 1
             core.feed(core.read_event(wanted.number, wanted.claim))
-    assert 1 < asked <= 3600 / limits.CLAIM_FOUND_S + 1
+    assert 1 < asked <= 3600 / CLAIM_FOUND_S + 1
 
 
 def test_kubelets_last_list_does_not_count_while_it_cannot_be_read() -> None:

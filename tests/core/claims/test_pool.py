@@ -7,11 +7,18 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.claims.pool import Pool, made_pool, probe_spec, wanted_pool
 from gpuactors.core.values.model import PciAddress, pci_address
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
-from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, Offer, ServerKeepsTaints, Taint
+from gpuactors.core.values.slices import (
+    SLICE_ATTRIBUTES_MAX,
+    Attribute,
+    BlockKind,
+    BlockReason,
+    Offer,
+    ServerKeepsTaints,
+    Taint,
+)
 
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
 YES, NO, UNKNOWN = ServerKeepsTaints.YES, ServerKeepsTaints.NO, ServerKeepsTaints.UNKNOWN
@@ -53,7 +60,7 @@ def test_a_device_has_the_attributes_of_the_contract() -> None:
         "uuid": Attribute("string", "c527652b-b5ed-5dca-91cd-a2bbcb5e3422"),
     }
     assert device.capacity == {"addressableMemory": "256Gi"}
-    assert len({**device.attributes, **device.capacity}) <= limits.SLICE_ATTRIBUTES_MAX
+    assert len({**device.attributes, **device.capacity}) <= SLICE_ATTRIBUTES_MAX
 
 
 def test_a_device_is_made_again_only_if_it_changed() -> None:

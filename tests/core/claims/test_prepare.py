@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import API_VERSION
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
@@ -236,7 +237,7 @@ def test_a_read_that_comes_back_after_the_unprepare_changes_nothing() -> None:
     assert isinstance(core.answer(core.unprepare(ONE)), Unprepared)
     assert core.wanted.reads == ()
     core.feed(ClaimRead(read.number, core.api[str(ONE)], ClaimsOf.GPUS))
-    core.pass_time(limits.CLAIM_TOMBSTONE_S + 1)
+    core.pass_time(CLAIM_TOMBSTONE_S + 1)
     assert core.claim_state(ONE) is ClaimState.ABSENT
     core.feed(ClaimRead(read.number, core.api[str(ONE)], ClaimsOf.GPUS))
     assert core.claim_state(ONE) is ClaimState.ABSENT
@@ -779,7 +780,7 @@ def test_what_is_due_and_has_no_row_is_set_aside_and_the_rest_served(monkeypatch
     core.prepare(ONE)
     core.unprepare(ONE)
     without(monkeypatch, (ClaimState.TOMBSTONE, ClaimTrigger.FORGOTTEN))
-    core.pass_time(limits.CLAIM_TOMBSTONE_S + limits.LEDGER_QUIET_S)
+    core.pass_time(CLAIM_TOMBSTONE_S + limits.LEDGER_QUIET_S)
     assert len(broken_lines(core)) == 1
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
 

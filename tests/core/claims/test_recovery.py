@@ -12,6 +12,8 @@ from gpuactors import limits
 from gpuactors.core.events.claims import CheckpointRead
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
@@ -59,7 +61,7 @@ def test_nothing_is_offered_before_kubelet_was_asked_for_the_claims_whose_checkp
         patch.setattr(ClaimCore, "ledger_event", without_list)
         core.scanned()
         core.feed(replace(LOST, load=1), PredecessorGone("none was there"), replace(LOST, load=2))
-        core.pass_time(limits.TAKE_OVER_LEDGER_S)
+        core.pass_time(TAKE_OVER_LEDGER_S)
         assert core.state.kubelet.ledger.done > 0
         assert not core.state.published.plugins
     core.pass_time(limits.LEDGER_QUIET_S)
@@ -76,7 +78,7 @@ def test_a_list_that_was_asked_for_before_the_checkpoint_was_read_leads_to_anoth
     core.scanned()
     core.feed(replace(LOST, load=1), PredecessorGone("none was there"))
     core.held_back = {"load", "ledger"}
-    core.pass_time(limits.TAKE_OVER_LEDGER_S)
+    core.pass_time(TAKE_OVER_LEDGER_S)
     core.feed(replace(LOST, load=2))
     core.release("ledger")
     core.pass_time(0.1)
@@ -254,7 +256,7 @@ def test_a_device_that_a_pod_has_by_now_stays_the_pods(pods: str) -> None:
     core.pass_time(limits.LEDGER_QUIET_S)
     assert core.claim_state(name("one")) is ClaimState.ABSENT
     core.prepare(name("one"))
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert core.claim_state(name("one")) is ClaimState.WAITING
 
 

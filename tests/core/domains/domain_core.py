@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.domains.cdi import DomainEdits
+from gpuactors.core.domains.exclusion import DAEMON_SETTLES_S
+from gpuactors.core.domains.label import LABEL_LINGERS_S
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
@@ -178,11 +180,11 @@ class DomainCore(CallsCore):
 
     def lingered(self) -> None:
         """The time passes for which the label stays after its last claim."""
-        self.pass_time(limits.LABEL_LINGERS_S)
+        self.pass_time(LABEL_LINGERS_S)
 
     def settled(self) -> None:
         """The time passes after which a daemon counts that was there before the label."""
-        self.pass_time(limits.DAEMON_SETTLES_S + limits.DOMAIN_READ_S)
+        self.pass_time(DAEMON_SETTLES_S + DOMAIN_READ_S)
 
     def set_label(self, value: str | None) -> None:
         self.label = value

@@ -18,7 +18,9 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
 from gpuactors.core.domains.config import chosen
+from gpuactors.core.domains.exclusion import DAEMON_SETTLES_S
 from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted, domains_wanted
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
@@ -286,7 +288,7 @@ def _taken_away(node: Node) -> Node:
     """The label goes: Kubernetes ends the daemons."""
     o = node.outside
     old = o.kubelet.prepared & {uid for uid, of in o.world.subjects.items() if not of.is_channel}
-    return with_(node, label=None, old=old, old_until=node.at + limits.DAEMON_SETTLES_S)
+    return with_(node, label=None, old=old, old_until=node.at + DAEMON_SETTLES_S)
 
 
 def domain_deleted(node: Node, domain: DomainUid) -> Node:
@@ -670,7 +672,7 @@ def _check_claimed_again(node: Node) -> None:
     }
     for uid in sorted(again):
         node = asked(node, subjects[uid].claim.name, prepares=True)
-    node = all_answered(passed(all_answered(node), limits.DOMAIN_READ_S))
+    node = all_answered(passed(all_answered(node), DOMAIN_READ_S))
     if node.outside.kubelet.prepared != again:
         raise WrongError(f"the channel cannot be claimed again: {[e.problem for e in node.entries.values()]}")
 
@@ -715,7 +717,7 @@ def of_reads(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
             due_at=label.refresh.due_at - at,
         ),
         added=ranks[label.added],
-        added_at=max(label.added_at - at, -limits.DAEMON_SETTLES_S),
+        added_at=max(label.added_at - at, -DAEMON_SETTLES_S),
         absent=ranks[label.absent],
         lingers_until=label.lingers_until - at,
         retry_at=label.retry_at - at,
@@ -723,7 +725,7 @@ def of_reads(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
     views = frozenset(
         (
             (uid, view.domain, view.clique, view.problem, ranks[view.number]),
-            max(view.read_at - at, -limits.DAEMON_SETTLES_S),
+            max(view.read_at - at, -DAEMON_SETTLES_S),
             (ranks[view.refresh.outstanding or 0], view.refresh.again, view.refresh.due_at - at),
         )
         for uid, view in domains.known.items()

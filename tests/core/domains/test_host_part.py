@@ -10,6 +10,7 @@ from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry
 from gpuactors.core.domains import template
 from gpuactors.core.domains.driver import DOMAINS
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import NAMESPACES
@@ -95,7 +96,7 @@ def test_a_daemon_without_the_device_waits_and_is_told_what_to_do_until_the_tool
     token = core.prepare(DAEMON)
     assert (core.answer(token), core.problem(DAEMON)) == (None, UNMANAGED)
     core.imex = replace(IMEX, management=MANAGEMENT)
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
     core.imex = replace(IMEX, unmanaged=UNMANAGED)
     core.unprepare(DAEMON)
@@ -134,7 +135,7 @@ def test_a_clique_that_becomes_known_lets_the_claim_go_on_within_its_call() -> N
     token = core.prepare(DAEMON)
     assert core.problem(DAEMON) == UNKNOWN
     core.imex = IMEX
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
 
 
@@ -189,7 +190,7 @@ def test_the_daemon_is_found_in_the_namespace_of_today_and_in_the_older_one(name
     core.prepare(ONE)
     assert isinstance(core.answer(core.prepare(of_it)), Prepared)
     core.held_back = {"domain"}
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     (read,) = core.wanted.domains
     assert (read.uid, read.namespace) == (RED, namespace)
 

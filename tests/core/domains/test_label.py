@@ -7,7 +7,15 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry
-from gpuactors.core.domains.label import _with_ours
+from gpuactors.core.domains.label import (
+    LABEL_CONFLICTS_MAX,
+    LABEL_LINGERS_S,
+    LABEL_READ_S,
+    LABEL_RETRY_S,
+    LABELS_KEPT,
+    _with_ours,
+)
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events.domains import LabelPatched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -59,7 +67,7 @@ def test_it_stays_for_the_claim_that_gets_the_channel_next_and_no_longer_than_th
     core.pass_time(60.0)
     assert core.history == [None, RED]
     core.unprepare(TWO)
-    core.pass_time(limits.LABEL_LINGERS_S - 0.1)
+    core.pass_time(LABEL_LINGERS_S - 0.1)
     assert core.history == [None, RED]
     core.pass_time(0.1)
     assert core.history == [None, RED, None]
@@ -68,9 +76,9 @@ def test_it_stays_for_the_claim_that_gets_the_channel_next_and_no_longer_than_th
 def test_after_a_restart_it_stays_as_long_again_and_then_goes() -> None:
     core = prepared()
     core.unprepare(ONE)
-    core.pass_time(limits.LABEL_LINGERS_S - 0.1)
+    core.pass_time(LABEL_LINGERS_S - 0.1)
     core = core.restarted()
-    core.pass_time(limits.LABEL_LINGERS_S - 0.1)
+    core.pass_time(LABEL_LINGERS_S - 0.1)
     assert core.history == [None, RED]
     core.pass_time(0.1)
     assert core.history == [None, RED, None]
@@ -120,7 +128,7 @@ def test_it_is_put_back_when_the_server_that_did_not_answer_does() -> None:
     core.release("domain")
     assert core.history == [None, RED, None]
     core.away = False
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert core.history == [None, RED, None, RED]
 
 
@@ -133,7 +141,7 @@ def test_it_goes_only_when_the_end_of_the_last_claim_is_on_disk() -> None:
     core.release("files")
     assert core.claim_state(ONE) is ClaimState.TOMBSTONE
     assert core.history == [None, RED]
-    core.pass_time(limits.LABEL_LINGERS_S * 2)
+    core.pass_time(LABEL_LINGERS_S * 2)
     assert core.history == [None, RED]
     core.release("checkpoint")
     assert core.history == [None, RED, None]
@@ -225,7 +233,7 @@ def test_it_is_put_back_when_it_is_lost_while_a_claim_lives() -> None:
 def test_a_loss_that_no_watch_has_told_is_found_by_itself() -> None:
     core = prepared()
     core.label = None
-    core.pass_time(limits.LABEL_READ_S + 0.1)
+    core.pass_time(LABEL_READ_S + 0.1)
     assert core.label == RED
 
 
@@ -322,16 +330,16 @@ def test_three_conflicts_in_a_row_are_three_new_decisions_and_then_a_pause() -> 
     core.held_back = {"label-patch"}
     core.prepare(ONE)
     numbers = set()
-    for _ in range(limits.LABEL_CONFLICTS_MAX):
+    for _ in range(LABEL_CONFLICTS_MAX):
         patch = core.wanted.label_patch
         assert patch is not None
         numbers.add(patch.number)
         core.feed(LabelPatched(patch.number, "the server rejected our request (422)", conflict=True))
-    assert len(numbers) == limits.LABEL_CONFLICTS_MAX, "read and decided anew each time"
+    assert len(numbers) == LABEL_CONFLICTS_MAX, "read and decided anew each time"
     assert (core.wanted.label_patch, core.wanted.label_read) == (None, 0)
     assert "422" in core.problem(ONE)
     core.release("label-patch")
-    core.pass_time(limits.LABEL_RETRY_S)
+    core.pass_time(LABEL_RETRY_S)
     assert core.label == RED
 
 
@@ -356,7 +364,7 @@ def test_a_patch_that_was_made_though_it_failed_is_found_by_a_read() -> None:
     core.away = True
     core.release("label-patch")
     core.away = False
-    core.pass_time(limits.LABEL_RETRY_S)
+    core.pass_time(LABEL_RETRY_S)
     assert core.state.domains.label.value == RED
 
 
@@ -392,7 +400,7 @@ def test_a_removal_of_unknown_outcome_makes_no_channel_ready_before_the_label_is
     assert core.answer(token) is None
     assert "has not been read yet: timed out" in core.problem(TWO)
     core.release("label-patch", "label-read")
-    core.pass_time(limits.LABEL_RETRY_S)
+    core.pass_time(LABEL_RETRY_S)
     assert core.label == RED
     core.settled()
     assert isinstance(core.answer(token), Prepared)
@@ -415,7 +423,7 @@ def test_the_checkpoint_s_entry_of_a_channel_and_a_daemon_is_read_as_it_was_writ
 
 def test_the_last_values_of_the_label_that_were_ours_are_remembered_and_no_more_than_the_bound() -> None:
     """A value that was ours long ago is somebody's decision; one of an hour ago is what a daemon has left."""
-    domains = [f"{n:08}-1111-1111-1111-111111111111" for n in range(limits.LABELS_KEPT + 3)]
+    domains = [f"{n:08}-1111-1111-1111-111111111111" for n in range(LABELS_KEPT + 3)]
     core = DomainCore()
     core.ready()
     label = core.state.domains.label

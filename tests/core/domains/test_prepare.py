@@ -7,7 +7,10 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import ConfigFault
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.domains import config, driver
+from gpuactors.core.domains.label import LABEL_LINGERS_S, LABEL_RETRY_S
+from gpuactors.core.domains.reads import DOMAIN_READ_S, IMEX_RETRY_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainsTouched, LabelPatched
 from gpuactors.core.events.kubelet import LedgerUnreadable
@@ -63,7 +66,7 @@ def test_a_channel_is_prepared_when_label_daemon_and_readiness_are_there_and_eac
     )
     assert core.answer(token) is None
     core.ready()
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     answer = core.answer(token)
     assert isinstance(answer, Prepared)
     assert [d.device for d in answer.devices] == ["channel-0"]
@@ -131,7 +134,7 @@ def test_what_was_ready_before_the_label_was_there_is_read_again_also_where_the_
     core.set_label(RED)
     core.ready("node-2")
     core.feed(LabelPatched(patch.number, AWAY))
-    core.pass_time(limits.LABEL_RETRY_S)
+    core.pass_time(LABEL_RETRY_S)
     assert "does not say yet" in core.problem(ONE)
 
 
@@ -358,7 +361,7 @@ def test_imex_that_comes_later_is_offered() -> None:
     core = core.restarted()
     assert offered(core) == []
     core.imex = present
-    core.pass_time(limits.IMEX_RETRY_S)
+    core.pass_time(IMEX_RETRY_S)
     assert offered(core) == ["channel-0", "daemon-0"]
     asked = core.state.domains.last
     core.pass_time(3600)
@@ -472,7 +475,7 @@ def test_host_managed_needs_no_label_and_no_daemon_but_the_host_s_word() -> None
         core.prepare(DAEMON)
     )
     core.imex = replace(core.imex, host_problem="")
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
     assert core.history == [None]
     offer = core.wanted.claims.offer
@@ -534,5 +537,5 @@ def test_a_domain_without_a_claim_is_forgotten() -> None:
     assert RED in core.state.domains.known
     core.unprepare(name("one"))
     core.unprepare(DAEMON)
-    core.pass_time(limits.CLAIM_TOMBSTONE_S + limits.LABEL_LINGERS_S)
+    core.pass_time(CLAIM_TOMBSTONE_S + LABEL_LINGERS_S)
     assert core.state.domains.known == {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuactors import limits
+from gpuactors.core.domains.exclusion import DAEMON_SETTLES_S, STATUS_SETTLES_S
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events.domains import DomainsTouched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -51,10 +52,10 @@ def test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say
     core.pass_time(60.0)
     core.cliques[RED] = Clique(frozenset(others))
     core.says_ready()
-    core.pass_time(limits.STATUS_SETTLES_S - 0.1)
+    core.pass_time(STATUS_SETTLES_S - 0.1)
     assert core.claim_state(ONE) is ClaimState.BINDING
     assert "does not say yet" in core.problem(ONE)
-    core.pass_time(2 * limits.DOMAIN_READ_S)
+    core.pass_time(2 * DOMAIN_READ_S)
     assert core.claim_state(ONE) is ClaimState.PREPARED
 
 
@@ -85,9 +86,9 @@ def test_a_status_without_a_clique_counts_once_it_cannot_be_of_the_daemon_before
     core = waiting()
     core.says_ready()
     core.prepare(DAEMON)
-    core.pass_time(limits.STATUS_SETTLES_S - 0.1)
+    core.pass_time(STATUS_SETTLES_S - 0.1)
     assert core.claim_state(ONE) is ClaimState.BINDING
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert core.claim_state(ONE) is ClaimState.PREPARED
 
 
@@ -132,9 +133,9 @@ def test_a_daemon_that_nobody_ends_counts_some_time_later(restarts: bool) -> Non
     else:
         core.labelled(None)
     token = core.prepare(TWO)
-    core.pass_time(limits.DAEMON_SETTLES_S - 0.1)
+    core.pass_time(DAEMON_SETTLES_S - 0.1)
     assert core.answer(token) is None
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
 
 

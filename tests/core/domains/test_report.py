@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.report import ClaimReport
+from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.domains.report import (
     DomainReport,
     ImexReport,
@@ -133,9 +134,9 @@ def test_a_domain_is_never_shown_ready_while_a_reserved_claim_of_it_waits(order:
     token = core.prepare(ONE)
     core.prepare(DAEMON)
     for kind in order:
-        core.pass_time(limits.DOMAIN_READ_S)
+        core.pass_time(DOMAIN_READ_S)
         core.release(kind)
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert isinstance(core.answer(token), Prepared)
     assert core.waited
     assert of_domain(core).status is DomainStatus.READY
@@ -224,7 +225,7 @@ def test_a_domain_that_cannot_be_read_has_the_reason() -> None:
     core.created(channel(TWO, BLUE))
     core.prepare(TWO)
     core.away = True
-    core.pass_time(limits.DOMAIN_READ_S + 0.1)
+    core.pass_time(DOMAIN_READ_S + 0.1)
     assert of_domain(core, BLUE).problem == AWAY
 
 
@@ -305,7 +306,7 @@ def test_a_daemon_of_the_host_s_is_ready_by_the_host_s_own_word() -> None:
     assert (found.status, found.missing) == (DomainStatus.NOT_READY, core.imex.host_problem)
     assert (found.missing, found.readiness) == (of_claim(core, ONE).problem, None)
     core.imex = IMEX
-    core.pass_time(limits.DOMAIN_READ_S)
+    core.pass_time(DOMAIN_READ_S)
     assert of_domain(core).status is DomainStatus.READY
     assert of_domain(core.restarted()).status is DomainStatus.READY, "by the host alone"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import ClaimRead
 from gpuactors.core.values.claim import ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -109,7 +110,7 @@ def test_a_prepare_that_was_under_way_ends_with_the_unprepare_and_changes_nothin
 def test_an_unprepare_is_remembered_by_uid_for_90_s() -> None:
     core = DomainCore()
     core.unprepare(OLD)
-    core.pass_time(limits.CLAIM_TOMBSTONE_S - 1.0)
+    core.pass_time(CLAIM_TOMBSTONE_S - 1.0)
     assert core.claim_state(OLD) is ClaimState.TOMBSTONE
     core.pass_time(2.0)
     assert core.claim_state(OLD) is ClaimState.ABSENT

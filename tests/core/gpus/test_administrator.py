@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.events.claims import ActFailed
 from gpuactors.core.events.host import FunctionInspected
+from gpuactors.core.gpus.returns import RETURN_RETRY_S
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.effects import Granted
 from gpuactors.core.values.model import PciFunction
@@ -197,13 +198,13 @@ def not_loaded(core: ClaimCore) -> None:
 
 def loaded(core: ClaimCore) -> None:
     core.held_back = set()
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
 
 
 def test_the_return_is_owed_until_the_driver_is_there() -> None:
     core = released_without_driver()
     assert core.wanted.devices == {}
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
     not_loaded(core)
     assert core.driver(A) == "vfio-pci"
     loaded(core)
@@ -223,7 +224,7 @@ def test_the_next_claim_gets_the_gpu_and_returns_it() -> None:
     core = released_without_driver()
     core.held_back = set()
     assert isinstance(core.answer(core.prepare(TWO)), Prepared)
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
     assert core.driver(A) == "vfio-pci", "it has it now"
     core.unprepare(TWO)
     assert core.driver(A) == "nvidia"
@@ -231,7 +232,7 @@ def test_the_next_claim_gets_the_gpu_and_returns_it() -> None:
 
 def test_a_claim_that_comes_during_the_return_waits_for_it() -> None:
     core = released_without_driver()
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
     (act,) = core.wanted.devices.values()
     token = core.prepare(TWO)
     assert core.answer(token) is None
@@ -248,12 +249,12 @@ def test_it_is_not_begun_while_a_pod_has_the_gpu() -> None:
     assert isinstance(core.allocation(core.allocate(A)), Granted)
     core.ledger[A] = "vm"
     core.held_back = set()
-    core.pass_time(limits.RETURN_RETRY_S)
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
     assert core.driver(A) == "vfio-pci"
     del core.ledger[A]
     core.pass_time(limits.LEDGER_S)
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
     assert core.driver(A) == "nvidia"
 
 
@@ -270,7 +271,7 @@ def test_it_is_given_up_when_somebody_else_has_bound_the_gpu() -> None:
 
 def test_it_is_tried_again_while_a_process_has_the_gpu() -> None:
     core = released_without_driver()
-    core.pass_time(limits.RETURN_RETRY_S)
+    core.pass_time(RETURN_RETRY_S)
     (act,) = core.wanted.devices.values()
     core.feed(ActFailed(act.number, "process 77 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
     loaded(core)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuactors import limits
-from gpuactors.core.gpus.device_classes import DeviceClass, contested, own_resources, sentence_of
+from gpuactors.core.gpus.device_classes import (
+    CLASSES_TOLD_MAX,
+    DeviceClass,
+    contested,
+    own_resources,
+    sentence_of,
+)
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.model import ResourceName, Role
 from tests.core.builders import SETTINGS, Core, gpu
@@ -22,7 +27,7 @@ def test_a_class_with_a_resource_of_ours_is_found_and_no_other_one() -> None:
 
 def test_a_cluster_full_of_such_classes_fills_no_log() -> None:
     many = [DeviceClass(f"class-{number}", H100) for number in range(1000)]
-    assert contested(many, {H100}) == tuple(many[: limits.CLASSES_TOLD_MAX])
+    assert contested(many, {H100}) == tuple(many[:CLASSES_TOLD_MAX])
 
 
 def test_a_name_from_outside_is_short_and_printable_in_the_sentence() -> None:

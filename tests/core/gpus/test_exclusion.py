@@ -6,11 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.host import schedule
+from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.ledger.ledger import LEDGER_SETTLING_S
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.claim import Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -77,12 +80,12 @@ def test_a_claim_waits_for_the_virtual_machine_of_a_pre_bound_gpu_to_let_go() ->
     core = core_with(PRE_BOUND, old=(A,), new=(A,))
     core.prepare(name("old"))
     core.enabled[A] = 1
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     new = core.prepare(name("new"))
     core.unprepare(name("old"))
     assert core.answer(new) is None, "its process is still there"
     core.enabled[A] = 0
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert isinstance(core.answer(new), Prepared)
 
 
@@ -110,7 +113,7 @@ def test_allocate_first_the_claim_waits_for_the_pod() -> None:
     core.pass_time(limits.LEDGER_S)
     assert core.answer(prepare) is None
     core.ledger.clear()
-    core.pass_time(limits.LEDGER_S + limits.POLL_S)
+    core.pass_time(limits.LEDGER_S + POLL_S)
     assert isinstance(core.answer(prepare), Prepared)
 
 
@@ -129,7 +132,7 @@ def test_the_use_of_a_gpu_is_determined_anew_once_its_pod_is_gone() -> None:
     assert core.state.host.polls.seen[1].poll > polled
     assert core.answer(prepare) is None
     core.enabled[A] = 0
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     assert isinstance(core.answer(prepare), Prepared)
 
 
@@ -207,7 +210,7 @@ def test_a_claim_waits_for_no_pod_that_only_kubelets_file_still_names() -> None:
     core.pass_time(600)
     token = core.prepare(name("one"))
     assert "pod with UID uid-of-an-ended-pod" in core.state.gpus.claims.entries[name("one").uid].problem
-    core.pass_time(limits.LEDGER_CALLED_S + 2 * limits.LEDGER_SETTLING_S)
+    core.pass_time(limits.LEDGER_CALLED_S + 2 * LEDGER_SETTLING_S)
     assert isinstance(core.answer(token), Prepared)
 
 
@@ -252,7 +255,7 @@ def test_a_gpu_that_was_returned_is_not_offered_before_it_is_seen_on_its_driver(
     assert core.driver(A) == "nvidia"
     assert core.device_list() in ({}, {A: "Unhealthy"})
     core.release("inspection")
-    core.pass_time(limits.CLAIM_TOMBSTONE_S)
+    core.pass_time(CLAIM_TOMBSTONE_S)
     assert core.device_list().get(A) is None
 
 
@@ -330,7 +333,7 @@ def test_the_companions_in_iommu_group_0_are_found() -> None:
 def test_a_process_of_nobody_conflicts_and_is_named() -> None:
     core = core_with(PRE_BOUND, one=(A,))
     core.enabled[A], core.holders[1] = 1, (Holder(77, "vfio-tool", None),)
-    core.pass_time(limits.POLL_S)
+    core.pass_time(POLL_S)
     prepare = core.prepare(name("one"))
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert "vfio-tool" in core.refusal(prepare)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuactors import limits
 from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
+from gpuactors.core.gpus.fitness import FITNESS_CHECK_S, FITNESS_RETRY_S
 from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessFinding, Prepared
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import BlockKind, BlockReason
@@ -58,10 +58,10 @@ def test_a_gpu_that_no_claim_could_bind_is_not_offered_until_one_could(
     core = core_of()
     looked(core, fault)
     assert blocked(core) == why
-    core.pass_time(limits.FITNESS_RETRY_S)
+    core.pass_time(FITNESS_RETRY_S)
     looked(core, fault, "still not")
     assert blocked(core) == why
-    core.pass_time(limits.FITNESS_RETRY_S)
+    core.pass_time(FITNESS_RETRY_S)
     looked(core)
     assert blocked(core) is None
     (said,) = core.logged("device.unclaimable")[:1]
@@ -73,7 +73,7 @@ def test_it_is_looked_at_again_now_and_then_while_one_could() -> None:
     core = core_of()
     looked(core)
     assert core.wanted.fitness_check is None
-    core.pass_time(limits.FITNESS_CHECK_S)
+    core.pass_time(FITNESS_CHECK_S)
     looked(core, ActFault.IN_USE)
     assert blocked(core) is not None
 
@@ -108,7 +108,7 @@ def test_one_look_is_at_all_that_are_due() -> None:
     core = core_with(*(gpu(f"0000:{i:02x}:00.0", i, driver="nvidia") for i in range(256)))
     core.pass_time(1)
     assert len(looked_at(core)) == 256
-    core.pass_time(limits.FITNESS_CHECK_S)
+    core.pass_time(FITNESS_CHECK_S)
     looked(core)
     assert core.wanted.fitness_check is None
 
@@ -117,12 +117,12 @@ def test_what_is_due_soon_is_looked_at_with_what_is_due() -> None:
     """Else GPUs that came one by one would be looked at one by one for ever."""
     core = core_of()
     looked(core)
-    core.pass_time(limits.FITNESS_RETRY_S - 1)
+    core.pass_time(FITNESS_RETRY_S - 1)
     core.changed(OTHER)
     core.pass_time(1)
     assert looked_at(core) == [B]
     looked(core)
-    core.pass_time(limits.FITNESS_CHECK_S - limits.FITNESS_RETRY_S)
+    core.pass_time(FITNESS_CHECK_S - FITNESS_RETRY_S)
     assert looked_at(core) == [A, B]
 
 

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.claims import outputs
 from gpuactors.core.claims.files import contents_of
 from gpuactors.core.claims.restoration import gpus_of
 from gpuactors.core.events import Event
@@ -189,7 +190,7 @@ def test_missing_files_are_written_after_a_start_only_when_the_device_was_seen()
 def test_what_kubelet_waits_for_is_written_before_what_is_written_again_after_a_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "FILES_AT_ONCE", 1)
+    monkeypatch.setattr(outputs, "FILES_AT_ONCE", 1)
     core = FilesCore(gpu(A, 1), gpu(B, 2))
     core.api = {str(ONE): allocated(ONE, A), str(TWO): allocated(TWO, B)}
     core.prepare(ONE)

@@ -9,10 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
 from gpuactors.core.values.effects import Refused
-from gpuactors.kubelet.dra.service import ClaimCalls
+from gpuactors.kubelet.dra.service import CALL_CLAIMS_MAX, ClaimCalls
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from tests.kubelet.dra.serving import GPU, WITHIN_S, Core, refused, serving, short_directory
 from tests.support.dra_grpcio import plugin, prepare_request, unprepare_request
@@ -145,7 +144,7 @@ async def test_what_no_kubelet_sends_is_an_error_and_the_core_is_not_asked(
 
 async def test_more_claims_than_a_pod_has_are_refused_and_others_are_served() -> None:
     core = Core()
-    many = [("default", f"claim-{n}", f"uid-{n}") for n in range(limits.CALL_CLAIMS_MAX + 1)]
+    many = [("default", f"claim-{n}", f"uid-{n}") for n in range(CALL_CLAIMS_MAX + 1)]
     with short_directory() as directory:
         async with serving(directory, core) as served:
             with served.dialled() as channel:

@@ -18,6 +18,7 @@ from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.grpc_trio import BoundListener, Owner, bind_unix
+from gpuactors.kubelet.dra import plugin as dra_plugin
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims, plugin_io_of_the_node, socket_paths
 from gpuactors.ports.claims import PluginStatus
 from gpuactors.ports.errors import KubeletError
@@ -262,7 +263,7 @@ async def mended(served: Plugin, remove: Callable[[], object]) -> None:
 
 @pytest.fixture
 def by_inotify_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PLUGIN_SOCKETS_CHECK_S", 3600.0)
+    monkeypatch.setattr(dra_plugin, "PLUGIN_SOCKETS_CHECK_S", 3600.0)
 
 
 async def test_directories_are_made_if_absent(kubelet_dir: Path) -> None:
@@ -310,7 +311,7 @@ async def test_without_inotify_a_removed_socket_is_found_by_looking(
     def none_left(path: str) -> Any:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(limits, "PLUGIN_SOCKETS_CHECK_S", 0.02)
+    monkeypatch.setattr(dra_plugin, "PLUGIN_SOCKETS_CHECK_S", 0.02)
     io = replace(plugin_io_of_the_node(), watch=none_left)
     async with serving(kubelet_dir, io=io) as served:
         await mended(served, lambda: os.unlink(served.registration))

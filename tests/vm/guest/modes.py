@@ -19,7 +19,9 @@ from typing import Any, Final
 
 import grpc
 
-from gpuactors import limits
+from gpuactors.core.host.schedule import POLL_FAST_S
+from gpuactors.core.host.usage import POLL_S
+from gpuactors.host.use import PROC_SCAN_REST_MAX_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.support.kubelet_seen import Frame
 from tests.support.patience import patient
@@ -30,16 +32,16 @@ from tests.vm.guest.sysfs import Function
 
 RESOURCE: Final = "pci-1234/11e8"
 
-SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
+SEEN_WITHIN_S: Final = POLL_S + SLACK_S
 """Somebody has a device open, which sysfs shows."""
 
-GROUP_SEEN_WITHIN_S: Final = limits.POLL_S + limits.PROC_SCAN_REST_MAX_S + SLACK_S
+GROUP_SEEN_WITHIN_S: Final = POLL_S + PROC_SCAN_REST_MAX_S + SLACK_S
 """Somebody has a group open without its device, which only a pass over /proc shows."""
 
-RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
+RELEASE_SEEN_WITHIN_S: Final = POLL_FAST_S + SLACK_S
 """Somebody lets go who should not have held it."""
 
-POLLED_S: Final = limits.POLL_S + 0.5
+POLLED_S: Final = POLL_S + 0.5
 """After so long a poll has been made and, if it changed anything, told."""
 
 FRAME_TIMEOUT_S: Final = patient(15.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
 from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, by_address, last_reason
@@ -33,7 +33,7 @@ from tests.vm.guest.sysfs import Function, function_behind
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 TRUE_COMPLAINTS: Final = {
     "device.changed": "bound to no driver",
     "kubelet.gone": "kubelet.sock does not exist",

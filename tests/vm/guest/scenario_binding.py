@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
 from tests.support.kubelet_grpcio import HEALTHY
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import SLACK_S, Node, arguments
@@ -37,7 +38,7 @@ EDU_IDS: Final = ("1234", "11e8")
 FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
 """From the daemon's first scan to the first frame: Register and the stream that kubelet opens."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a write to sysfs to kubelet's device lists. The daemon waits for nothing between the uevent and the frame,
 unless its inspection came before the node was there."""
 

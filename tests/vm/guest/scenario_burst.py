@@ -18,6 +18,8 @@ from typing import Final
 import grpc
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.usage import POLL_S
 from tests.support.kubelet_grpcio import HEALTHY
 from tests.support.pod_resources_grpcio import RELEASE_S
 from tests.vm.guest.daemon import DaemonProcess
@@ -53,7 +55,7 @@ BETWEEN_PODS_S: Final = 0.05
 the disk in between, some milliseconds, more where everything is emulated. In that time the thread that reads the stream
 takes the list that came before the answer; whether it did come before is tests/kubelet/test_device_plugin.py's."""
 
-FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From the last bind to kubelet's device lists of the resource."""
 
 
@@ -131,7 +133,7 @@ def run(guest: Guest) -> None:
         assert burst.refused == [], burst.refused[:5]
         assert burst.outcomes["admitted"] == ROUNDS * len(PORTS), burst.outcomes
         with guest.step("all ended: all Healthy again"):
-            node.wait(dict.fromkeys(groups, HEALTHY), limits.LEDGER_S + limits.POLL_S + SLACK_S)
+            node.wait(dict.fromkeys(groups, HEALTHY), limits.LEDGER_S + POLL_S + SLACK_S)
             assert daemon.terminate() == 0
             daemon.check_one_life()
 

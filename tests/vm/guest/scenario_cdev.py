@@ -17,6 +17,10 @@ from typing import Any, Final
 import grpc
 
 from gpuactors import limits
+from gpuactors.core.host.schedule import POLL_FAST_S
+from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.ledger.ledger import LEDGER_SETTLING_S
+from gpuactors.host.use import PROC_SCAN_REST_MAX_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, last_reason
@@ -43,18 +47,18 @@ CONTAINER_NODE: Final = "/dev/vfio/vfio"
 
 IOMMUFD_NODE: Final = "/dev/iommu"
 
-FIRST_FRAME_WITHIN_S: Final = limits.LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_S + SLACK_S
+FIRST_FRAME_WITHIN_S: Final = LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_S + SLACK_S
 """From the first scan to the first frame: the ledger, a poll, Register."""
 
-BOUND_SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
+BOUND_SEEN_WITHIN_S: Final = POLL_S + SLACK_S
 """An external process has a cdev bound, which sysfs shows to the next poll."""
 
-OPEN_SEEN_WITHIN_S: Final = limits.POLL_S + limits.PROC_SCAN_REST_MAX_S + SLACK_S
+OPEN_SEEN_WITHIN_S: Final = POLL_S + PROC_SCAN_REST_MAX_S + SLACK_S
 """An external process has a cdev open and not bound, which only a pass over /proc shows."""
 
-RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
+RELEASE_SEEN_WITHIN_S: Final = POLL_FAST_S + SLACK_S
 
-POLLED_S: Final = limits.POLL_S + 0.5
+POLLED_S: Final = POLL_S + 0.5
 """After so long a poll has been made and, if it changed anything, told."""
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpuactors import limits
+from gpuactors.core.gpus.returns import RETURN_RETRY_S
 from tests.support.patience import patient
 from tests.vm.guest.claims import (
     BY_IDS_PARAMETER,
@@ -40,7 +40,7 @@ BUSYBOX: Final = "/run/busybox"
 MODPROBE: Final = Path("/run/modprobe")
 """What the guest's kernel takes for it: the guest has busybox's insmod, and its modules are elsewhere."""
 
-RETURNED_WITHIN_S: Final = limits.RETURN_RETRY_S + patient(15.0)
+RETURNED_WITHIN_S: Final = RETURN_RETRY_S + patient(15.0)
 """From the driver that is there to the GPU that is on it."""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.gpus.fitness import FITNESS_CHECK_S, FITNESS_RETRY_S
 from tests.support.claims import DRIVER, device_of, prepare
 from tests.support.patience import patient
 from tests.vm.guest.claims import (
@@ -35,9 +36,9 @@ MACHINE: Final = replace(CLAIMS_MACHINE, scenario_timeout_s=600.0)
 BUSYBOX: Final = "/run/busybox"
 CAUSE: Final = "InUseOnHost"
 
-SEEN_WITHIN_S: Final = limits.FITNESS_CHECK_S + patient(15.0)
+SEEN_WITHIN_S: Final = FITNESS_CHECK_S + patient(15.0)
 """From an open of a GPU that was found free to the look that sees it."""
-FREE_WITHIN_S: Final = limits.FITNESS_RETRY_S + patient(15.0)
+FREE_WITHIN_S: Final = FITNESS_RETRY_S + patient(15.0)
 """From its close to the look that does not see it any more."""
 TRIED_WITHIN_S: Final = limits.CLAIM_RETRY_S + SLACK_S
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
 from tests.support.claims import prepare
 from tests.support.patience import patient
 from tests.vm.guest.claims import GPU_DRIVER, MODULES, Cluster
@@ -51,10 +51,10 @@ MACHINE: Final = Machine(
     scenario_timeout_s=420.0,
 )
 
-RIGHT_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+RIGHT_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a rescan, or from the daemon's first scan, until no file gives another card's group."""
 
-WRITTEN_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[1] + 2 * SLACK_S
+WRITTEN_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[1] + 2 * SLACK_S
 """From a rescan until the files are there again: reserved, on disk, bound, written."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)

@@ -16,6 +16,9 @@ from typing import Final
 import grpc
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.schedule import POLL_FAST_S
+from gpuactors.core.host.usage import POLL_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import NAMED_WITHIN_S, SLACK_S, Node, arguments, last_reason
@@ -45,14 +48,14 @@ PAIRED: Final = "nvidia.com/AD102_GEFORCE_RTX_4090"
 NEW: Final = "nvidia.com/2fff"
 """Resources as NVIDIA's own plugin names them, from pci.ids or, where it has no name, from the device id."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a write to sysfs to kubelet's device lists, registering included. The daemon waits for nothing on that way,
 unless its inspection came before the node was there."""
 
-SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
+SEEN_WITHIN_S: Final = POLL_S + SLACK_S
 """An external process opens a function; only a poll shows it."""
 
-RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
+RELEASE_SEEN_WITHIN_S: Final = POLL_FAST_S + SLACK_S
 """The external process closes it."""
 
 LEFT_WITHIN_S: Final = limits.LEDGER_S + SLACK_S

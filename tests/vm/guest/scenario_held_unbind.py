@@ -21,6 +21,11 @@ from typing import Any, Final
 import grpc
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.ledger.ledger import LEDGER_SETTLING_S
+from gpuactors.core.step import CALL_SETTLE_S
+from gpuactors.daemon.app import STOP_DEADLINE_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
@@ -52,16 +57,16 @@ WAITS: Final = "its unbind or unplug waits in the kernel until no process has it
 ANNOUNCED: Final = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 6)
 """The kernel takes the vfio device away, and says so, before it waits (drivers/vfio/vfio_main.c, since cdevs came)."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a change that the kernel announces to kubelet's device lists."""
 
-FIRST_FRAME_WITHIN_S: Final = limits.LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_S + SLACK_S
+FIRST_FRAME_WITHIN_S: Final = LEDGER_SETTLING_S + limits.DISCONNECT_WAIT_S + SLACK_S
 """From the first scan to the first frame: the ledger, a poll, Register."""
 
-EXTERNAL_WITHIN_S: Final = limits.POLL_S + SLACK_S
+EXTERNAL_WITHIN_S: Final = POLL_S + SLACK_S
 """An external process opens a device, which sysfs shows to the next poll."""
 
-RELEASED_WITHIN_S: Final = limits.CALL_SETTLE_S + FRAME_WITHIN_S
+RELEASED_WITHIN_S: Final = CALL_SETTLE_S + FRAME_WITHIN_S
 """From the holder's close to the device lists: only then the kernel goes on, and says so. After a call the list keeps
 what it has for a while."""
 
@@ -72,13 +77,13 @@ CALL_WITHIN_S: Final = SLACK_S
 """A call waits for an inspection and a poll, which have no period to wait for; neither may meet the function that
 hangs."""
 
-HANGS_FOR_S: Final = limits.POLL_S + 0.5
+HANGS_FOR_S: Final = POLL_S + 0.5
 """How long it is watched that nothing moves: a poll has been made meanwhile, and what it changed is told."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp waits for five seconds after the button was pressed."""
 
-STOP_WITHIN_S: Final = limits.STOP_DEADLINE_S + SLACK_S
+STOP_WITHIN_S: Final = STOP_DEADLINE_S + SLACK_S
 
 
 def run(guest: Guest) -> None:
@@ -262,7 +267,7 @@ def _unplugged_under_a_pod(scene: _Scene, daemon: DaemonProcess, vm: Tenant) -> 
     with step("the pods that were served before are gone: what was bound for one is unbound"):
         _wait_reason(daemon, scene.late, "free", LEFT_WITHIN_S)
         scene.late.unbind()
-        node.wait(scene.listed(held=HEALTHY), limits.CALL_SETTLE_S + FRAME_WITHIN_S)
+        node.wait(scene.listed(held=HEALTHY), CALL_SETTLE_S + FRAME_WITHIN_S)
     # Unhealthy as soon as the daemon inspects it: a lost device is subtracted, whosever it is.
     seen = UNHEALTHY if ANNOUNCED else HEALTHY
     with step("it is pulled out: the kernel waits for the pod"):

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin.registration import REGISTER_BACKOFF_S
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
 from tests.support.kubelet_grpcio import GAVE_UP, HEALTHY, UNHEALTHY, EndpointStopped, KubeletStandIn
 from tests.support.kubelet_seen import Frame, Snapshot
 from tests.vm.guest.broken_kubelet import ACCEPTED, ASKED, DIALLED, HANGS, BrokenKubelet
@@ -50,13 +52,13 @@ RETURN_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
 """From kubelet.sock to kubelet's device lists, of every resource. Whatever was tried before, a new kubelet.sock is
 answered at once: no backoff is waited out, and no old call."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind or unbind to the device lists of a kubelet that listens."""
 
 NOTICED_WITHIN_S: Final = SLACK_S
 """From something that kubelet or the kernel did to the daemon's log line about it."""
 
-AGAIN_WITHIN_S: Final = limits.REGISTER_BACKOFF_S[2] + RETURN_WITHIN_S
+AGAIN_WITHIN_S: Final = REGISTER_BACKOFF_S[2] + RETURN_WITHIN_S
 """From the end of a stream to the next one's device lists, where the stream before had not lasted."""
 
 RELEASE_SEEN_WITHIN_S: Final = limits.LEDGER_S + SLACK_S

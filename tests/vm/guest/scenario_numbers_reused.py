@@ -15,6 +15,9 @@ from typing import Any, Final
 import grpc
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.step import CALL_SETTLE_S
 from tests.support.kubelet_grpcio import HEALTHY, KubeletStandIn
 from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
@@ -32,13 +35,13 @@ MACHINE: Final = Machine(ports=("rp1", "rp2", "rp3"), functions=(EDU1, EDU2))
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind to kubelet's device lists."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp may wait for five seconds after the button was pressed."""
 
-GONE_WITHIN_S: Final = limits.CALL_SETTLE_S + FRAME_WITHIN_S
+GONE_WITHIN_S: Final = CALL_SETTLE_S + FRAME_WITHIN_S
 """The same of what goes: right after a call the list keeps what it has."""
 
 GIVEN_AGAIN_WITHIN_S: Final = FRAME_WITHIN_S + 2 * limits.CALL_DEADLINE_S
@@ -47,7 +50,7 @@ GIVEN_AGAIN_WITHIN_S: Final = FRAME_WITHIN_S + 2 * limits.CALL_DEADLINE_S
 FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + FRAME_WITHIN_S
 """The same of a resource that has to register first."""
 
-FREE_WITHIN_S: Final = limits.LEDGER_S + limits.POLL_S + SLACK_S
+FREE_WITHIN_S: Final = limits.LEDGER_S + POLL_S + SLACK_S
 """From a pod's end: its device has left kubelet's ledger, and a poll has found its group free."""
 
 REFUSALS: Final = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)

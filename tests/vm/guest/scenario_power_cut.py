@@ -43,8 +43,9 @@ LIVES: Final = "lives.jsonl"
 JOURNAL: Final = STATE_DIR / "journal"
 
 SMALL_JOURNAL: Final = (
-    "import gpuactors.limits as limits; limits.JOURNAL_FILE_MAX_BYTES = 24_000; limits.JOURNAL_MAX_BYTES = 400_000; "
-    "limits.JOURNAL_BATCH_S = 0.05; from gpuactors.cli.commands import main; main()"
+    "from functools import partial; from gpuactors.observe import journal; journal.JOURNAL_BATCH_S = 0.05; "
+    "journal.Bounds = partial(journal.Bounds, file_bytes=24_000, all_bytes=400_000); "
+    "from gpuactors.cli.commands import main; main()"
 )
 """The daemon with a journal that begins a new file after a second's work, and removes old ones after a few lives."""
 

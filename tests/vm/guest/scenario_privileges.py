@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin.registration import KUBELET_LIST_TAKEN_S
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.schedule import POLL_FAST_S
+from gpuactors.core.host.usage import POLL_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.confined import new_pid_namespace
@@ -35,10 +39,10 @@ MACHINE: Final = Machine(
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 FIRST_FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + SLACK_S
-SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
-RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
+SEEN_WITHIN_S: Final = POLL_S + SLACK_S
+RELEASE_SEEN_WITHIN_S: Final = POLL_FAST_S + SLACK_S
 
 DIRECTORY_WITHIN_S: Final = 2 * limits.KUBELET_DIR_RETRY_S + SLACK_S
 
@@ -50,7 +54,7 @@ PYTHON: Final = "/usr/bin/python3"
 
 EXPLAIN_ATTEMPTS: Final = 3
 
-READY_WITHIN_S: Final = patient(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_TAKEN_S + SLACK_S)
+READY_WITHIN_S: Final = patient(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S + SLACK_S)
 
 GET: Final = """
 import http.client, sys

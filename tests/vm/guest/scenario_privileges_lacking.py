@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gpuactors import limits
+from gpuactors.actors.udev_watcher import UEVENTS_RETRY_S
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.schedule import POLL_FAST_S
+from gpuactors.core.host.usage import POLL_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY, KubeletStandIn
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
 from tests.vm.guest.node import SLACK_S, by_address
@@ -31,12 +34,12 @@ MACHINE: Final = Machine(
 RESOURCE: Final = "pci-1234/11e8"
 POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources"
 
-HEARD_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
-SCANNED_WITHIN_S: Final = limits.UEVENTS_RETRY_S + SLACK_S
+HEARD_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+SCANNED_WITHIN_S: Final = UEVENTS_RETRY_S + SLACK_S
 """Where uevents cannot be had, asking for them again is followed by a scan."""
 
-SEEN_WITHIN_S: Final = limits.POLL_S + SLACK_S
-RELEASE_SEEN_WITHIN_S: Final = limits.POLL_FAST_S + SLACK_S
+SEEN_WITHIN_S: Final = POLL_S + SLACK_S
+RELEASE_SEEN_WITHIN_S: Final = POLL_FAST_S + SLACK_S
 
 
 @dataclass(frozen=True, slots=True)

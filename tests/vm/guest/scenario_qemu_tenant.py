@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.daemon.app import STOP_DEADLINE_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.vm.guest.modes import (
     GROUP_SEEN_WITHIN_S,
@@ -120,7 +121,7 @@ class _Scene:
             refusal = self.proc.check_refused(self.edu)
             print(f"    Allocate: {refusal}", flush=True)
             assert f"held by {qemu}" in refusal
-            explained, _ = explain.communicate(timeout=limits.STOP_DEADLINE_S + 60.0)
+            explained, _ = explain.communicate(timeout=STOP_DEADLINE_S + 60.0)
             if "did not report its status" in explained:
                 # Emulated, beside a second QEMU that starts, the daemon may need longer than an operator waits.
                 explained, _ = _explain(self.proc, self.edu).communicate(timeout=60.0)

@@ -16,6 +16,8 @@ from typing import Any, Final
 import grpc
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.host.usage import POLL_S
 from tests.support.kubelet_grpcio import HEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.daemon import DaemonProcess
@@ -31,13 +33,13 @@ MACHINE: Final = Machine(ports=("rp1", "rp2"), functions=(EDU1, EDU2))
 
 RESOURCE: Final = "pci-1234/11e8"
 
-FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = limits.DISCONNECT_WAIT_S + UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From the last bind, or kubelet's start, to its device lists of the resource."""
 
 UNPLUG_TIMEOUT_S: Final = patient(15.0)
 """From QEMU's word to the kernel's: pciehp may wait for five seconds after the button was pressed."""
 
-FREE_WITHIN_S: Final = limits.LEDGER_S + limits.POLL_S + SLACK_S
+FREE_WITHIN_S: Final = limits.LEDGER_S + POLL_S + SLACK_S
 """From a pod's end to an Allocate that gets its GPU: it has left kubelet's ledger, and nobody holds the group."""
 
 POD: Final = "vm-1"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from gpuactors import limits
+from gpuactors.core.host.schedule import POLL_FAST_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.modes import (
@@ -46,7 +46,7 @@ MACHINE: Final = Machine(
 RELEASE_TIMEOUT_S: Final = patient(10.0)
 """From the kill to a group that opens. Seen: 2.2 s."""
 
-EARLY_MAX_S: Final = limits.POLL_FAST_S
+EARLY_MAX_S: Final = POLL_FAST_S
 """How much sooner than the group opens it may be called free: suspended comes last but for the group's own release."""
 
 
@@ -107,9 +107,7 @@ def _opens_ns(guest: Guest, edu: Function, killed_ns: int) -> int:
     opens_ns = time.monotonic_ns()
     figure(guest, "kill_to_disabled_ms", round((disabled_ns - killed_ns) / 1e6, 1))
     figure(guest, "disabled_to_group_opens_ms", round((opens_ns - disabled_ns) / 1e6, 1))
-    assert opens_ns - disabled_ns > 2 * limits.POLL_FAST_S * 1e9, (
-        "it was let go so fast that this shows nothing"
-    )
+    assert opens_ns - disabled_ns > 2 * POLL_FAST_S * 1e9, "it was let go so fast that this shows nothing"
     return opens_ns
 
 

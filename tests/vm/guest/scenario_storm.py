@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from gpuactors.core.step import CALL_SETTLE_S
 from tests.bench import procfs
 from tests.support.kubelet_grpcio import HEALTHY
 from tests.support.patience import patient
@@ -63,7 +65,7 @@ Unhealthy, while kubelet may be using that: two frames for each. Nothing else ma
 STORM_WITHIN_S: Final = patient(60.0)
 """For the kernel to take all of it; seconds."""
 
-FRAME_WITHIN_S: Final = limits.UNSETTLED_INSPECTIONS_S[0] + SLACK_S
+FRAME_WITHIN_S: Final = UNSETTLED_INSPECTIONS_S[0] + SLACK_S
 """From a bind or unbind to kubelet's device lists while there is no storm."""
 
 KNOWN_WITHIN_S: Final = 8 * limits.INSPECTION_DEADLINE_S + SLACK_S
@@ -71,7 +73,7 @@ KNOWN_WITHIN_S: Final = 8 * limits.INSPECTION_DEADLINE_S + SLACK_S
 lists. An inspection or a scan that is outstanding may be too early for it; another one follows. Seen: 10 s on two quiet
 cores with another guest, three daemons having 10,000 uevents to read. Nothing else finds it: the resync is hourly."""
 
-SETTLED_WITHIN_S: Final = KNOWN_WITHIN_S + limits.CALL_SETTLE_S
+SETTLED_WITHIN_S: Final = KNOWN_WITHIN_S + CALL_SETTLE_S
 """From the last Allocate, during which no list shrinks, to the right device lists."""
 
 CALL_WITHIN_S: Final = limits.CALL_DEADLINE_S + SLACK_S

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.kubelet.kubelet import REGISTER_DEADLINE_S
 from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.tiny_plugin import TinyPlugin
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
@@ -38,7 +39,7 @@ SOCKET: Final = "kubevirt-edu.sock"
 SAID_WITHIN_S: Final = 2 * limits.LEDGER_QUIET_S + SLACK_S
 """From the other plugin's list to our word about it, if no hint of it were seen: two reads of a quiet node."""
 
-OURS_WITHIN_S: Final = SAID_WITHIN_S + limits.REGISTER_DEADLINE_S
+OURS_WITHIN_S: Final = SAID_WITHIN_S + REGISTER_DEADLINE_S
 """And to our list in kubelet's device lists, the first wait before registering again included."""
 
 

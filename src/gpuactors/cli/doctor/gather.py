@@ -59,6 +59,12 @@ from gpuactors.ports.node import LedgerContents, LedgerError, LedgerQuestion
 if TYPE_CHECKING:
     from gpuactors.ports.kube import NodeApi
 
+DOCTOR_READ_S: Final = 10.0
+"""One read of the host by `gpuactors doctor`; each takes milliseconds, and an operator waits before a terminal."""
+
+DOCTOR_API_S: Final = 20.0
+"""All that it asks the API server: two or three requests, each with API_REQUEST_S of its own."""
+
 T = TypeVar("T")
 
 _NO_DOMAIN: Final = DomainUid("00000000-0000-0000-0000-000000000000")
@@ -166,7 +172,7 @@ class _Reading:
         async def read() -> T:
             return await in_thread(call, name=what, ended=lambda: None)
 
-        return await _known(what, read, self._progress, limits.DOCTOR_READ_S)
+        return await _known(what, read, self._progress, DOCTOR_READ_S)
 
     # --- the host -----------------------------------------------------------------------------------------
 
@@ -177,7 +183,7 @@ class _Reading:
         async def read() -> tuple[PciFunction, ...]:
             return await ThreadedReader(sysfs_of(self._config)).scan()
 
-        return await _known(f"the PCI bus of {self._root.prefix}", read, self._progress, limits.DOCTOR_READ_S)
+        return await _known(f"the PCI bus of {self._root.prefix}", read, self._progress, DOCTOR_READ_S)
 
     async def devices(
         self, functions: Known[tuple[PciFunction, ...]], ledger: Known[LedgerContents]
@@ -223,7 +229,7 @@ class _Reading:
         from gpuactors.daemon.imex_sources import host_imex  # which other nodes do not need
 
         imex = host_imex(self._config, _node_of(self._config))
-        return await _known("the host's IMEX", imex.read, self._progress, limits.DOCTOR_READ_S)
+        return await _known("the host's IMEX", imex.read, self._progress, DOCTOR_READ_S)
 
     # --- kubelet ------------------------------------------------------------------------------------------
 
@@ -269,7 +275,7 @@ class _Reading:
         async def read() -> ApiServer:
             return await _ask_api_server(self._config, node)
 
-        return await _known("the API server", read, self._progress, limits.DOCTOR_API_S)
+        return await _known("the API server", read, self._progress, DOCTOR_API_S)
 
     async def classes(self) -> Known[tuple[DeviceClass, ...]]:
         from gpuactors.daemon.api_client import client_of  # as in `_ask_api_server`
@@ -278,7 +284,7 @@ class _Reading:
         async def read() -> tuple[DeviceClass, ...]:
             return await KubeDeviceClasses(client_of(self._config)).list_classes()
 
-        return await _known("the DeviceClasses", read, self._progress, limits.DOCTOR_API_S)
+        return await _known("the DeviceClasses", read, self._progress, DOCTOR_API_S)
 
     # --- the daemon's own ---------------------------------------------------------------------------------
 

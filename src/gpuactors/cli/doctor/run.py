@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import trio
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.cli.doctor import report
 from gpuactors.cli.doctor.checks import Group, examine
 from gpuactors.cli.doctor.facts import Facts
@@ -15,6 +15,9 @@ from gpuactors.cli.doctor.gather import gather
 from gpuactors.cli.output import UNFOLDED
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Resolved
+
+DOCTOR_AGAIN_S: Final = 2.0
+"""Between two examinations of `gpuactors doctor --wait`: a daemon registers within a second."""
 
 
 class Examined(Struct, frozen=True):
@@ -52,5 +55,5 @@ async def examined_within(resolved: Resolved, *, pre: bool, progress: Progress, 
         left_s = until - trio.current_time()
         if left_s <= 0 or not found.is_failed:
             return found
-        pause = partial(trio.sleep, min(limits.DOCTOR_AGAIN_S, left_s))
+        pause = partial(trio.sleep, min(DOCTOR_AGAIN_S, left_s))
         await progress.during(f"the node again: {report.summary(found.groups)}", pause)

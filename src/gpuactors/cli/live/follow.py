@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import trio
 
-from gpuactors import limits
 from gpuactors.control.client import OtherVersionError, Running
 from gpuactors.control.watch import watch
 from gpuactors.ports.errors import ControlError
+
+WATCH_GONE_S: Final = 1.0
+"""A daemon that is away for less is not said to be gone: a hand-over takes milliseconds, a restart half a second."""
+
+WATCH_RETRY_S: Final = 0.25
+"""How often a command that watches dials a daemon that is gone: it costs next to nothing."""
 
 
 async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[float, str], None]) -> NoReturn:
@@ -38,6 +43,6 @@ async def follow(path: str, heard: Callable[[Running], None], lost: Callable[[fl
                 raise
             now = trio.current_time()
             gone_since = now if gone_since is None else gone_since
-            if now - gone_since >= limits.WATCH_GONE_S:
+            if now - gone_since >= WATCH_GONE_S:
                 lost(gone_since, str(exc))
-        await trio.sleep(limits.WATCH_RETRY_S)
+        await trio.sleep(WATCH_RETRY_S)

@@ -44,6 +44,10 @@ from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.slices import Publication
 from gpuactors.core.values.status import Reason
 
+CLAIM_FOUND_S: Final = 600.0
+"""10 min. When a prepared claim that kubelet lists for no pod is looked for at the API server again, after an answer
+that it exists: kubelet lists no claim that no container uses."""
+
 Stepped = tuple[NodeState, list[Effect]]
 
 
@@ -248,7 +252,7 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
         reason = Failure("the API server has the claim, and it is not allocated here any more")
         return _missing(driver, driver.with_claims(state, claims), entry, reason, at)
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
-        again = replace(entry, missing=0, collect_at=at + limits.CLAIM_FOUND_S)
+        again = replace(entry, missing=0, collect_at=at + CLAIM_FOUND_S)
         return driver.with_claims(state, with_entry(claims, again)), []
     if (invalid := _refused_by_content(driver, state, event.claim)) is not None:
         return not_prepared(driver, driver.with_claims(state, claims), entry, invalid)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.slices import (
     AnyOffer,
@@ -24,6 +24,15 @@ from gpuactors.core.values.slices import (
     SliceSpec,
     Taint,
 )
+
+SLICE_DEVICES_MAX: Final = 128
+"""Devices in one ResourceSlice (resource.k8s.io/v1, ResourceSliceMaxDevices)."""
+
+SLICE_TAINTED_DEVICES_MAX: Final = 64
+"""The same where any device of it has a taint (ResourceSliceMaxDevicesWithTaintsOrConsumesCounters)."""
+
+TAINT_VALUE_MAX_CHARS: Final = 63
+"""The value of a taint has the rules of a label's."""
 
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -120,7 +129,7 @@ def has_taints(spec: SliceSpec) -> bool:
 
 def _split(devices: Sequence[SliceDevice]) -> tuple[tuple[SliceDevice, ...], ...]:
     tainted = any(device.taints for device in devices)
-    size = limits.SLICE_TAINTED_DEVICES_MAX if tainted else limits.SLICE_DEVICES_MAX
+    size = SLICE_TAINTED_DEVICES_MAX if tainted else SLICE_DEVICES_MAX
     return tuple(tuple(devices[at : at + size]) for at in range(0, len(devices), size)) or ((),)
 
 
@@ -135,4 +144,4 @@ def _device(offered: OfferedDevice, driver: str, *, tainted: bool) -> SliceDevic
 def _label_value(text: str) -> str:
     """`text` as a taint's value, which has the rules of a label's."""
     plain = _NOT_OF_A_LABEL.sub("-", text).strip("_.-")
-    return plain[: limits.TAINT_VALUE_MAX_CHARS].rstrip("_.-")
+    return plain[:TAINT_VALUE_MAX_CHARS].rstrip("_.-")

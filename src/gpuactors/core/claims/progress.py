@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -32,6 +33,9 @@ from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
+
+CLAIM_TOMBSTONE_S: Final = 90.0
+"""90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -207,7 +211,7 @@ def _further(
             acts = driver.undoing(state, claims.entries[uid])
             return driver.with_claims(state, with_acts(claims, claims.entries[uid], acts)), []
         case ClaimState.TOMBSTONE if entry.retry_at == math.inf:
-            remembered = replace(entry, retry_at=at + limits.CLAIM_TOMBSTONE_S)
+            remembered = replace(entry, retry_at=at + CLAIM_TOMBSTONE_S)
             after = driver.with_claims(state, with_entry(claims, remembered))
             return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)
         case ClaimState.TOMBSTONE if any(call.prepares for call in calls):

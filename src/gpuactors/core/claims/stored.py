@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from gpuactors import limits
 from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError
 from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
@@ -37,6 +36,9 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import CHANNELS_MAX, ClaimedDomain, DomainUid, ImexFacts, device_of
 from gpuactors.core.values.model import PciAddress, is_pci_address
 from gpuactors.core.values.names import is_domain_id
+
+EARLIER_CLAIMS_MAX: Final = 1024
+"""Claims of earlier boots of which the model of each device is remembered: four of a node with 256 GPUs."""
 
 T = TypeVar("T")
 
@@ -104,7 +106,7 @@ def models_of(checkpoint: Checkpoint) -> ClaimedModels:
         found.pop(uid, None)
         if models:
             found[uid] = models
-    return dict([*found.items()][-limits.EARLIER_CLAIMS_MAX :])
+    return dict([*found.items()][-EARLIER_CLAIMS_MAX:])
 
 
 def _models_of(

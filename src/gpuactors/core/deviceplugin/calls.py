@@ -81,6 +81,14 @@ from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.values.status import Holding, Reason, causes_of
 
+ADMISSION_READ_S: Final = 0.1
+"""How often kubelet's ledger is read while an Allocate waits for a device that a pod has just been given
+(`limits.ADMISSION_S`)."""
+
+PRE_START_WAIT_S: Final = 25.0
+"""How long PreStartContainer waits for the previous holder to close the device: under kubelet's 30 s. A wait ends at
+once, after a refusal kubelet retries in 12 to 15 s."""
+
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
 _FORGOTTEN: Final = (
@@ -101,7 +109,7 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
             wait_s = limits.LATE_CALL_S if is_late else limits.CALL_DEADLINE_S
             kind, requests = CallKind.ALLOCATE, event.requests
         case PreStartAsked():
-            kind, requests, wait_s = CallKind.PRE_START, (event.devices,), limits.PRE_START_WAIT_S
+            kind, requests, wait_s = CallKind.PRE_START, (event.devices,), PRE_START_WAIT_S
     known = devices_by_id(state, event.resource)
     ids = [i for request in requests for i in request]
     refused = _unserved(state, kind) or _refused_at_once(state, event.resource, ids, known)
@@ -139,7 +147,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
             state = _with_read(state, doubting, at)
             continue
         if isinstance(answer, _Awaited):
-            refresh = state.kubelet.ledger.refresh.due_by(at + limits.ADMISSION_READ_S)
+            refresh = state.kubelet.ledger.refresh.due_by(at + ADMISSION_READ_S)
             state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
             continue
         if answer is None:  # the previous holder has not released it yet

@@ -15,8 +15,12 @@ from typing import Final, Generic, TypeVar, final
 
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.core.values.model import DeviceId
+
+PREFERENCE_STEPS_MAX: Final = 20_000
+"""Steps of the search for the fewest NUMA nodes and PCIe roots, over all containers of one GetPreferredAllocation:
+about 10 ms, in which kubelet's other calls wait. A node with 16 GPUs takes tens of them, the worst one of 32 some
+thousands; after that the fullest NUMA nodes and roots are taken."""
 
 Place = TypeVar("Place", int, str)
 """A NUMA node or a PCIe root."""
@@ -42,7 +46,7 @@ class Group(Struct, frozen=True, gc=False):
 class Search:
     """The work that one call may still do, on all its containers together."""
 
-    def __init__(self, steps_max: int = limits.PREFERENCE_STEPS_MAX) -> None:
+    def __init__(self, steps_max: int = PREFERENCE_STEPS_MAX) -> None:
         self.steps = 0
         """Sets of places tried, and shifts done for them."""
         self._steps_max = steps_max

@@ -47,6 +47,12 @@ from gpuactors.core.values.quote import quoted_id, quoted_ids
 from gpuactors.core.values.remade import is_same_keys, same_if_equal, those
 from gpuactors.core.values.status import Reason
 
+HISTORY_ENTRIES: Final = 20
+"""How many changes of a device's health and reason are kept for `explain`: a few hours of an unsteady one."""
+
+HISTORY_UNKNOWN_MAX: Final = 64
+"""The history is kept for so many IDs in kubelet's ledger that mean no function of this node, or not any more."""
+
 _ID: Final = attrgetter("id")
 _ADDRESS: Final = attrgetter("address")
 _HEALTH: Final = attrgetter("health")
@@ -407,10 +413,10 @@ def _recorded(
             change = Transition(at, now.health, now.reason, now.cause)
         else:
             continue
-        history[address] = (*history.pop(address, ()), change)[-limits.HISTORY_ENTRIES :]
+        history[address] = (*history.pop(address, ()), change)[-HISTORY_ENTRIES:]
     seen = state.host.seen
     unknown = [] if history.keys() <= seen.keys() else [address for address in history if address not in seen]
-    for address in unknown[: -limits.HISTORY_UNKNOWN_MAX]:  # the longest unchanged
+    for address in unknown[:-HISTORY_UNKNOWN_MAX]:  # the longest unchanged
         del history[address]
     return history
 

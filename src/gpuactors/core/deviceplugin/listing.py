@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -38,6 +39,9 @@ from gpuactors.core.values.model import (
     is_news_for_kubelet,
 )
 
+KUBELET_LIST_ID_MAX_CHARS: Final = 256
+"""The part of an ID in kubelet's list that is compared and kept (another plugin's may have 4 MiB); ours have 12."""
+
 SWITCH_OFF = (
     "find the other plugin of this resource (NVIDIA's sandbox device plugin, for instance) and switch it off: "
     "one resource has one plugin"
@@ -50,7 +54,7 @@ _EXAMPLES = 2
 def comparable(ids: Iterable[str]) -> tuple[DeviceId, ...]:
     """IDs in the form in which two lists are compared: in order, each once, and bounded in number and length, as
     another plugin's list may be of any size."""
-    cut = {device[: limits.KUBELET_LIST_ID_MAX_CHARS] for device in ids}
+    cut = {device[:KUBELET_LIST_ID_MAX_CHARS] for device in ids}
     return tuple(DeviceId(device) for device in heapq.nsmallest(limits.CALL_DEVICES_MAX, cut))
 
 

@@ -24,6 +24,30 @@ from gpuactors import limits
 from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import PluginState
 
+STREAM_OPEN_DEADLINE_S: Final = 10.0
+"""From Register's answer to kubelet's ListAndWatch; seen within milliseconds. Then we register again."""
+
+REGISTER_BACKOFF_S: Final = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits before registering again, by the number of failures in a row; the last one repeats for ever. After a stream
+that lasted there is none: 0 to 100 ms between a stream's end and Register lost 0 of 189 registrations. The next ones
+are short because kubelet.sock exists for a moment before kubelet listens on it."""
+
+STREAM_STABLE_S: Final = 5.0
+"""A stream that ended sooner than this after it opened counts as a failed registration, so that a kubelet that drops
+the stream at once leads to no tight loop."""
+
+OLD_STREAM_GRACE_S: Final = 0.5
+"""A new kubelet.sock while a stream of the old kubelet is still open: how long its end may take to be noticed (it comes
+within milliseconds) before we end it ourselves and register."""
+
+KUBELET_LIST_TAKEN_S: Final = 1.0
+"""A device list sent so long ago is kubelet's as well, unless kubelet has another one; it takes milliseconds. The two
+are compared no more often than this, however often the ledger is read."""
+
+DESERTED_MAX_S: Final = 20.0
+"""The longest wait of `limits.CONTEND_BACKOFF_S` where kubelet has no healthy device of the resource at all: there is
+no other plugin to contend with, and each further second is one without GPUs on this node."""
+
 AGAINST: Final = 2
 """The number of reads in a row with another list than ours that are a contention: one read may come from a device list
 that kubelet was slow to take."""
@@ -129,7 +153,7 @@ def register_answered(plugin: PluginState, register: int, failure: Failure | Non
             plugin,
             registering=False,
             register_failures=failures,
-            retry_at=at + _backoff(limits.REGISTER_BACKOFF_S, failures),
+            retry_at=at + _backoff(REGISTER_BACKOFF_S, failures),
             problem=failure,
         )
     plugin = replace(plugin, registering=False, accepted=True)
@@ -139,7 +163,7 @@ def register_answered(plugin: PluginState, register: int, failure: Failure | Non
         return _lost(plugin, at)
     return replace(
         plugin,
-        retry_at=at + limits.STREAM_OPEN_DEADLINE_S,
+        retry_at=at + STREAM_OPEN_DEADLINE_S,
         problem="registered, but kubelet has not opened ListAndWatch yet",
     )
 
@@ -169,13 +193,13 @@ def _lost(plugin: PluginState, at: float) -> PluginState:
     if plugin.listing.reclaims:
         problem = "kubelet's ListAndWatch stream ended while another plugin serves the same resource"
         return _contending(list_changed(replace(plugin, accepted=False, problem=problem), at), at)
-    lasted = at - plugin.stream_opened_at >= limits.STREAM_STABLE_S
+    lasted = at - plugin.stream_opened_at >= STREAM_STABLE_S
     failures = 0 if lasted else plugin.register_failures + 1
     return replace(
         plugin,
         accepted=False,
         register_failures=failures,
-        retry_at=at + _backoff(limits.REGISTER_BACKOFF_S, max(0, failures - 1)),
+        retry_at=at + _backoff(REGISTER_BACKOFF_S, max(0, failures - 1)),
         problem="kubelet's ListAndWatch stream ended",
     )
 
@@ -187,7 +211,7 @@ def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
     if _is_streaming(plugin):
         return replace(
             plugin,
-            retry_at=at + limits.OLD_STREAM_GRACE_S,
+            retry_at=at + OLD_STREAM_GRACE_S,
             listing=replace(plugin.listing, read=None, against=0),
             problem="a new kubelet is there; the old one's stream is still open",
         )
@@ -249,7 +273,7 @@ def sighted(plugin: PluginState, at: float) -> PluginState:
     """
     after = replace(plugin, listing=replace(plugin.listing, sighted_at=at))
     changed_at = plugin.listing.changed_at
-    crossed = changed_at > plugin.stream_opened_at and at - changed_at < limits.KUBELET_LIST_TAKEN_S
+    crossed = changed_at > plugin.stream_opened_at and at - changed_at < KUBELET_LIST_TAKEN_S
     return _doubted(after) if crossed else after
 
 
@@ -268,7 +292,7 @@ def comparable_from(plugin: PluginState) -> float:
         return math.inf
     listing = plugin.listing
     since = max(listing.changed_at, listing.compared_at, plugin.stream_opened_at)
-    return since + limits.KUBELET_LIST_TAKEN_S
+    return since + KUBELET_LIST_TAKEN_S
 
 
 def not_compared(plugin: PluginState, at: float) -> PluginState:
@@ -335,7 +359,7 @@ def _contending(plugin: PluginState, at: float) -> PluginState:
 
 def _sooner(plugin: PluginState, at: float) -> float:
     """When to register where kubelet has no healthy device: no other plugin serves, so little is lost by it."""
-    wait_s = min(_backoff(limits.CONTEND_BACKOFF_S, plugin.listing.reclaims - 1), limits.DESERTED_MAX_S)
+    wait_s = min(_backoff(limits.CONTEND_BACKOFF_S, plugin.listing.reclaims - 1), DESERTED_MAX_S)
     return min(math.inf if plugin.retry_at is None else plugin.retry_at, at + wait_s)
 
 

@@ -7,8 +7,8 @@ Every entry that owns a device is considered, in whatever state it is.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-from gpuactors import limits
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.domains import label
 from gpuactors.core.state.claims import Entry
@@ -28,6 +28,14 @@ from gpuactors.core.values.domain_reservation import devices_wanted
 from gpuactors.core.values.quote import quoted
 from gpuactors.core.values.reported import Readiness
 from gpuactors.core.values.status import Conflict, Reason
+
+DAEMON_SETTLES_S: Final = 10.0
+"""10 s. After this time a daemon that was there before the label was added counts as one of this label: Kubernetes'
+DaemonSet controller ends it within a second, if it has seen that the label was away."""
+
+STATUS_SETTLES_S: Final = 5.0
+"""5 s. What the status of a ComputeDomain says, where no clique says it, is of a daemon that was prepared so long
+before, and is not made of a clique that has lacked it for so long: NVIDIA's controller writes the status every 2 s."""
 
 
 def conflict(domains: Domains, entry: Entry) -> Conflict | None:
@@ -252,14 +260,14 @@ def _is_of_now(domains: Domains, uid: DomainUid, view: DomainView) -> bool:
     if facts is not None and not facts.clique_id:
         return True
     prepared_at = max((entry.changed_at for entry in _daemons(domains, uid)), default=math.inf)
-    return view.read_at >= max(prepared_at, view.unready_since) + limits.STATUS_SETTLES_S
+    return view.read_at >= max(prepared_at, view.unready_since) + STATUS_SETTLES_S
 
 
 def has_daemon(domains: Domains, domain: DomainUid) -> bool:
     """The claim of the domain's daemon on this node is prepared. One that was there before the label is being ended,
     unless it is still there some time later."""
     view, label_now = domains.known.get(domain), domains.label
-    is_settled = view is not None and view.read_at >= label_now.added_at + limits.DAEMON_SETTLES_S
+    is_settled = view is not None and view.read_at >= label_now.added_at + DAEMON_SETTLES_S
     return any(is_settled or entry.name.uid not in label_now.before for entry in _daemons(domains, domain))
 
 

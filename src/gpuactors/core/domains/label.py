@@ -21,7 +21,6 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core import requests
 from gpuactors.core.events.domains import LabelPatched
 from gpuactors.core.requests import Failure
@@ -42,6 +41,23 @@ from gpuactors.core.values.domain import (
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
+
+LABEL_RETRY_S: Final = 1.0
+"""1 s. After a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row."""
+
+LABEL_READ_S: Final = 600.0
+"""10 min. The node's label is read again by itself while a claim holds it. The watch of the Node shows a change at
+once; more often, and 5,000 nodes would ask for nothing all the time."""
+
+LABEL_LINGERS_S: Final = 5.0
+"""5 s. The node's label stays for so long after the last claim of its domain: at a hand-over of the channel the next
+claim comes 50 to 500 ms later (as measured), and NVIDIA's daemon ends where the label is away for 50 ms."""
+
+LABEL_CONFLICTS_MAX: Final = 3
+"""Patches in a row that meet another label than was read; after that there is a pause before each next one."""
+
+LABELS_KEPT: Final = 64
+"""Values of the label that are remembered as ours, the last ones: one for each domain that had a claim here."""
 
 _NEEDS: Final = OWNING - {ClaimState.RESERVED, ClaimState.RELEASING}
 """The states in which a channel's claim needs the label: its intent is on disk, and it is not being released."""
@@ -185,7 +201,7 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
         domains = asked(domains)
         return replace(domains, label=replace(domains.label, patch=patch)), lines
     if (of.kept or label.value is not None) and label.refresh.due_at == math.inf:
-        label = replace(label, refresh=label.refresh.due_by(at + limits.LABEL_READ_S))
+        label = replace(label, refresh=label.refresh.due_by(at + LABEL_READ_S))
     return replace(domains, label=label), lines
 
 
@@ -199,7 +215,7 @@ def _lingering(
     if patch is None or patch.change is LabelChange.ADD or of.kept or not is_on:
         return replace(domains, label=replace(label, lingers_until=math.inf)), patch
     if label.lingers_until == math.inf:
-        label = replace(label, lingers_until=at + limits.LABEL_LINGERS_S)
+        label = replace(label, lingers_until=at + LABEL_LINGERS_S)
     return replace(domains, label=label), patch if label.lingers_until <= at else None
 
 
@@ -308,7 +324,7 @@ def patched(domains: Domains, answer: LabelPatched, at: float) -> tuple[Domains,
 def _conflicted(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     """The label was not as it was read: it is read and decided anew, at once the first times."""
     label = replace(label, conflicts=label.conflicts + 1, problem=reason)
-    if label.conflicts >= limits.LABEL_CONFLICTS_MAX:
+    if label.conflicts >= LABEL_CONFLICTS_MAX:
         return _failed(domains, label, reason, at)
     line = Log(Level.INFO, "label.conflicted", {"label": LABEL, "reason": reason})
     return asked(replace(domains, label=replace(label, refresh=label.refresh.answered()))), [line]
@@ -316,9 +332,7 @@ def _conflicted(domains: Domains, label: Label, reason: str, at: float) -> tuple
 
 def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:
     level = Level.DEBUG if reason == domains.label.problem else Level.WARNING
-    label = replace(
-        label, refresh=label.refresh.answered(), problem=reason, retry_at=at + limits.LABEL_RETRY_S
-    )
+    label = replace(label, refresh=label.refresh.answered(), problem=reason, retry_at=at + LABEL_RETRY_S)
     return replace(domains, label=label), [Log(level, "label.failed", {"label": LABEL, "reason": reason})]
 
 
@@ -333,7 +347,7 @@ def _daemons(domains: Domains) -> frozenset[ClaimUid]:
 
 
 def _with_ours(label: Label, value: str) -> tuple[str, ...]:
-    return (*(v for v in label.ours if v != value), value)[-limits.LABELS_KEPT :]
+    return (*(v for v in label.ours if v != value), value)[-LABELS_KEPT:]
 
 
 def _answered(domains: Domains, label: Label) -> Domains:

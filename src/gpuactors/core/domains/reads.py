@@ -12,7 +12,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.domains import label
 from gpuactors.core.events.domains import DomainRead
 from gpuactors.core.requests import Failure, Refresh, asked
@@ -21,6 +20,12 @@ from gpuactors.core.state.domains import Domains, DomainView, ImexView
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode, DomainSettings, DomainUid, ImexFacts
 from gpuactors.core.values.effects import Effect, Level, Log
+
+IMEX_RETRY_S: Final = 60.0
+"""60 s. A node without IMEX is asked again: its driver may be loaded later."""
+
+DOMAIN_READ_S: Final = 2.0
+"""2 s. A compute domain is read again by itself while a claim waits for it: a watch may have been lost."""
 
 _WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
 """The states in which a claim waits for what is read here."""
@@ -123,7 +128,7 @@ def on_state_changed(domains: Domains, at: float) -> Domains:
         if view.refresh.outstanding is None and is_old and not view.problem:
             domains = domain_asked(domains, uid)
         elif view.refresh.outstanding is None and view.refresh.due_at == math.inf:
-            soon = view.refresh.due_by(at + limits.DOMAIN_READ_S)
+            soon = view.refresh.due_by(at + DOMAIN_READ_S)
             domains = replace(domains, known={**domains.known, uid: replace(view, refresh=soon)})
     imex = domains.imex
     if waited and not imex.number and not imex.problem and imex.refresh.outstanding is None:
@@ -140,9 +145,9 @@ def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
     is_host = settings is not None and settings.mode is DomainMode.HOST_MANAGED
     is_incomplete = imex.facts is not None and (imex.facts.unknown or imex.facts.unmanaged)
     if is_waited_for and (is_host or imex.problem or is_incomplete):
-        return limits.DOMAIN_READ_S
+        return DOMAIN_READ_S
     is_missing = imex.problem or is_incomplete or (imex.facts is not None and imex.facts.absent)
-    return limits.IMEX_RETRY_S if is_missing else math.inf
+    return IMEX_RETRY_S if is_missing else math.inf
 
 
 def due(domains: Domains, at: float) -> Domains:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import islice
+from typing import Final
 
 from msgspec import Struct
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ResourceName, Role
 from gpuactors.core.values.quote import quoted_name
-from gpuactors.limits import CLASSES_TOLD_MAX
+
+CLASSES_TOLD_MAX: Final = 16
+"""DeviceClasses with a resource of gpuactors that are named; a cluster has some ten classes, and whoever makes a
+thousand of that kind would fill the log."""
 
 REMEDY = (
     "rename one of the two (--resource-name here, spec.extendedResourceName in the class), remove that field from the "

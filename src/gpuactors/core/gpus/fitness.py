@@ -16,7 +16,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.events.claims import FitnessChecked
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.gpus import Fitness, Gpus
@@ -26,6 +25,13 @@ from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Reason
+
+FITNESS_CHECK_S: Final = 60.0
+"""60 s. Time between two checks whether a claim could bind a GPU on its host's driver."""
+
+FITNESS_RETRY_S: Final = 15.0
+"""15 s. The same while it could not: the reason is to go away soon after its cause. What is due within this time is
+checked together, in one pass over all processes: five passes a minute at most, unless GPUs change."""
 
 _REASONS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.IN_USE: Cause.IN_USE_ON_HOST,
@@ -62,7 +68,7 @@ def due(gpus: Gpus, at: float) -> Gpus:
     times are soon checked together."""
     if gpus.check_at > at:
         return gpus
-    by = at + limits.FITNESS_RETRY_S
+    by = at + FITNESS_RETRY_S
     devices = tuple(a for a, known in gpus.fitness.items() if known.due_at <= by and a not in gpus.reserved)
     number = gpus.claims.last + 1
     gpus = replace(gpus, claims=replace(gpus.claims, last=number))
@@ -90,7 +96,7 @@ def with_findings(gpus: Gpus, findings: Iterable[FitnessFinding], at: float) -> 
             found = None
         elif (cause := _REASONS.get(finding.fault)) is not None:
             found = Reason(cause, finding.reason)
-        again_s = limits.FITNESS_RETRY_S if found is not None else limits.FITNESS_CHECK_S
+        again_s = FITNESS_RETRY_S if found is not None else FITNESS_CHECK_S
         fitness[finding.device] = Fitness(at + again_s, found)
         lines += _logged(finding.device, before.found, found)
     return _planned(gpus, fitness, gpus.fitness_check), lines

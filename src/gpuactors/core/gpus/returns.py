@@ -17,7 +17,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, Entry, OwedReturn, one_of_each_group
@@ -28,6 +27,9 @@ from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Field, Level, Log
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.remade import changed_keys, other_keys
+
+RETURN_RETRY_S: Final = 15.0
+"""15 s. A return that is owed as the driver is not loaded is tried again: some readlinks, and no process."""
 
 UNSEEN: Final = -1
 """In `Gpus.settled`: since the checkpoint was read the function has not been looked for."""
@@ -150,7 +152,7 @@ def as_returned(entry: Entry, first: OriginalDriver) -> OriginalDriver:
 
 def owed_by(gpus: Gpus, entry: Entry, number: int, reason: str, at: float) -> Gpus:
     """`gpus` after an act of a claim that ends found that the driver is not loaded."""
-    addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + limits.RETURN_RETRY_S
+    addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + RETURN_RETRY_S
     owed = {
         gpu.address: OwedReturn(_owed(gpus, entry, gpu), entry.name, reason, retry_at=again_at)
         for gpu in one_of_each_group(entry.gpus)
@@ -181,7 +183,7 @@ def begun(gpus: Gpus, address: PciAddress) -> Gpus:
 def put_off(gpus: Gpus, address: PciAddress, at: float, reason: str = "") -> Gpus:
     """`gpus` with the next try of the return later."""
     owed = gpus.owed[address]
-    owed = replace(owed, act=0, retry_at=at + limits.RETURN_RETRY_S, reason=reason or owed.reason)
+    owed = replace(owed, act=0, retry_at=at + RETURN_RETRY_S, reason=reason or owed.reason)
     return replace(gpus, owed={**gpus.owed, address: owed})
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -29,6 +30,28 @@ from gpuactors import limits
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import Asking, CallKind, PciAddress, Pod, Role
 from gpuactors.core.values.owner import Owner
+
+GETS_MAX: Final = 8
+"""Pods that kubelet is asked for with one read of its ledger: it allows a burst of 10 questions, and 100 a second, to
+all clients of PodResources together."""
+
+LIST_S: Final = 3600.0
+"""How often kubelet is asked to list its pods where no pod has come and nothing else leads to it. Not harmless, as said
+above."""
+
+LIST_UNSEEN_S: Final = 300.0
+"""The same where no pod's cgroup is seen: how late it is noticed that another DRA driver has a GPU, if nothing opens
+it."""
+
+LIST_NAMES_S: Final = 10.0
+"""The least time from one List to the next because a pod has come: how late its name is known, and that it has a GPU by
+another driver's claim. On a kubelet without Get also how late a forced deletion is noticed."""
+
+LIST_SOON_S: Final = 5.0
+"""The same for the first pod after twice that time without List."""
+
+LIST_AGAIN_S: Final = 1.0
+"""The least time from one List to the next, if no claim waits for it."""
 
 
 def question(state: NodeState, at: float) -> Asking:
@@ -41,7 +64,7 @@ def question(state: NodeState, at: float) -> Asking:
     if not asking.has_get:
         return replace(asking, pods=())
     if doubted := [a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen]:
-        return replace(asking, pods=tuple(_named(_pods(_of_groups(state, doubted)))[: limits.GETS_MAX]))
+        return replace(asking, pods=tuple(_named(_pods(_of_groups(state, doubted)))[:GETS_MAX]))
     if state.calls.waiting:
         return replace(asking, pods=())
     unplaced = (c.pod for c in state.kubelet.ledger.unplaced if c.pod is not None)
@@ -78,20 +101,20 @@ def list_due_at(state: NodeState) -> float:
     ledger, asking = state.kubelet.ledger, state.kubelet.ledger.asking
     if asking.wanted:
         return -math.inf
-    after = [limits.LIST_S if ledger.books.came else limits.LIST_UNSEEN_S]
+    after = [LIST_S if ledger.books.came else LIST_UNSEEN_S]
     if _has_unknown_user(state):
-        after.append(limits.LIST_AGAIN_S)
+        after.append(LIST_AGAIN_S)
     if ledger.source.is_settling and asking.listed:
         is_early = asking.listed_at < ledger.young.since + limits.LEDGER_SETTLE_S
-        after.append(limits.LEDGER_S if is_early else limits.LIST_NAMES_S)
+        after.append(limits.LEDGER_S if is_early else LIST_NAMES_S)
     if ledger.young.socket is not None and ledger.young.settled_at == math.inf:
         # It may not know its pods, for as long as the API server is away: asked as seldom as it has been so.
-        after.append(max(limits.LIST_NAMES_S, asking.listed_at - ledger.young.since))
+        after.append(max(LIST_NAMES_S, asking.listed_at - ledger.young.since))
     ours = _ours(state)
     is_new = ledger.books.came != asking.came or not all(pod.name for pod in ours)
     if is_new or (ours and not asking.has_get):  # without Get nothing else shows a forced deletion
-        was_quiet = asking.gap_s >= 2 * limits.LIST_NAMES_S
-        after.append(limits.LIST_SOON_S if was_quiet else limits.LIST_NAMES_S)
+        was_quiet = asking.gap_s >= 2 * LIST_NAMES_S
+        after.append(LIST_SOON_S if was_quiet else LIST_NAMES_S)
     return asking.listed_at + min(after)
 
 
@@ -135,7 +158,7 @@ def _next(pods: list[Pod], last: tuple[str, str]) -> list[Pod]:
     """The next ones that are asked for by the clock: a few at a time, as kubelet allows a burst of ten questions to all
     its clients together."""
     later = [pod for pod in pods if _name(pod) > last]
-    return [*later, *(pod for pod in pods if _name(pod) <= last)][: limits.GETS_MAX]
+    return [*later, *(pod for pod in pods if _name(pod) <= last)][:GETS_MAX]
 
 
 def _name(pod: Pod) -> tuple[str, str]:

@@ -22,7 +22,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.events.host import (
     FunctionInspected,
     HostChanged,
@@ -33,6 +32,17 @@ from gpuactors.core.events.host import (
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
 from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen
+
+UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
+"""When to repeat an inspection of a function that failed or was incomplete (a missing node, an unreadable attribute);
+the last one repeats. udev's own rules finish in well under a second."""
+
+SHORTAGE_INSPECTION_S: Final = 1.0
+"""How long after an inspection that failed for want of descriptors, memory or threads the next one is requested: an
+Allocate may wait for it, and has CALL_DEADLINE_S."""
+
+SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
 
 _NEVER: Final = Refresh()
 """Neither outstanding nor due."""
@@ -97,7 +107,7 @@ def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
     if event.inspection != state.host.inspections.scan:
         return state
     failures = state.host.inspections.scan_failures
-    wait_s = limits.SCAN_BACKOFF_S[min(failures, len(limits.SCAN_BACKOFF_S) - 1)]
+    wait_s = SCAN_BACKOFF_S[min(failures, len(SCAN_BACKOFF_S) - 1)]
     inspections = replace(state.host.inspections, scan_failures=failures + 1)
     inspections = replace(inspections, whole=inspections.whole.answered(at + wait_s))
     return replace(state, host=replace(state.host, inspections=inspections))
@@ -262,7 +272,7 @@ def _settle(
             due_at = math.inf
             if failed or not complete:  # with growing waits, without end
                 attempt = before.attempt + 1 if before is not None else 0
-                waits_s = limits.UNSETTLED_INSPECTIONS_S
+                waits_s = UNSETTLED_INSPECTIONS_S
                 due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
                 retries[address] = Retry(attempt, number)
             inspections = _due(inspections, address, due_at)
@@ -278,7 +288,7 @@ def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspection
 def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
     """A shortage passes, and another inspection costs next to nothing."""
     retries = {**state.host.inspections.retries, failed.address: Retry(0, failed.inspection)}
-    inspections = _due(state.host.inspections, failed.address, at + limits.SHORTAGE_INSPECTION_S)
+    inspections = _due(state.host.inspections, failed.address, at + SHORTAGE_INSPECTION_S)
     return replace(state, host=replace(state.host, inspections=replace(inspections, retries=retries)))
 
 

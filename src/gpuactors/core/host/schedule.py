@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -25,6 +26,15 @@ from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_
 from gpuactors.core.values.inventory import may_be_unbinding
 from gpuactors.core.values.model import Observed, PciAddress
 from gpuactors.core.values.remade import changed_keys, is_same_keys, other_keys
+
+POLL_FAST_S: Final = 0.25
+"""The interval of polls while the release of a group is expected (for POLL_FAST_FOR_S), or a container waits to start:
+how soon a release is seen."""
+
+POLL_FAST_FOR_S: Final = 30.0
+"""How long after the last change of holders (a holder comes or goes, a pod leaves kubelet's ledger, a device is
+allocated) the poll runs every POLL_FAST_S; then every POLL_S (`usage.py`). A pod has 30 s to end by default
+(terminationGracePeriodSeconds), and a process that holds a GPU for longer may hold it for hours."""
 
 
 def ask_ledger(state: NodeState, at: float, *, lists: bool = False) -> NodeState:
@@ -69,7 +79,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     moved = changed_keys(before.index.functions, state.index.functions)
     state = bindings.rebound(before, state, moved)
     if _has_changed(before, state):
-        state = with_polls(state, replace(state.host.polls, fast_until=at + limits.POLL_FAST_FOR_S))
+        state = with_polls(state, replace(state.host.polls, fast_until=at + POLL_FAST_FOR_S))
     unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
     if not unbound.isdisjoint(state.index.owners):
         state = ask_ledger(state, at)
@@ -100,7 +110,7 @@ def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
     polls = state.host.polls
     fast = waited_for or (at < polls.fast_until and _is_wrongly_held(state))
     if fast:
-        return with_polls(state, replace(polls, refresh=polls.refresh.due_by(at + limits.POLL_FAST_S)))
+        return with_polls(state, replace(polls, refresh=polls.refresh.due_by(at + POLL_FAST_S)))
     return state
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors import limits
 from gpuactors.core.events.host import GroupsObserved, SomeGroupsObserved
 from gpuactors.core.host import bindings, schedule
 from gpuactors.core.requests import Refresh
@@ -32,6 +32,14 @@ from gpuactors.core.values.model import (
     Pod,
     Polls,
 )
+
+POLL_S: Final = 2.0
+"""How often the use of the groups is polled normally: how long another process can hold a free GPU before it is listed
+Unhealthy. One poll reads two small files per GPU."""
+
+CLOSING_S: Final = 10.0
+"""How long a closed function has to be suspended again. The reset of a slot takes 2 to 3 s; one that is active for
+longer is so for another reason (`power/control`), and can be opened."""
 
 
 def first_polls() -> Polls:
@@ -74,7 +82,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     seen.update(dict.fromkeys([use.group for use in uses], LastPoll(event.poll, at)))
     for group in groups.keys() - index.polled.keys():
         del groups[group], seen[group]
-    due_at = at + limits.POLL_S if index.polled else math.inf
+    due_at = at + POLL_S if index.polled else math.inf
     of_all = before.of is None
     polls = replace(
         learned,
@@ -107,7 +115,7 @@ def _observed(
     evidence, closing_at = _evidence(use, baselines), None
     if evidence is None and before is not None and before.in_use:
         closing_at = at if before.closing_at is None else before.closing_at
-        closes = at - closing_at < limits.CLOSING_S
+        closes = at - closing_at < CLOSING_S
         evidence = _closing(use, _whole_slots(functions) & before.idle_functions) if closes else None
     if evidence is None and use.unseen and before is not None and before.in_use:
         evidence, closing_at = before.evidence, before.closing_at  # what cannot be read has not ended

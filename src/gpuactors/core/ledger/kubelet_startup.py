@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,6 +44,11 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
 )
+
+LEDGER_API_AWAY_S: Final = 600.0
+"""How long a pod of kubelet's ledger file that has no cgroup counts while this kubelet does not show that it knows the
+API server's pods: after a reboot it starts none of them before the API server answers, and has their devices for them.
+Longer costs a GPU whose pod ended while kubelet was down on a node with no other pod."""
 
 
 class Counted(Struct, frozen=True, gc=False):
@@ -98,7 +104,7 @@ def _has_pods_at(young: KubeletStartup, kubelet: RunningKubelet) -> float:
     these away."""
     if kubelet.socket != young.socket:
         return math.inf
-    return min(young.settled_at, young.since + limits.LEDGER_API_AWAY_S)
+    return min(young.settled_at, young.since + LEDGER_API_AWAY_S)
 
 
 def called(young: KubeletStartup, at: float) -> KubeletStartup:

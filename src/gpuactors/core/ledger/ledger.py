@@ -14,6 +14,7 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from operator import attrgetter, eq, itemgetter
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -41,6 +42,14 @@ from gpuactors.core.values.model import (
     Role,
 )
 from gpuactors.core.values.remade import changed_keys, same_if_equal, those
+
+LIST_HELD_S: Final = 1.0
+"""While a List is wanted, and an Allocate of ours is in flight: when it is looked again whether it may be asked for."""
+
+LEDGER_SETTLING_S: Final = 1.0
+"""How often kubelet's ledger is read while a kubelet that has just started does not list everything that its file
+names: a device that it has listed once counts as ended as soon as it is missing, so each read leaves less to the
+file."""
 
 
 def first_ledger(number: int, *, lists: bool) -> Ledger:
@@ -105,9 +114,9 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
         state = after
     if orphans != state.kubelet.orphans:
         state = replace(state, kubelet=replace(state.kubelet, orphans=orphans))
-    period_s = limits.LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
+    period_s = LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
     due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
-    due_at = min(due_at, max(asking.list_due_at(state), at + limits.LIST_HELD_S))
+    due_at = min(due_at, max(asking.list_due_at(state), at + LIST_HELD_S))
     wished = before.due_at if before.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))

@@ -20,6 +20,16 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.reports.kube_events import KubeEvent
 
+EVENT_BURST: Final = 25
+"""Requests for events in a row: 16 GPUs and their resources at once. client-go's own bound for one object."""
+
+EVENT_REFILL_S: Final = 60.0
+"""One more request after each of these seconds: of 5,000 nodes that all have something to tell all the time 83 a
+second, of which the API server's default limits bear several hundred."""
+
+EVENTS_MAX: Final = 512
+"""Facts that are posted, or were in the last hour: more than twice the functions of the largest nodes."""
+
 
 class Series(Struct, frozen=True, gc=False):
     """One fact, and how often it was posted."""
@@ -50,7 +60,7 @@ class Told(Struct, frozen=True, gc=False):
     """The facts that are posted, or were not long ago. Frozen: each function returns the next one."""
 
     series: Mapping[KubeEvent, Series] = field(default_factory=dict)
-    tokens: float = limits.EVENT_BURST
+    tokens: float = EVENT_BURST
     filled_at: float = -math.inf
     """When the bucket was last filled."""
 
@@ -61,20 +71,20 @@ NOTHING_TOLD: Final = Told()
 def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
     """Take the facts that hold at this time, EVENTS_MAX at most. A fact that no longer holds is remembered as long as
     the API server has its event."""
-    holds = frozenset(wanted[: limits.EVENTS_MAX])
+    holds = frozenset(wanted[:EVENTS_MAX])
     series = {
         event: known if event in holds else replace(known, since=math.inf)
         for event, known in told.series.items()
         if event in holds or known.told_at + limits.EVENT_TTL_S > at
     }
-    for event in wanted[: limits.EVENTS_MAX]:
+    for event in wanted[:EVENTS_MAX]:
         known = series.get(event, Series(math.inf))
         if event.happened_at is None:
             series[event] = replace(known, since=min(known.since, at))
         else:
             series[event] = replace(known, since=event.happened_at, lasts=False)
     gone = sorted((s.told_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
-    for _, _, event in gone[: max(0, len(series) - limits.EVENTS_MAX)]:
+    for _, _, event in gone[: max(0, len(series) - EVENTS_MAX)]:
         del series[event]
     return replace(told, series=series)
 
@@ -94,7 +104,7 @@ def next_at(told: Told) -> float:
     first = min((series.due_at for series in told.series.values()), default=math.inf)
     if first == math.inf or told.tokens >= 1.0:
         return first
-    return max(first, told.filled_at + (1.0 - told.tokens) * limits.EVENT_REFILL_S)
+    return max(first, told.filled_at + (1.0 - told.tokens) * EVENT_REFILL_S)
 
 
 def posted(told: Told, event: KubeEvent, count: int, at: float) -> Told:
@@ -112,5 +122,5 @@ def failed(told: Told, event: KubeEvent, until: float) -> Told:
 
 def _filled(told: Told, at: float) -> Told:
     passed_s = at - told.filled_at if math.isfinite(told.filled_at) else 0.0
-    tokens = min(float(limits.EVENT_BURST), told.tokens + passed_s / limits.EVENT_REFILL_S)
+    tokens = min(float(EVENT_BURST), told.tokens + passed_s / EVENT_REFILL_S)
     return replace(told, tokens=tokens, filled_at=at)

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from gpuactors import limits
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_subdomain
+
+RESOURCE_NAME_MAX_CHARS: Final = 63
+"""The part after the slash: a Kubernetes label value."""
 
 DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8086": "intel.com"}
 """Domain of the resource by PCI vendor; any other vendor's is `pci-<vendor>`."""
@@ -23,7 +25,7 @@ ENV_PREFIX: Final = "PCI_RESOURCE_"
 """KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
 
 _ID = re.compile(r"[0-9a-f]{4}")
-_QUALIFIED = rf"(?=.{{1,{limits.RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+_QUALIFIED = rf"(?=.{{1,{RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _KUBERNETES: Final = "kubernetes.io"
 _QUOTA: Final = "requests."
 """How a resource begins in a ResourceQuota."""
@@ -62,7 +64,7 @@ def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
     domain, slash, name = resource.partition("/")
     if not slash or not is_subdomain(_QUOTA + domain) or not re.fullmatch(_QUALIFIED, name):
         raise ValueError(
-            f"{resource!r} is no resource: write a DNS name, a slash, and at most {limits.RESOURCE_NAME_MAX_CHARS} "
+            f"{resource!r} is no resource: write a DNS name, a slash, and at most {RESOURCE_NAME_MAX_CHARS} "
             "letters, digits, -, _ and ., with a letter or digit at both ends, for example example.com/h100"
         )
     if domain.endswith(_KUBERNETES) or resource.startswith(_QUOTA):
@@ -85,7 +87,7 @@ def _product(model: str) -> str:
     name = _DROPPED.sub("", _SPACES.sub("_", name))
     # Kubelet wants a letter or digit at both ends (k8s.io/apimachinery util/validation, IsQualifiedName); of
     # "GK110BGL [Tesla K40s] *" an underscore would be left at the end. Cut first: the cut may leave one as well.
-    return name.lstrip("_")[: limits.RESOURCE_NAME_MAX_CHARS].rstrip("_")
+    return name.lstrip("_")[:RESOURCE_NAME_MAX_CHARS].rstrip("_")
 
 
 def _upper(character: str) -> str:

@@ -6,13 +6,16 @@ The name follows from the PCI address alone: it survives a restart, and a hot-pl
 from __future__ import annotations
 
 import re
+from typing import Final
 from uuid import NAMESPACE_DNS, uuid5
 
 from msgspec import Struct
 
-from gpuactors import limits
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Attribute, BlockReason
+
+SLICE_STRING_MAX_BYTES: Final = 64
+"""A string attribute of a device (DeviceAttributeMaxValueLength)."""
 
 STANDARD = "resource.kubernetes.io/"
 """The prefix of the attributes that Kubernetes defines (k8s.io/dynamic-resource-allocation/deviceattribute)."""
@@ -105,5 +108,5 @@ def attribute(value: str | int | bool) -> Attribute:
             return Attribute("int", value)
         case str():
             # The server counts bytes; a character that would be cut in half is left out.
-            short = value.encode()[: limits.SLICE_STRING_MAX_BYTES].decode(errors="ignore")
+            short = value.encode()[:SLICE_STRING_MAX_BYTES].decode(errors="ignore")
             return Attribute("string", short)

@@ -7,13 +7,16 @@ that turn the direction of writing, or megabytes, and it ends up in the log, on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from gpuactors.limits import (
-    QUOTED_ID_CHARS_MAX,
-    QUOTED_ITEMS_MAX,
-    QUOTED_NAME_CHARS_MAX,
-    QUOTED_TEXT_CHARS_MAX,
-)
+from gpuactors.limits import QUOTED_ITEMS_MAX, QUOTED_NAME_CHARS_MAX
+
+QUOTED_ID_CHARS_MAX: Final = 64
+"""Characters of a device's ID, a driver's or a process's name in a sentence: three times a PCI address."""
+
+QUOTED_TEXT_CHARS_MAX: Final = 1000
+"""Characters of another program's error text in a sentence; half of what gRPC carries of one
+(GRPC_STATUS_TEXT_MAX_CHARS in `grpc_trio/limits.py`)."""
 
 
 def printable(text: str) -> str:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
+
+SLICE_ATTRIBUTES_MAX: Final = 32
+"""Attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 
 
 class ServerKeepsTaints(StrEnum):

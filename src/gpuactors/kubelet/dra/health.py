@@ -15,13 +15,23 @@ from typing import Final, final
 
 import trio
 
-from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import TrioService
 from gpuactors.kubelet.pb.dra_health_v1 import v1
 from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1
+
+HEALTH_AGAIN_S: Final = 20.0
+"""20 s. A list of health is sent again after it: kubelet's own default takes a device for Unknown after 30 s."""
+
+HEALTH_TIMEOUT_S: Final = 60
+"""60 s. After it kubelet takes a device for Unknown: a list may be lost and the next one late."""
+
+assert 2 * HEALTH_AGAIN_S < HEALTH_TIMEOUT_S
+
+HEALTH_MESSAGE_MAX_BYTES: Final = 1024
+"""The reason of a device in a list of health. Kubelet's bound is 1024 characters; ours counts their bytes."""
 
 HealthReader = LatestReader[tuple[DeviceHealth, ...]]
 
@@ -56,7 +66,7 @@ class HealthV1(TrioService, v1.DraResourceHealthBase):
                             device=v1.DeviceIdentifier(pool_name=d.pool, device_name=d.device),
                             health=_V1[d.health],
                             last_updated_time=int(self._now()),
-                            health_check_timeout_seconds=limits.HEALTH_TIMEOUT_S,
+                            health_check_timeout_seconds=HEALTH_TIMEOUT_S,
                             message=_message(d.message),
                         )
                         for d in devices
@@ -83,7 +93,7 @@ class HealthV1alpha1(TrioService, v1alpha1.DraResourceHealthBase):
                             device=v1alpha1.DeviceIdentifier(pool_name=d.pool, device_name=d.device),
                             health=_V1ALPHA1[d.health],
                             last_updated_time=int(self._now()),
-                            health_check_timeout_seconds=limits.HEALTH_TIMEOUT_S,
+                            health_check_timeout_seconds=HEALTH_TIMEOUT_S,
                             message=_message(d.message),
                         )
                         for d in devices
@@ -96,17 +106,17 @@ async def _lists(health: HealthReader) -> AsyncGenerator[Sequence[DeviceHealth],
     list holds when there will be no other one."""
     while True:
         try:
-            with trio.move_on_after(limits.HEALTH_AGAIN_S):
+            with trio.move_on_after(HEALTH_AGAIN_S):
                 await health.receive()
         except trio.EndOfChannel:
-            await trio.sleep(limits.HEALTH_AGAIN_S)
+            await trio.sleep(HEALTH_AGAIN_S)
         yield health.value
 
 
 def _message(text: str) -> str:
     """At most HEALTH_MESSAGE_MAX_BYTES in UTF-8, and so no more characters either."""
     encoded = encodable(text).encode()
-    if len(encoded) <= limits.HEALTH_MESSAGE_MAX_BYTES:
+    if len(encoded) <= HEALTH_MESSAGE_MAX_BYTES:
         return encoded.decode()
     mark = "…"
-    return encoded[: limits.HEALTH_MESSAGE_MAX_BYTES - len(mark.encode())].decode(errors="ignore") + mark
+    return encoded[: HEALTH_MESSAGE_MAX_BYTES - len(mark.encode())].decode(errors="ignore") + mark

@@ -36,6 +36,10 @@ from gpuactors.ports.claims import ClaimCaller, PluginStatus
 from gpuactors.ports.errors import KubeletError
 from gpuactors.process.logger import get_logger
 
+PLUGIN_SOCKETS_CHECK_S: Final = 5.0
+"""5 s. How often the two sockets of the DRA plugin are looked for, besides what inotify reports: it says nothing about
+a directory that another one is mounted over. Kubelet notices a gap of 30 s."""
+
 _log: Final = get_logger(__name__)
 
 PLUGINS: Final = "plugins"
@@ -175,7 +179,7 @@ class UnixClaimsEndpoint:
     async def lost(self) -> None:
         with self._watch() as watches:
             while self._api.still_there() and self._registration.still_there():
-                with trio.move_on_after(limits.PLUGIN_SOCKETS_CHECK_S):
+                with trio.move_on_after(PLUGIN_SOCKETS_CHECK_S):
                     await _any(watches)
 
     async def mend(self) -> None:

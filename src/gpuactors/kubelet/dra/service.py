@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 import trio
 
@@ -26,6 +26,10 @@ from gpuactors.core.values.text import encodable
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.ports.claims import ClaimCaller
+
+CALL_CLAIMS_MAX: Final = 256
+"""Claims in one prepare or unprepare: those of one pod that name this driver. More than one for each of a node's GPUs
+are no pod's."""
 
 Done = TypeVar("Done", Prepared, Unprepared)
 OnFailure = Callable[[str, Exception], None]
@@ -103,8 +107,8 @@ class ClaimCalls:
 
 def _problems(claims: Sequence[ClaimMessage]) -> dict[str, str]:
     """Why a claim cannot be asked for, by UID."""
-    if len(claims) > limits.CALL_CLAIMS_MAX:
-        reason = f"{len(claims)} claims in one call: no pod has more than {limits.CALL_CLAIMS_MAX}"
+    if len(claims) > CALL_CLAIMS_MAX:
+        reason = f"{len(claims)} claims in one call: no pod has more than {CALL_CLAIMS_MAX}"
         return {claim.uid: reason for claim in claims}
     times = Counter(claim.uid for claim in claims)
     found = {claim.uid: _problem(claim) for claim in claims}

@@ -16,12 +16,14 @@ from typing import Final, TypeVar, final
 
 from grpclib import GRPCError
 
-from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName, Prepared, PreparedDevice, Unprepared
 from gpuactors.core.values.effects import Refusal, Refused
 from gpuactors.core.values.quote import quoted
 from gpuactors.grpc_trio import Dial, SocketError, open_unix_channel
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
+
+RELAY_CONNECT_S: Final = 1.0
+"""1 s. From dialling the successor to its HTTP/2 SETTINGS, which a daemon that runs sends at once."""
 
 Answer = TypeVar("Answer")
 
@@ -92,7 +94,7 @@ class UnixSuccessor:
         for path in self._later(self._own):
             try:
                 async with open_unix_channel(
-                    path, connect_deadline_s=limits.RELAY_CONNECT_S, dial=self._dial
+                    path, connect_deadline_s=RELAY_CONNECT_S, dial=self._dial
                 ) as channel:
                     return await call(v1.DraPluginStub(channel))
             except (SocketError, GRPCError, OSError):  # it is ending, or not there yet: it is tried again

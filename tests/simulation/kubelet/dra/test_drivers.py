@@ -17,6 +17,7 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.grpc_trio import Server
+from gpuactors.kubelet.dra.health import HEALTH_AGAIN_S
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
@@ -416,9 +417,9 @@ async def test_kubelet_has_the_health_of_each_device_until_the_stream_ends(
         assert trio.current_time() == began, "at once"
         row = view.dra.health[DRIVER, "node-1", "gpu"]
         assert (row.health, row.message, row.timeout_s) == (2, BAD.message, 60)
-        await trio.sleep(limits.HEALTH_AGAIN_S * 10)
+        await trio.sleep(HEALTH_AGAIN_S * 10)
         again = r.kubelet.view.dra.health[DRIVER, "node-1", "gpu"]
-        assert trio.current_time() - again.at <= limits.HEALTH_AGAIN_S, "and again"
+        assert trio.current_time() - again.at <= HEALTH_AGAIN_S, "and again"
         assert not r.kubelet.dra_errors
         await plugin.endpoint.close()
         await r.registered()

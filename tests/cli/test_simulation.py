@@ -27,11 +27,13 @@ def there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def invoked(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["simulate", *words])
+    return CliRunner().invoke(cli, words)
 
 
-@pytest.mark.parametrize("words", [(), ("--list",), ("--scenario", "incident", "--json")])
-def test_simulate_says_in_one_line_what_to_install(there: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("simulate",), ("simulate", "--list"), ("replay", ".", "--html", "page.html")], ids=" ".join
+)
+def test_a_command_that_needs_it_says_in_one_line_what_to_install(there: str, words: tuple[str, ...]) -> None:
     done = invoked(*words)
     assert done.exit_code == EX_UNAVAILABLE
     assert done.stdout == ""
@@ -41,7 +43,7 @@ def test_simulate_says_in_one_line_what_to_install(there: str, words: tuple[str,
     )
 
 
-def test_its_help_is_there_all_the_same_and_no_scenario_is_offered(there: str) -> None:
-    assert "gpuactors[simulation]" in invoked("--help").stdout
+def test_the_help_is_there_all_the_same_and_no_scenario_is_offered(there: str) -> None:
+    assert "gpuactors[simulation]" in invoked("simulate", "--help").stdout
     context = click.Context(cli.commands["simulate"])
     assert completion.scenarios(context, context.command.params[0], "") == []

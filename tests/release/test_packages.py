@@ -27,6 +27,12 @@ from tests.support.patience import patient
 INSTALL_TIMEOUT_S = patient(120.0)
 COMMAND_TIMEOUT_S = patient(60.0)
 
+DATA = {
+    "gpuactors": ("host/data/pci.ids", "host/data/LICENSE.pci.ids"),
+    "gpuactors_simulation": ("replay_page/page.html",),
+}
+"""What else than Python each package has."""
+
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
@@ -58,12 +64,8 @@ def test_a_wheel_holds_one_package_and_its_licences(
         licence = archive.read(f"{information}/licenses/LICENSE")
     assert licence == (CHECKOUT / "LICENSE").read_bytes()
     sources = {str(path.relative_to(CHECKOUT / "src")) for path in (CHECKOUT / "src" / name).rglob("*.py")}
-    data = {
-        "gpuactors/host/data/pci.ids",
-        "gpuactors/host/data/LICENSE.pci.ids",
-        "gpuactors/replay/page.html",
-    }
-    assert names == sources | {f"{name}/py.typed"} | (data if name == "gpuactors" else set())
+    data = {f"{name}/{file}" for file in ("py.typed", *DATA[name])}
+    assert names == sources | data
 
 
 def test_the_distributions_say_the_same_of_the_project() -> None:

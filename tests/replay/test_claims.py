@@ -14,8 +14,9 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
-from gpuactors.replay.lanes import statuses
-from gpuactors.replay.run import replay
+from gpuactors.replay.run import PageFile, replay
+from gpuactors_simulation.replay_page.lanes import statuses
+from gpuactors_simulation.replay_page.page import Page
 from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.observe.recording import RecordedSteps, write
@@ -61,13 +62,12 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replayed(journal: Path, *, device: str | None = None, html: Path | None = None) -> list[str]:
     lines: list[str] = []
-    shown = str(html) if html is not None else None
     code = replay(
         str(journal),
         end=None,
         only_differences=False,
         device=device,
-        html=shown,
+        page_file=PageFile(str(html), Page) if html is not None else None,
         json_lines=False,
         echo=lines.append,
     )

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from gpuactors.core.events.domains import DomainRead
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.domain import DomainSettings
-from gpuactors.replay.domain_lanes import LABEL_KINDS
-from gpuactors.replay.page import DOMAIN_DEVICES_MAX, DOMAIN_KINDS
-from gpuactors.replay.run import DeviceError, replay
+from gpuactors.replay.run import DeviceError, PageFile, replay
+from gpuactors_simulation.replay_page.domain_lanes import LABEL_KINDS
+from gpuactors_simulation.replay_page.page import DOMAIN_DEVICES_MAX, DOMAIN_KINDS, Page
 from tests.core.builders import gpu
 from tests.core.domains.domain_core import (
     DAEMON,
@@ -79,7 +79,7 @@ def replayed(
         end=None,
         only_differences=False,
         device=device,
-        html=str(html) if html is not None else None,
+        page_file=PageFile(str(html), Page) if html is not None else None,
         json_lines=as_json,
         echo=lines.append,
     )

@@ -22,10 +22,10 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.events.kubelet import ForeignSocketsSeen, KubeletGone
 from gpuactors.core.values.model import DeviceId, ResourceName, Token, pci_address
-from gpuactors.replay.page import Page
 from gpuactors.replay.reading import JOURNAL_LINE_MAX_BYTES, Damage, JournalError
 from gpuactors.replay.run import PageError, TimeError
 from gpuactors.replay.text import Text
+from gpuactors_simulation.replay_page.page import Page
 from tests.core.builders import H100, gpu
 from tests.observe.recording import QuietNode, RecordedCore, story, write
 from tests.replay.test_replay import Replayed, change, moments

@@ -24,7 +24,8 @@ from gpuactors.replay.counts import Counts, counts_of
 from gpuactors.replay.play import Began, Played, Resumed, play
 from gpuactors.replay.progress import ReplayProgress
 from gpuactors.replay.reading import Damage, JournalError, Meter, files_to_read
-from gpuactors.replay.run import DeviceError, TimeError, replay, wall_of
+from gpuactors.replay.run import DeviceError, PageFile, TimeError, replay, wall_of
+from gpuactors_simulation.replay_page.page import Page
 from tests.core.builders import H100
 from tests.observe.recording import QuietNode, RecordedCore, story, write
 
@@ -50,7 +51,7 @@ class Replayed:
             end=end,
             device=device,
             only_differences=diff,
-            html=str(html) if html is not None else None,
+            page_file=PageFile(str(html), Page) if html is not None else None,
             json_lines=as_json,
             echo=self.lines.append,
         )

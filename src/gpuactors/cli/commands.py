@@ -3,9 +3,9 @@ codes.
 
 Exit codes: 0 done; 1 a simulated scenario failed, there is no such GPU, a replay differs, or `doctor` has a FAIL; 2
 wrong usage; 65 no journal that can be replayed (EX_DATAERR); 69 the host cannot be read, kubelet's directory was never
-there, or the simulation is not installed (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or standard
-output cannot be written (EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h); 141 whoever reads the output
-has closed the pipe, as `head` does: as if SIGPIPE had ended the command.
+there, or gpuactors[simulation] is not installed (EX_UNAVAILABLE); 70 a bug in gpuactors (EX_SOFTWARE); 73 a file or
+standard output cannot be written (EX_CANTCREAT); 78 wrong configuration (EX_CONFIG, sysexits.h); 141 whoever reads the
+output has closed the pipe, as `head` does: as if SIGPIPE had ended the command.
 """
 
 from __future__ import annotations
@@ -219,10 +219,7 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. It needs the package
     gpuactors[simulation]. Exit code 1: kubelet received a wrong device list, or a claim got a wrong GPU.
     """
-    from gpuactors.cli.simulation import unavailable
-
-    if why := unavailable():
-        fail(why, EX_UNAVAILABLE)
+    _need_simulation()
     from gpuactors_simulation import run as simulation
 
     if list_only:
@@ -270,7 +267,7 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     "--html",
     metavar="FILE",
     default=None,
-    help="Write a page with the timeline of each device to FILE instead.",
+    help="Write a page with the timeline of each device to FILE instead. Needs gpuactors[simulation].",
 )
 @_output(Format.TEXT, Format.JSON)
 def replay(
@@ -289,6 +286,12 @@ def replay(
     """
     from gpuactors.replay import reading, run
 
+    page_file = None
+    if html is not None:
+        _need_simulation()
+        from gpuactors_simulation.replay_page.page import Page
+
+        page_file = run.PageFile(html, Page)
     try:
         code = run.replay(
             journal,
@@ -297,7 +300,7 @@ def replay(
             device=device,
             progress=Progress(sys.stderr),
             only_differences=only_differences,
-            html=html,
+            page_file=page_file,
             json_lines=output == "json",
             echo=click.echo,
         )
@@ -383,6 +386,14 @@ def main() -> NoReturn:
             EX_CANTCREAT,
         )
     raise AssertionError("click ends the process itself")
+
+
+def _need_simulation() -> None:
+    """End the command unless `gpuactors_simulation` can be imported."""
+    from gpuactors.cli.simulation import unavailable
+
+    if why := unavailable():
+        fail(why, EX_UNAVAILABLE)
 
 
 def _columns() -> int:

@@ -1,6 +1,6 @@
-"""Whether the simulation can be used: it is a distribution of its own, `gpuactors[simulation]`.
+"""Whether `gpuactors_simulation` can be used: it is a distribution of its own, `gpuactors[simulation]`.
 
-A file of its own: the command needs it, and the completion of the command.
+A file of its own: two commands need it, and the completion of one.
 """
 
 from __future__ import annotations

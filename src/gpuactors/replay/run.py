@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from gpuactors import limits
 from gpuactors.core.values.domain import device_of
@@ -17,7 +17,6 @@ from gpuactors.core.values.selector import full_address
 from gpuactors.process.plain_files import NotPlainError, replace_plain
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
-from gpuactors.replay.page import Page
 from gpuactors.replay.play import Moment, play, until, wall_seconds
 from gpuactors.replay.progress import Line, ReplayProgress
 from gpuactors.replay.reading import Damage, Meter, files_to_read
@@ -25,6 +24,23 @@ from gpuactors.replay.text import Tally, Text, as_json
 
 EXIT_SAME: Final = 0
 EXIT_DIFFERS: Final = 1
+
+
+class Page(Protocol):
+    """Shows a replay to people. The page is not part of the daemon (`gpuactors_simulation.replay_page`)."""
+
+    def add(self, moment: Moment) -> None:
+        """Take the next moment of the replay."""
+
+    def html(self, tally: Tally) -> str:
+        """Return the page of all moments."""
+
+
+class PageFile(NamedTuple):
+    """Where to write a page, and what makes one of the chosen device, or of all."""
+
+    path: str
+    page_of: Callable[[Chosen | None], Page]
 
 
 class PageError(Exception):
@@ -50,7 +66,7 @@ def replay(
     *,
     end: str | None,
     only_differences: bool,
-    html: str | None,
+    page_file: PageFile | None,
     json_lines: bool,
     echo: Callable[[str], None],
     begin: str | None = None,
@@ -60,8 +76,8 @@ def replay(
     """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
 
     `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address, or
-    the name of a device of compute domains (`channel-0`); `progress` shows how
-    far it has come. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
+    the name of a device of compute domains (`channel-0`); with `page_file` a page is written instead of lines;
+    `progress` shows how far it has come. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
     """
     files, damaged = files_to_read(path)
     first_wall = wall_seconds(files[0].header)
@@ -70,7 +86,7 @@ def replay(
     files = files_within(files, begins, ends)
     only = None if device is None else chosen(device)
     tally, text = Tally(), Text(only_differences, first_wall)
-    page = Page(only) if html is not None else None
+    page = page_file.page_of(only) if page_file is not None else None
     meter = Meter()
     seen: Iterable[Moment] = since(
         until(_with(damaged, play(files, meter, end=math.inf if ends is None else ends)), ends), begins
@@ -95,9 +111,9 @@ def replay(
         if isinstance(only, DeviceOfDomains):
             names = "its ResourceSlice names the devices of compute domains"
         raise DeviceError(f"{only} is in no state of this journal; {names}")
-    if page is not None and html is not None:
-        _write(html, page.html(tally))
-        echo(f"{quoted(html)}: {tally}")
+    if page is not None and page_file is not None:
+        _write(page_file.path, page.html(tally))
+        echo(f"{quoted(page_file.path)}: {tally}")
     elif not json_lines:
         for shown in text.rest():
             echo(shown)

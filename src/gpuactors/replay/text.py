@@ -18,10 +18,18 @@ from gpuactors.core.values.model import DeviceList, Health
 from gpuactors.core.values.quote import printable_json
 from gpuactors.observe.journal_format import encoded_effects
 from gpuactors.replay.counts import counts_of
-from gpuactors.replay.domain_lanes import changes
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
-from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
+from gpuactors.replay.words import (
+    clock,
+    count,
+    day,
+    domain_words,
+    effect_words,
+    event_words,
+    is_worth_reading,
+    process,
+)
 
 _ROUTINE = (
     events.daemon.Ticked,
@@ -86,7 +94,7 @@ def is_quiet(played: Played) -> bool:
         and not (played.differences or played.failure)
         and not any(is_worth_reading(effect) for effect in played.effects)
         and _same_counts(played.before, played.state)
-        and not any(changes(played.before, played.state))
+        and not any(domain_changes(played.before, played.state))
     )
 
 
@@ -174,7 +182,7 @@ class Text:
                 yield f"{indent}list    {resource}: {list_changes(old, new)}"
             if counts != before.get(resource):
                 yield f"{indent}counts  {resource}: {counts}"
-        for what, words in changes(played.before, played.state):
+        for what, words in domain_changes(played.before, played.state):
             yield f"{indent}{what:<7} {words}"
         for difference in played.differences:
             yield f"{indent}DIFFERS: {difference}"
@@ -197,6 +205,23 @@ def _kind(played: Played) -> str:
             return "Node change"
         case _:
             return "ledger read"
+
+
+def domain_changes(before: NodeState, state: NodeState) -> Iterator[tuple[str, str]]:
+    """The changes of the label (`label`) and of compute domains (`domain`) in a step, in words."""
+    if before.domains is state.domains or state.domains.settings is None:
+        return
+    was_label, label = label_report(before.domains), label_report(state.domains)
+    if label != was_label:
+        yield "label", str(label) + (f": {label.problem}" if label.problem else "")
+    was = {found.uid: found for found in domain_reports(before.domains)}
+    now = {found.uid: found for found in domain_reports(state.domains)}
+    for uid, found in now.items():
+        if uid not in was or domain_words(found) != domain_words(was[uid]):
+            yield "domain", f"{found}: {domain_words(found)}"
+    for uid, found in was.items():
+        if uid not in now:
+            yield "domain", f"{found}: no claim of it is left"
 
 
 def list_changes(old: DeviceList, new: DeviceList) -> str:

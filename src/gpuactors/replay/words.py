@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from gpuactors.core import events
+from gpuactors.core.domains.report import DomainReport
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
 from gpuactors.core.state.claims import Entry
@@ -214,6 +215,11 @@ def effect_words(effect: effects.Effect) -> str:
 def claim_words(entry: Entry) -> str:
     """A claim with its state, and why it is not further."""
     return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")
+
+
+def domain_words(found: DomainReport) -> str:
+    """The status of a compute domain, with what is missing."""
+    return f"{found.status}: {found.missing}" if found.missing else str(found.status)
 
 
 def is_worth_reading(effect: effects.Effect) -> bool:

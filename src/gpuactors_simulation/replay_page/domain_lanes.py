@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuactors.core.domains.report import DomainReport, domain_reports, label_report
+from gpuactors.core.domains.report import domain_reports, label_report
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import DomainDevice, DomainUid
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.reported import DomainStatus, LabelStatus
-from gpuactors.replay.lane import Lane
-from gpuactors.replay.words import claim_words
+from gpuactors.replay.words import claim_words, domain_words
+from gpuactors_simulation.replay_page.lane import Lane
 
 LABEL_KINDS: Final[Mapping[LabelStatus, str]] = {
     LabelStatus.UNREAD: "label-unknown",
@@ -104,25 +104,3 @@ def devices_of_claims(state: NodeState) -> dict[DomainDevice, Entry]:
     """The claim that has a device of a compute domain for itself."""
     owning = (entry for entry in state.domains.claims.entries.values() if entry.state in OWNING)
     return {device: entry for entry in owning if entry.domain is not None for device in entry.domain.devices}
-
-
-def domain_words(found: DomainReport) -> str:
-    """The status of a domain, with what is missing."""
-    return f"{found.status}: {found.missing}" if found.missing else str(found.status)
-
-
-def changes(before: NodeState, state: NodeState) -> Iterator[tuple[str, str]]:
-    """The changes of the label (`label`) and of domains (`domain`) in a step, in words."""
-    if before.domains is state.domains or state.domains.settings is None:
-        return
-    was_label, label = label_report(before.domains), label_report(state.domains)
-    if label != was_label:
-        yield "label", str(label) + (f": {label.problem}" if label.problem else "")
-    was = {found.uid: found for found in domain_reports(before.domains)}
-    now = {found.uid: found for found in domain_reports(state.domains)}
-    for uid, found in now.items():
-        if uid not in was or domain_words(found) != domain_words(was[uid]):
-            yield "domain", f"{found}: {domain_words(found)}"
-    for uid, found in was.items():
-        if uid not in now:
-            yield "domain", f"{found}: no claim of it is left"

@@ -18,12 +18,12 @@ from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone
 from gpuactors.core.events.host import HostScanned
 from gpuactors.core.values.model import PciAddress
 from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
-from gpuactors.replay.lanes import statuses
-from gpuactors.replay.page import DOMAIN_KINDS, EVENTS_MAX, KINDS, MARKS, Page
 from gpuactors.replay.play import Played, play
 from gpuactors.replay.reading import files_to_read
-from gpuactors.replay.run import replay
+from gpuactors.replay.run import PageFile, replay
 from gpuactors.replay.text import Tally
+from gpuactors_simulation.replay_page.lanes import statuses
+from gpuactors_simulation.replay_page.page import DOMAIN_KINDS, EVENTS_MAX, KINDS, MARKS, Page
 from tests.core.builders import SETTINGS, gpu
 from tests.observe.recording import WALL, Held, QuietNode, RecordedCore, story, write
 from tests.support.browser import Tab, open_browser
@@ -53,7 +53,12 @@ class Written(Struct, frozen=True):
 def written(journal: Path, page: Path) -> Written:
     printed: list[str] = []
     code = replay(
-        str(journal), end=None, only_differences=False, html=str(page), json_lines=False, echo=printed.append
+        str(journal),
+        end=None,
+        only_differences=False,
+        page_file=PageFile(str(page), Page),
+        json_lines=False,
+        echo=printed.append,
     )
     assert code == 0
     assert printed[0].startswith(f"{page}: ")
@@ -310,7 +315,7 @@ halo."""
 
 
 def test_every_colour_of_text_has_enough_contrast_in_both_schemes() -> None:
-    template = (resources.files("gpuactors.replay") / "page.html").read_text(encoding="utf-8")
+    template = (resources.files("gpuactors_simulation.replay_page") / "page.html").read_text(encoding="utf-8")
     style = template[template.index("<style>") : template.index("</style>")]
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     schemes = {"light": variables(light)}
@@ -411,7 +416,7 @@ def test_an_empty_journal_has_a_page_as_well(tmp_path: Path, tab: Tab) -> None:
 
 
 def test_of_too_many_events_the_last_ones_are_shown(large: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuactors.replay.page.EVENTS_MAX", 100)
+    monkeypatch.setattr("gpuactors_simulation.replay_page.page.EVENTS_MAX", 100)
     page, tally = Page(), Tally()
     files, _ = files_to_read(str(large.journal))
     for moment in play(files):

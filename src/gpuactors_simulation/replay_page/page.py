@@ -23,13 +23,13 @@ from gpuactors.core.values import effects
 from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
-from gpuactors.replay.domain_lanes import DomainLanes, order
-from gpuactors.replay.lane import Lane, Mark
-from gpuactors.replay.lanes import Lanes
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.reading import Damage
 from gpuactors.replay.text import Tally, is_quiet, list_changes
 from gpuactors.replay.words import clock, count, day, effect_words, event_words, is_worth_reading, process
+from gpuactors_simulation.replay_page.domain_lanes import DomainLanes, order
+from gpuactors_simulation.replay_page.lane import Lane, Mark
+from gpuactors_simulation.replay_page.lanes import Lanes
 
 EVENTS_MAX: Final = 20_000
 """Of more events the last ones are shown: a browser still draws so many at once."""

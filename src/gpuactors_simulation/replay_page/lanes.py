@@ -17,9 +17,9 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress, ResourceName, Role
 from gpuactors.replay.counts import counts_of
-from gpuactors.replay.domain_lanes import DomainLanes
-from gpuactors.replay.lane import Lane
 from gpuactors.replay.words import claim_words
+from gpuactors_simulation.replay_page.domain_lanes import DomainLanes
+from gpuactors_simulation.replay_page.lane import Lane
 
 UNHEALTHY: Final = "unhealthy"
 """The kind of a device that a cause of its files or of its list makes Unhealthy, whatever its owner."""

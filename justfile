@@ -200,6 +200,7 @@ _generate TO:
         name=$(basename "$proto" .proto)
         case $name in
             control) to={{ TO }}/control/pb/$name ;;
+            dra_v1beta1 | dra_health_v1alpha1) continue ;; # their messages are those of v1
             *) to={{ TO }}/kubelet/pb/$name ;;
         esac
         rm -rf "$to"

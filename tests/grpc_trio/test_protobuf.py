@@ -14,9 +14,7 @@ from gpuactors.grpc_trio.limits import GRPC_REQUEST_FIELDS_MAX
 from gpuactors.grpc_trio.protobuf import DECODABLE, decode, encode
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as plugin
 from gpuactors.kubelet.pb.dra_health_v1 import v1 as health
-from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1 as old_health
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra
-from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as old_dra
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors.kubelet.pb.podresources import v1 as pods
 from gpuactors.kubelet.translate import CALL_IDS_MAX
@@ -28,9 +26,7 @@ FILES = {
     control: ProtoFile("control.proto", "v1"),
     registration: ProtoFile("pluginregistration.proto", "pluginregistration"),
     dra: ProtoFile("dra_v1.proto", "k8s.io.kubelet.pkg.apis.dra.v1"),
-    old_dra: ProtoFile("dra_v1beta1.proto", "k8s.io.kubelet.pkg.apis.dra.v1beta1"),
     health: ProtoFile("dra_health_v1.proto", "v1"),
-    old_health: ProtoFile("dra_health_v1alpha1.proto", "v1alpha1"),
 }
 
 MESSAGES: list[betterproto2.Message] = [

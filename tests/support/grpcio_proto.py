@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 PROTOS: Final = Path(__file__).resolve().parents[2] / "protos"
 
@@ -48,6 +48,16 @@ class ProtoFile:
 
     def _message(self, name: str) -> Any:
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"{self._package}.{name}"))
+
+    def definition(self) -> descriptor_pb2.FileDescriptorProto:
+        """What the file defines, as if it had no name and no package: to compare two versions of an API."""
+        found = descriptor_pb2.FileDescriptorProto()
+        self._pool.FindFileByName(self._name).CopyToProto(found)
+        found.ClearField("name")
+        found.ClearField("package")
+        return text_format.Parse(
+            str(found).replace(f'".{self._package}.', '".'), descriptor_pb2.FileDescriptorProto()
+        )
 
     def stub(self, channel: grpc.Channel, service: str) -> Mapping[str, Any]:
         """The callables of a service by method name, e.g. `stub(channel, "DevicePlugin")["Allocate"](request)`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final, cast
 
@@ -15,9 +15,8 @@ from trio.testing import MockClock
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
-from gpuactors.kubelet.dra.health import HEALTH_AGAIN_S, HealthReader, HealthV1, HealthV1alpha1
+from gpuactors.kubelet.dra.health import HEALTH_AGAIN_S, Health, HealthReader
 from gpuactors.kubelet.pb.dra_health_v1 import v1
-from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1
 from tests.kubelet.dra.serving import WITHIN_S, Plugin, serving, short_directory
 from tests.support.dra_grpcio import HEALTH, health
 
@@ -29,15 +28,10 @@ GOOD: Final = DeviceHealth("node-1", "gpu-0000-01-00-0", DraHealth.HEALTHY, "")
 BAD: Final = DeviceHealth("node-1", "gpu-0000-02-00-0", DraHealth.UNHEALTHY, "held by process 7")
 ODD: Final = DeviceHealth("node-1", "gpu-0000-03-00-0", DraHealth.UNKNOWN, "not inspected yet")
 
-STREAMS: Final[dict[str, Callable[[HealthReader, Callable[[], float]], AsyncGenerator[Any, None]]]] = {
-    "v1": lambda reader, now: cast(
-        AsyncGenerator[Any, None], HealthV1(reader, now).node_watch_resources(v1.NodeWatchResourcesRequest())
-    ),
-    "v1alpha1": lambda reader, now: cast(
-        AsyncGenerator[Any, None],
-        HealthV1alpha1(reader, now).node_watch_resources(v1alpha1.NodeWatchResourcesRequest()),
-    ),
-}
+
+def stream_of(reader: HealthReader) -> AsyncGenerator[Any, None]:
+    service = Health(reader, trio.current_time)
+    return cast(AsyncGenerator[Any, None], service.node_watch_resources(v1.NodeWatchResourcesRequest()))
 
 
 def watch(served: Plugin, channel: grpc.Channel, version: str) -> Any:
@@ -85,13 +79,12 @@ async def test_every_stream_gets_every_list() -> None:
                     assert len((await following(stream)).devices) == 2
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 async def test_a_quiet_list_is_sent_again_before_kubelet_takes_it_for_unknown(
-    version: str, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     cell = Latest[tuple[DeviceHealth, ...]]((GOOD,))
     with trio.fail_after(1000):
-        async with aclosing(STREAMS[version](cell.subscribe(), trio.current_time)) as stream:
+        async with aclosing(stream_of(cell.subscribe())) as stream:
             sent = [(trio.current_time(), await anext(stream))]
             for _ in range(3):
                 message = await anext(stream)
@@ -101,14 +94,11 @@ async def test_a_quiet_list_is_sent_again_before_kubelet_takes_it_for_unknown(
                 assert [d.last_updated_time for d in message.devices] == [int(at)], "kubelet counts from it"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_change_is_sent_at_once_and_resets_the_time_to_the_next(
-    version: str, autojump_clock: MockClock
-) -> None:
+async def test_a_change_is_sent_at_once_and_resets_the_time_to_the_next(autojump_clock: MockClock) -> None:
     cell = Latest[tuple[DeviceHealth, ...]]((GOOD,))
     with trio.fail_after(1000):
         async with (
-            aclosing(STREAMS[version](cell.subscribe(), trio.current_time)) as stream,
+            aclosing(stream_of(cell.subscribe())) as stream,
             trio.open_nursery() as nursery,
         ):
             await anext(stream)
@@ -125,12 +115,11 @@ async def test_a_change_is_sent_at_once_and_resets_the_time_to_the_next(
             assert trio.current_time() - began == 7 + HEALTH_AGAIN_S
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_the_stream_outlives_the_last_list(version: str, autojump_clock: MockClock) -> None:
+async def test_the_stream_outlives_the_last_list(autojump_clock: MockClock) -> None:
     """Its end makes kubelet forget the devices at once: the last list is repeated until the plugin ends."""
     cell = Latest[tuple[DeviceHealth, ...]]((GOOD,))
     with trio.fail_after(1000):
-        async with aclosing(STREAMS[version](cell.subscribe(), trio.current_time)) as stream:
+        async with aclosing(stream_of(cell.subscribe())) as stream:
             await anext(stream)
             cell.close()
             for _ in range(3):
@@ -139,11 +128,10 @@ async def test_the_stream_outlives_the_last_list(version: str, autojump_clock: M
                 assert trio.current_time() - began == HEALTH_AGAIN_S
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("text", ["x" * 5000, "é" * 1000, "\udcff" * 600])
-async def test_a_reason_is_cut_to_kubelets_1024_characters(version: str, text: str) -> None:
+async def test_a_reason_is_cut_to_kubelets_1024_characters(text: str) -> None:
     cell = Latest[tuple[DeviceHealth, ...]]((DeviceHealth("node-1", "gpu", DraHealth.UNHEALTHY, text),))
-    async with aclosing(STREAMS[version](cell.subscribe(), trio.current_time)) as stream:
+    async with aclosing(stream_of(cell.subscribe())) as stream:
         (device,) = (await anext(stream)).devices
     assert 1000 < len(device.message.encode()) <= 1024
     assert device.message.endswith("…")

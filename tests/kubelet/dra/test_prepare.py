@@ -14,7 +14,7 @@ from gpuactors.core.values.effects import Refused
 from gpuactors.kubelet.dra.service import CALL_CLAIMS_MAX, ClaimCalls
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from tests.kubelet.dra.serving import GPU, WITHIN_S, Core, refused, serving, short_directory
-from tests.support.dra_grpcio import plugin, prepare_request, unprepare_request
+from tests.support.dra_grpcio import HEALTH, PLUGIN, plugin, prepare_request, unprepare_request
 
 VERSIONS = ("v1", "v1beta1")
 A, B, C = (("default", f"claim-{n}", f"uid-{n}") for n in "abc")
@@ -64,6 +64,17 @@ async def test_a_request_without_claims_is_answered_without_entries(version: str
     assert not await unprepare(Core(), version=version)
 
 
+def test_the_messages_of_each_older_version_are_those_of_v1() -> None:
+    """Kubelet's files: code is generated of v1 alone, and serves both."""
+    assert HEALTH["v1alpha1"].definition() == HEALTH["v1"].definition()
+    ours = PLUGIN["v1"].definition()
+    device = next(message for message in ours.message_type if message.name == "Device")
+    share_id = device.field.pop()
+    assert (share_id.name, share_id.number) == ("share_id", 5), "the one difference"
+    device.ClearField("oneof_decl")  # that it is optional
+    assert PLUGIN["v1beta1"].definition() == ours
+
+
 async def test_a_share_id_is_echoed_in_v1_and_v1beta1_has_none() -> None:
     core = Core()
     shared = PreparedDevice(("gpu",), "node-1", "gpu-0000-01-00-0", (), share_id="share-7")
@@ -71,7 +82,8 @@ async def test_a_share_id_is_echoed_in_v1_and_v1beta1_has_none() -> None:
     first, second = (await prepare(core, A))["uid-a"].devices
     assert first.share_id == "share-7"
     assert not second.HasField("share_id"), "absent, not empty"
-    (_, _) = (await prepare(core, A, version="v1beta1"))["uid-a"].devices
+    old, _ = (await prepare(core, A, version="v1beta1"))["uid-a"].devices
+    assert b"share-7" not in old.SerializeToString(), "not as an unknown field either"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,4 +1,4 @@
-"""The health streams of a DRA plugin, v1 and v1alpha1: kubelet writes what it reads here into the status of pods.
+"""The health stream of a DRA plugin, v1 and v1alpha1: kubelet writes what it reads here into the status of pods.
 
 Each message is the complete list. Kubelet takes a device for Unknown when its last update is older than the timeout in
 it (30 s where there is none), and forgets all devices of a driver whose stream has ended. So the list is sent at once
@@ -14,13 +14,14 @@ from contextlib import aclosing
 from typing import Final, final
 
 import trio
+from grpclib.const import Handler
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.text import encodable
 from gpuactors.grpc_trio import TrioService
+from gpuactors.kubelet.dra.service import in_package
 from gpuactors.kubelet.pb.dra_health_v1 import v1
-from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1
 
 HEALTH_AGAIN_S: Final = 20.0
 """20 s. A list of health is sent again after it: kubelet's own default takes a device for Unknown after 30 s."""
@@ -33,27 +34,30 @@ assert 2 * HEALTH_AGAIN_S < HEALTH_TIMEOUT_S
 HEALTH_MESSAGE_MAX_BYTES: Final = 1024
 """The reason of a device in a list of health. Kubelet's bound is 1024 characters; ours counts their bytes."""
 
+PACKAGES: Final = ("v1", "v1alpha1")
+"""Of the service in proto, one for each version that kubelet may call."""
+
 HealthReader = LatestReader[tuple[DeviceHealth, ...]]
 
-_V1: Final = {
+_STATUS: Final = {
     DraHealth.HEALTHY: v1.HealthStatus.HEALTHY,
     DraHealth.UNHEALTHY: v1.HealthStatus.UNHEALTHY,
     DraHealth.UNKNOWN: v1.HealthStatus.UNKNOWN,
 }
-_V1ALPHA1: Final = {
-    DraHealth.HEALTHY: v1alpha1.HealthStatus.HEALTHY,
-    DraHealth.UNHEALTHY: v1alpha1.HealthStatus.UNHEALTHY,
-    DraHealth.UNKNOWN: v1alpha1.HealthStatus.UNKNOWN,
-}
 
 
 @final
-class HealthV1(TrioService, v1.DraResourceHealthBase):
-    """`v1.DRAResourceHealth` (kubelet 1.37). `now` is the time of day in seconds since 1970."""
+class Health(TrioService, v1.DraResourceHealthBase):
+    """`v1.DRAResourceHealth` (kubelet 1.37) and `v1alpha1.DRAResourceHealth` (kubelet 1.34 to 1.36), which has the same
+    messages. `now` is the time of day in seconds since 1970."""
 
     def __init__(self, health: HealthReader, now: Callable[[], float] = time.time) -> None:
         self._health = health
         self._now = now
+
+    def __mapping__(self) -> dict[str, Handler]:
+        methods = super().__mapping__()
+        return {in_package(name, path): handler for name in PACKAGES for path, handler in methods.items()}
 
     async def node_watch_resources(
         self, message: v1.NodeWatchResourcesRequest
@@ -64,34 +68,7 @@ class HealthV1(TrioService, v1.DraResourceHealthBase):
                     devices=[
                         v1.DeviceHealth(
                             device=v1.DeviceIdentifier(pool_name=d.pool, device_name=d.device),
-                            health=_V1[d.health],
-                            last_updated_time=int(self._now()),
-                            health_check_timeout_seconds=HEALTH_TIMEOUT_S,
-                            message=_message(d.message),
-                        )
-                        for d in devices
-                    ]
-                )
-
-
-@final
-class HealthV1alpha1(TrioService, v1alpha1.DraResourceHealthBase):
-    """`v1alpha1.DRAResourceHealth` (kubelet 1.34 to 1.36): the messages of v1."""
-
-    def __init__(self, health: HealthReader, now: Callable[[], float] = time.time) -> None:
-        self._health = health
-        self._now = now
-
-    async def node_watch_resources(
-        self, message: v1alpha1.NodeWatchResourcesRequest
-    ) -> AsyncIterator[v1alpha1.NodeWatchResourcesResponse]:
-        async with aclosing(_lists(self._health.subscribe())) as lists:
-            async for devices in lists:
-                yield v1alpha1.NodeWatchResourcesResponse(
-                    devices=[
-                        v1alpha1.DeviceHealth(
-                            device=v1alpha1.DeviceIdentifier(pool_name=d.pool, device_name=d.device),
-                            health=_V1ALPHA1[d.health],
+                            health=_STATUS[d.health],
                             last_updated_time=int(self._now()),
                             health_check_timeout_seconds=HEALTH_TIMEOUT_S,
                             message=_message(d.message),

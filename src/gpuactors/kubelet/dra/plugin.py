@@ -27,9 +27,9 @@ from gpuactors.grpc_trio import Bind, BoundListener, Dial, Server, bind_unix, co
 from gpuactors.kubelet.binding import Hanging, bound
 from gpuactors.kubelet.dialled import unreachable
 from gpuactors.kubelet.dra.dead_sockets import remove_dead
-from gpuactors.kubelet.dra.health import HealthV1, HealthV1alpha1
+from gpuactors.kubelet.dra.health import Health
 from gpuactors.kubelet.dra.registration import RegistrationService
-from gpuactors.kubelet.dra.service import ClaimCalls, DraPluginV1, DraPluginV1beta1, OnFailure
+from gpuactors.kubelet.dra.service import PACKAGES, ClaimCalls, DraPlugin, OnFailure
 from gpuactors.kubelet.dra.successor import LaterSockets, UnixSuccessor, later_sockets
 from gpuactors.kubelet.sockets import Changes, directory_of_the_node
 from gpuactors.ports.claims import ClaimCaller, PluginStatus
@@ -123,12 +123,7 @@ class UnixClaims:
         calls = ClaimCalls(caller, self._on_failure)
         clock = () if self._io.now is None else (self._io.now,)
         api = Server(
-            [
-                DraPluginV1(calls),
-                DraPluginV1beta1(calls),
-                HealthV1(health, *clock),
-                HealthV1alpha1(health, *clock),
-            ],
+            [*(DraPlugin(calls, package) for package in PACKAGES), Health(health, *clock)],
             drain_s=limits.DRAIN_S,
         )
         registration = Server(

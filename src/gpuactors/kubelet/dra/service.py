@@ -1,4 +1,4 @@
-"""The DRAPlugin services, v1 and v1beta1, for kubelet to call: prepare and unprepare the claims of one pod.
+"""The DRAPlugin service, v1 and v1beta1, for kubelet to call: prepare and unprepare the claims of one pod.
 
 Each claim of a call is asked of the core by itself, all at once. Must not decide anything about a claim: here are the
 messages, and what kubelet makes of an answer.
@@ -12,10 +12,11 @@ a failure of all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar, final
 
 import trio
+from grpclib.const import Handler
 
 from gpuactors import limits
 from gpuactors.core.values.claim import ClaimName, ClaimUid, Prepared, PreparedDevice, Unprepared
@@ -24,19 +25,22 @@ from gpuactors.core.values.names import is_label, is_subdomain, is_uid
 from gpuactors.core.values.quote import quoted_id, quoted_name
 from gpuactors.core.values.text import encodable
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
-from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.ports.claims import ClaimCaller
 
 CALL_CLAIMS_MAX: Final = 256
 """Claims in one prepare or unprepare: those of one pod that name this driver. More than one for each of a node's GPUs
 are no pod's."""
 
+V1: Final = "k8s.io.kubelet.pkg.apis.dra.v1"
+PACKAGES: Final = (V1, "k8s.io.kubelet.pkg.apis.dra.v1beta1")
+"""Of the service in proto, one for each version that kubelet may call."""
+
 Done = TypeVar("Done", Prepared, Unprepared)
 OnFailure = Callable[[str, Exception], None]
 
 
 class ClaimMessage(Protocol):
-    """A claim in a request, of either version."""
+    """A claim in a request."""
 
     namespace: str
     name: str
@@ -132,21 +136,28 @@ def _called(claim: ClaimMessage) -> str:
     return f"{quoted_name(claim.namespace)}/{quoted_name(claim.name)}"
 
 
-# --- the two versions -------------------------------------------------------------------------------------------
+# --- the versions -----------------------------------------------------------------------------------------------
 
 
 @final
-class DraPluginV1(v1.DraPluginBase):
-    """`k8s.io.kubelet.pkg.apis.dra.v1`."""
+class DraPlugin(v1.DraPluginBase):
+    """The service in the proto package `package`, one of PACKAGES: the messages of both are those of v1, but that
+    v1beta1 has no share IDs."""
 
-    def __init__(self, calls: ClaimCalls) -> None:
+    def __init__(self, calls: ClaimCalls, package: str) -> None:
         self._calls = calls
+        self._package = package
+        self._has_share_ids = package == V1
+
+    def __mapping__(self) -> dict[str, Handler]:
+        methods = super().__mapping__()
+        return {in_package(self._package, path): handler for path, handler in methods.items()}
 
     async def node_prepare_resources(
         self, message: v1.NodePrepareResourcesRequest
     ) -> v1.NodePrepareResourcesResponse:
         answers = await self._calls.prepare(message.claims)
-        return v1.NodePrepareResourcesResponse(claims={uid: _v1(a) for uid, a in answers.items()})
+        return v1.NodePrepareResourcesResponse(claims={uid: self._prepared(a) for uid, a in answers.items()})
 
     async def node_unprepare_resources(
         self, message: v1.NodeUnprepareResourcesRequest
@@ -156,63 +167,26 @@ class DraPluginV1(v1.DraPluginBase):
             claims={uid: v1.NodeUnprepareResourceResponse(error=_error(a)) for uid, a in answers.items()}
         )
 
+    def _prepared(self, answer: Prepared | str) -> v1.NodePrepareResourceResponse:
+        return v1.NodePrepareResourceResponse(
+            error=_error(answer),
+            devices=[] if isinstance(answer, str) else [self._device(device) for device in answer.devices],
+        )
 
-@final
-class DraPluginV1beta1(v1beta1.DraPluginBase):
-    """`k8s.io.kubelet.pkg.apis.dra.v1beta1`: as v1, without share IDs."""
-
-    def __init__(self, calls: ClaimCalls) -> None:
-        self._calls = calls
-
-    async def node_prepare_resources(
-        self, message: v1beta1.NodePrepareResourcesRequest
-    ) -> v1beta1.NodePrepareResourcesResponse:
-        answers = await self._calls.prepare(message.claims)
-        return v1beta1.NodePrepareResourcesResponse(claims={uid: _v1beta1(a) for uid, a in answers.items()})
-
-    async def node_unprepare_resources(
-        self, message: v1beta1.NodeUnprepareResourcesRequest
-    ) -> v1beta1.NodeUnprepareResourcesResponse:
-        answers = await self._calls.unprepare(message.claims)
-        return v1beta1.NodeUnprepareResourcesResponse(
-            claims={uid: v1beta1.NodeUnprepareResourceResponse(error=_error(a)) for uid, a in answers.items()}
+    def _device(self, device: PreparedDevice) -> v1.Device:
+        return v1.Device(
+            request_names=list(device.requests),
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=list(device.cdi_ids),
+            share_id=device.share_id if self._has_share_ids else None,
         )
 
 
-def _v1(answer: Prepared | str) -> v1.NodePrepareResourceResponse:
-    return v1.NodePrepareResourceResponse(
-        error=_error(answer),
-        devices=[
-            v1.Device(
-                request_names=list(device.requests),
-                pool_name=device.pool,
-                device_name=device.device,
-                cdi_device_ids=list(device.cdi_ids),
-                share_id=device.share_id,
-            )
-            for device in _devices(answer)
-        ],
-    )
-
-
-def _v1beta1(answer: Prepared | str) -> v1beta1.NodePrepareResourceResponse:
-    return v1beta1.NodePrepareResourceResponse(
-        error=_error(answer),
-        devices=[
-            v1beta1.Device(
-                request_names=list(device.requests),
-                pool_name=device.pool,
-                device_name=device.device,
-                cdi_device_ids=list(device.cdi_ids),
-            )
-            for device in _devices(answer)
-        ],
-    )
+def in_package(package: str, path: str) -> str:
+    """The path of a method, `/package.Service/Method`, in another package."""
+    return f"/{package}.{path.rpartition('.')[2]}"
 
 
 def _error(answer: Prepared | Unprepared | str) -> str:
     return answer if isinstance(answer, str) else ""
-
-
-def _devices(answer: Prepared | str) -> Iterable[PreparedDevice]:
-    return () if isinstance(answer, str) else answer.devices

@@ -14,17 +14,15 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, Final, final
 
 import trio
 from grpclib import GRPCError, Status
 
 from gpuactors.grpc_trio import Channel, SocketError, open_channel
-from gpuactors.kubelet.pb.dra_health_v1 import v1 as health_v1
-from gpuactors.kubelet.pb.dra_health_v1alpha1 import v1alpha1 as health_v1alpha1
+from gpuactors.kubelet.dra.service import in_package
+from gpuactors.kubelet.pb.dra_health_v1 import v1 as health
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
-from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors_simulation.kubelet.device_manager import go_quoted
 from gpuactors_simulation.kubelet.dra.values import (
@@ -71,11 +69,16 @@ HEALTH_AGAIN_S: Final = 5.0
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 
-_PLUGINS: Final[Mapping[str, ModuleType]] = {"v1.DRAPlugin": v1, "v1beta1.DRAPlugin": v1beta1}
-_HEALTH: Final[Mapping[str, ModuleType]] = {
-    "v1.DRAResourceHealth": health_v1,
-    "v1alpha1.DRAResourceHealth": health_v1alpha1,
-}
+
+class _PluginStub(v1.DraPluginStub):
+    """Calls a version of the service, such as `v1beta1.DRAPlugin`: the messages of each are those of v1."""
+
+    def __init__(self, channel: Any, version: str) -> None:
+        super().__init__(channel)
+        self._package = f"k8s.io.kubelet.pkg.apis.dra.{version.partition('.')[0]}"
+
+    async def _unary_unary(self, route: str, *args: Any, **kwargs: Any) -> Any:
+        return await super()._unary_unary(in_package(self._package, route), *args, **kwargs)
 
 
 class _RegistrationError(Exception):
@@ -315,13 +318,12 @@ class DriverManager:
             service = self._release.health[0]
         if service is None:
             return
-        pb: Any = _HEALTH[service]
         while True:
             try:
                 async with channel.server_stream(
                     f"/{service}/NodeWatchResources",
-                    pb.NodeWatchResourcesRequest(),
-                    pb.NodeWatchResourcesResponse,
+                    health.NodeWatchResourcesRequest(),
+                    health.NodeWatchResourcesResponse,
                 ) as lists:
                     async for message in lists:
                         self._take_health(instance.driver, message.devices)
@@ -360,8 +362,7 @@ class DriverManager:
     async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Answer]:
         """The answers by UID, in no order. Raises `ClaimError`."""
         instance = self._of(driver)
-        pb: Any = _PLUGINS[instance.version]
-        request = pb.NodePrepareResourcesRequest(claims=_messages(pb, claims))
+        request = v1.NodePrepareResourcesRequest(claims=_messages(claims))
         response = await self._call("prepare", "NodePrepareResources", instance, request, claims)
         return self._shuffled(
             {
@@ -373,8 +374,7 @@ class DriverManager:
     async def unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Answer]:
         """Unprepare the claims; see `prepare`."""
         instance = self._of(driver)
-        pb: Any = _PLUGINS[instance.version]
-        request = pb.NodeUnprepareResourcesRequest(claims=_messages(pb, claims))
+        request = v1.NodeUnprepareResourcesRequest(claims=_messages(claims))
         response = await self._call("unprepare", "NodeUnprepareResources", instance, request, claims)
         return self._shuffled({uid: Answer((), answer.error) for uid, answer in response.claims.items()})
 
@@ -386,8 +386,8 @@ class DriverManager:
             if instance.channel is None:
                 text = f"rpc error: code = Unavailable desc = connection error: dial unix {instance.endpoint}"
                 raise ClaimError(f"{method}: {text}")
-            stub: Any = _PLUGINS[instance.version].DraPluginStub(instance.channel)
-            unary = stub.node_prepare_resources if call == "prepare" else stub.node_unprepare_resources
+            stub = _PluginStub(instance.channel, instance.version)
+            unary: Any = stub.node_prepare_resources if call == "prepare" else stub.node_unprepare_resources
             try:
                 response = await unary(request, timeout=CALL_DEADLINE_S)
             except GRPCError as error:
@@ -432,16 +432,16 @@ def _repeating(waits: Sequence[float]) -> Iterator[float]:
     return itertools.chain(waits, itertools.repeat(waits[-1]))
 
 
-def _messages(pb: Any, claims: Sequence[ClaimInfo]) -> list[Any]:
-    return [pb.Claim(namespace=c.namespace, name=c.name, uid=c.uid) for c in claims]
+def _messages(claims: Sequence[ClaimInfo]) -> list[v1.Claim]:
+    return [v1.Claim(namespace=c.namespace, name=c.name, uid=c.uid) for c in claims]
 
 
-def _device(driver: str, device: Any) -> ClaimDevice:
+def _device(driver: str, device: v1.Device) -> ClaimDevice:
     return ClaimDevice(
         driver,
         device.pool_name,
         device.device_name,
         tuple(device.request_names),
         tuple(device.cdi_device_ids),
-        getattr(device, "share_id", None),
+        device.share_id,
     )

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
+from grpclib.const import Handler
 from trio.testing import MockClock
 
 from gpuactors import limits
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.grpc_trio import Server
 from gpuactors.kubelet.dra.health import HEALTH_AGAIN_S
+from gpuactors.kubelet.dra.service import PACKAGES, in_package
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
-from gpuactors.kubelet.pb.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from gpuactors.kubelet.pb.pluginregistration import pluginregistration as registration
 from gpuactors.ports.claims import PluginStatus
 from gpuactors_simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
@@ -76,15 +77,18 @@ class Hangs(v1.DraPluginBase):
         )
 
 
-class Old(v1beta1.DraPluginBase):
+class Old(v1.DraPluginBase):
     """Knows v1beta1 only."""
 
+    def __mapping__(self) -> dict[str, Handler]:
+        return {in_package(PACKAGES[1], path): handler for path, handler in super().__mapping__().items()}
+
     async def node_prepare_resources(
-        self, message: v1beta1.NodePrepareResourcesRequest
-    ) -> v1beta1.NodePrepareResourcesResponse:
-        device = v1beta1.Device(device_name="old")
-        return v1beta1.NodePrepareResourcesResponse(
-            claims={c.uid: v1beta1.NodePrepareResourceResponse(devices=[device]) for c in message.claims}
+        self, message: v1.NodePrepareResourcesRequest
+    ) -> v1.NodePrepareResourcesResponse:
+        device = v1.Device(device_name="old")
+        return v1.NodePrepareResourcesResponse(
+            claims={c.uid: v1.NodePrepareResourceResponse(devices=[device]) for c in message.claims}
         )
 
 
@@ -92,7 +96,7 @@ class Old(v1beta1.DraPluginBase):
 async def odd(
     r: Rig,
     plugin: Odd,
-    api: v1.DraPluginBase | v1beta1.DraPluginBase | None = None,
+    api: v1.DraPluginBase | None = None,
     name: str = "odd-reg.sock",
 ) -> AsyncIterator[trio.Event]:
     """Serves both sockets; that of the registration is removed when the event is set."""

@@ -41,8 +41,8 @@ OTHERS: Final = (
     Mutation(
         "a MIG device is a part of the GPUs of which that is not known, whatever is divided",
         "core/devices/others.py",
-        "for f in divided or undetermined or on_driver)\n",
-        "for f in undetermined or divided or on_driver)\n",
+        "frozenset(divided or undetermined or ",
+        "frozenset(undetermined or divided or ",
         f"{_OTHERS}::test_a_mig_device_is_a_part_of_a_gpu_that_is_divided",
     ),
     Mutation(

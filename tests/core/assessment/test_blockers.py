@@ -18,7 +18,7 @@ def devices(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Dev
 
 
 def decided(device: Device) -> tuple[Health, str]:
-    status = assess(GroupInputs(1, (device,)))[device.function.address].status
+    status = assess(GroupInputs(1, (device,)))[device.key].status
     return status.health, status.message
 
 

@@ -17,10 +17,11 @@ from gpuactors.core.values.model import (
     AdminAccess,
     ClaimedDevice,
     DeviceId,
-    PciAddress,
+    DeviceKey,
     Pod,
     Resolved,
     ResourceName,
+    device_key,
     is_pci_address,
 )
 from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, is_mig_device, owner_of
@@ -32,26 +33,26 @@ _EMPTY: Final[frozenset[Any]] = frozenset()
 class Holdings(Struct, frozen=True, gc=False):
     """The owners of each device by the word of kubelet, and by ours."""
 
-    names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)
+    names: Mapping[DeviceKey, tuple[Named, ...]] = field(default_factory=dict)
     """See `Meanings.names`."""
     entries: Mapping[Named, Pod] = field(default_factory=dict)
-    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]] = field(default_factory=dict)
+    claims: Mapping[DeviceKey, tuple[ClaimedDevice, ...]] = field(default_factory=dict)
     """As kubelet lists them."""
-    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    reserved: Mapping[DeviceKey, ClaimedDevice] = field(default_factory=dict)
     """See `Gpus.reserved`: our own claims' devices, which kubelet does not list yet, or not any more."""
     admin: frozenset[AdminAccess] = _EMPTY
     """See `Gpus.admin`: those of the claims that own nothing."""
     ended: frozenset[tuple[str, str]] = _EMPTY
     """See `Gpus.ended`: those of the claims that own nothing any more, though kubelet still lists them."""
 
-    others: Mapping[PciAddress, tuple[Allocation, ...]] = field(default_factory=dict)
+    others: Mapping[DeviceKey, tuple[Allocation, ...]] = field(default_factory=dict)
     """See `Others.has`."""
 
     by_name: Mapping[Named, Allocation] = field(default_factory=dict)
     """The entry of each name that means a device."""
-    by_claim: Mapping[PciAddress, list[Allocation]] = field(default_factory=dict)
+    by_claim: Mapping[DeviceKey, list[Allocation]] = field(default_factory=dict)
     """The claims that have a device for themselves."""
-    owners: Mapping[PciAddress, Owner] = field(default_factory=dict)
+    owners: Mapping[DeviceKey, Owner] = field(default_factory=dict)
     """Every device that kubelet has given to a pod or claim, under whatever ID and API."""
     given: Mapping[ResourceName, frozenset[DeviceId]] = field(default_factory=dict)
     """The IDs that kubelet's ledger gives to pods, by resource, those of other plugins included."""
@@ -72,11 +73,11 @@ def holdings(
     before: Holdings,
     meant: Meanings,
     entries: Mapping[Named, Pod],
-    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]],
-    reserved: Mapping[PciAddress, ClaimedDevice],
+    claims: Mapping[DeviceKey, tuple[ClaimedDevice, ...]],
+    reserved: Mapping[DeviceKey, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
-    others: Mapping[PciAddress, tuple[Allocation, ...]],
+    others: Mapping[DeviceKey, tuple[Allocation, ...]],
 ) -> Holdings:
     """The owners of each device by the entries of kubelet's ledger, by its claims, by our own, and by those of other
     programs; see `Holdings` for what each is. Only those of a device of which one of these changed are made anew."""
@@ -130,12 +131,12 @@ def _entry(
 
 
 def _by_claim(
-    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]],
-    reserved: Mapping[PciAddress, ClaimedDevice],
+    claims: Mapping[DeviceKey, tuple[ClaimedDevice, ...]],
+    reserved: Mapping[DeviceKey, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
-    others: Mapping[PciAddress, tuple[Allocation, ...]],
-) -> dict[PciAddress, list[Allocation]]:
+    others: Mapping[DeviceKey, tuple[Allocation, ...]],
+) -> dict[DeviceKey, list[Allocation]]:
     """Kubelet's list without our claims that own nothing, with our claims that it does not list, and with those of
     other programs whose devices it lists by other names."""
     owning = {
@@ -174,8 +175,8 @@ def unresolved(may_mean: Mapping[Named, bool], resources: Set[ResourceName]) -> 
 
 def owned(
     before: Mapping[GroupKey, Owned],
-    was: tuple[Mapping[PciAddress, Owner], Inventory],
-    owners: Mapping[PciAddress, Owner],
+    was: tuple[Mapping[DeviceKey, Owner], Inventory],
+    owners: Mapping[DeviceKey, Owner],
     known: Inventory,
 ) -> Mapping[GroupKey, Owned]:
     """The owners of each group's functions, without those of functions that are gone. `was`: the owners and the
@@ -188,8 +189,8 @@ def owned(
     return amended(before, {group: _owned(group, owners, known) or None for group in groups})
 
 
-def _owned(group: GroupKey, owners: Mapping[PciAddress, Owner], known: Inventory) -> Owned:
+def _owned(group: GroupKey, owners: Mapping[DeviceKey, Owner], known: Inventory) -> Owned:
     if not isinstance(group, int):
         return ((group, owners[group]),) if group in owners and known.group_of.get(group) == group else ()
-    members = (f.address for f in known.groups.get(group, ()))
-    return tuple([(address, owners[address]) for address in members if address in owners])
+    members = (device_key(f.address) for f in known.groups.get(group, ()))
+    return tuple([(key, owners[key]) for key in members if key in owners])

@@ -34,6 +34,7 @@ from gpuactors.core.values.model import (
     AdminAccess,
     ClaimedDevice,
     DeviceId,
+    DeviceKey,
     DeviceList,
     Ledger,
     Observed,
@@ -65,7 +66,7 @@ class Index(Struct, frozen=True, gc=False):
     observed: Mapping[int, Observed] = field(default_factory=dict)
     """As `Polls.groups`."""
 
-    listed_aliases: Mapping[Named, PciAddress] = field(default_factory=dict)
+    listed_aliases: Mapping[Named, DeviceKey] = field(default_factory=dict)
     """The devices that are listed by another ID than their PCI address."""
     unresolved: frozenset[Named] = frozenset()
     """The names in kubelet's ledger that mean no known device, and may come to mean one: a PCI address, an ID of a
@@ -77,9 +78,9 @@ class Index(Struct, frozen=True, gc=False):
     polled: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
     """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
     virtual machine can have open: those on a vfio driver, and those that are leaving one."""
-    doubted: Mapping[PciAddress, Owner] = field(default_factory=dict)
+    doubted: Mapping[DeviceKey, Owner] = field(default_factory=dict)
     """The devices without an owner that somebody may have who has one of several, sorted by address."""
-    having: Mapping[PciAddress, Owner] = field(default_factory=dict)
+    having: Mapping[DeviceKey, Owner] = field(default_factory=dict)
     """The owners, and those who may be one."""
     owned: Mapping[GroupKey, Owned] = field(default_factory=dict)
     """Who has each group, or may have it, by the word of kubelet, and by ours."""
@@ -103,7 +104,7 @@ class Index(Struct, frozen=True, gc=False):
         return self.known.switches
 
     @property
-    def names(self) -> Mapping[PciAddress, ResourceName]:
+    def names(self) -> Mapping[DeviceKey, ResourceName]:
         return self.known.names
 
     @property
@@ -111,7 +112,7 @@ class Index(Struct, frozen=True, gc=False):
         return self.known.models
 
     @property
-    def uuids(self) -> Mapping[str, PciAddress]:
+    def uuids(self) -> Mapping[str, DeviceKey]:
         return self.known.uuids
 
     @property
@@ -119,11 +120,11 @@ class Index(Struct, frozen=True, gc=False):
         return self.meant.resolved
 
     @property
-    def resolved_by(self) -> Mapping[PciAddress, tuple[Named, ...]]:
+    def resolved_by(self) -> Mapping[DeviceKey, tuple[Named, ...]]:
         return self.meant.names
 
     @property
-    def aliases(self) -> Mapping[Named, PciAddress]:
+    def aliases(self) -> Mapping[Named, DeviceKey]:
         return self.meant.aliases
 
     @property
@@ -139,15 +140,15 @@ class Index(Struct, frozen=True, gc=False):
         return self.of.resources
 
     @property
-    def devices(self) -> Mapping[PciAddress, Device]:
+    def devices(self) -> Mapping[DeviceKey, Device]:
         return self.of.devices
 
     @property
-    def unbinding(self) -> frozenset[PciAddress]:
+    def unbinding(self) -> frozenset[DeviceKey]:
         return self.of.unbinding
 
     @property
-    def owners(self) -> Mapping[PciAddress, Owner]:
+    def owners(self) -> Mapping[DeviceKey, Owner]:
         return self.held.owners
 
     @property
@@ -170,7 +171,7 @@ def index(
     polls: Polls,
     resolved: Mapping[Named, Resolved],
     ledger: Ledger,
-    reserved: Mapping[PciAddress, ClaimedDevice],
+    reserved: Mapping[DeviceKey, ClaimedDevice],
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
     own: OwnClaims,
@@ -257,7 +258,7 @@ def _resources(
 
 def _aliases(
     before: Mapping[ResourceName, DeviceList], now: Mapping[ResourceName, DeviceList]
-) -> dict[Named, PciAddress | None]:
+) -> dict[Named, DeviceKey | None]:
     """The changes of `Index.listed_aliases` with these lists; None: one that is none any more."""
     return {
         (resource, entry.id): entry.address if entry is listed and entry.is_alias else None

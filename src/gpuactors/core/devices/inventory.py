@@ -16,9 +16,19 @@ from msgspec.structs import replace
 
 from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
-from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Resolved, ResourceName
+from gpuactors.core.values.model import (
+    DeviceId,
+    DeviceKey,
+    PciAddress,
+    PciFunction,
+    Resolved,
+    ResourceName,
+    device_key,
+    function_address,
+    function_of,
+)
 from gpuactors.core.values.owner import Named
-from gpuactors.core.values.remade import amended, changed_keys, grouped, remade, replaced, same_if_equal
+from gpuactors.core.values.remade import amended, changed_keys, remade, replaced, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
@@ -34,20 +44,20 @@ class Inventory(Struct, frozen=True, gc=False):
     """Each function's resource and model (`10de:2330`); None: no selector chooses it."""
     groups: Mapping[int, tuple[PciFunction, ...]] = field(default_factory=dict)
     """By the number of their IOMMU group; each sorted by address."""
-    group_of: Mapping[PciAddress, GroupKey] = field(default_factory=dict)
-    """The group of each function."""
+    group_of: Mapping[DeviceKey, GroupKey] = field(default_factory=dict)
+    """The group of each function that is, or might be, a device."""
     iommufd: bool = False
     """The node has `/dev/iommu`: any function was inspected beside it. It is there from the first bind on, on most
     nodes, and each function is inspected when it is bound."""
     switches: frozenset[PciAddress] = _EMPTY
     """The NVSwitches that are on a driver of the host."""
-    names: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
-    """The selected functions with the resource of their model's name, sorted by address: an older plugin's ID, which is
-    the group's number, means the first of the group's members."""
+    names: Mapping[DeviceKey, ResourceName] = field(default_factory=dict)
+    """The selected devices with the resource of their model's name, sorted by key: an older plugin's ID, which is the
+    group's number, means the first of the group's members."""
     models: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
     """The models of the selected functions, by the resource of their name. A device that is listed by a former name,
     because a pod has it, does not count."""
-    uuids: Mapping[str, PciAddress] = field(default_factory=dict)
+    uuids: Mapping[str, DeviceKey] = field(default_factory=dict)
     """The GPUs by the UUID that NVIDIA's driver names them by, where it is known."""
 
 
@@ -60,12 +70,13 @@ class Meanings(Struct, frozen=True, gc=False):
     resolved: Mapping[Named, Resolved] = field(default_factory=dict)
     """See `Kubelet.resolved`."""
 
-    names: Mapping[PciAddress, tuple[Named, ...]] = field(default_factory=dict)
+    names: Mapping[DeviceKey, tuple[Named, ...]] = field(default_factory=dict)
     """The names of each device, in order."""
-    aliases: Mapping[Named, PciAddress] = field(default_factory=dict)
+    aliases: Mapping[Named, DeviceKey] = field(default_factory=dict)
     """The names that are no PCI address."""
     inspected_always: frozenset[PciAddress] = _EMPTY
-    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
+    """The functions of the devices of our resources that are allocated to pods: inspected whatever the selectors
+    choose."""
     unsettled: frozenset[Named] = _EMPTY
     """The names whose device has no known model."""
 
@@ -82,12 +93,12 @@ class Devices(Struct, frozen=True, gc=False):
     """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
     served, as long as a pod has a device of them by one of our IDs."""
 
-    kept: Mapping[PciAddress, ResourceName] = field(default_factory=dict)
+    kept: Mapping[DeviceKey, ResourceName] = field(default_factory=dict)
     """The devices that belong to another resource than that of their name, or have no name, because a pod has them."""
-    devices: Mapping[PciAddress, Device] = field(default_factory=dict)
+    devices: Mapping[DeviceKey, Device] = field(default_factory=dict)
     """Every device of this node, sorted by address: the selected functions, and the allocated ones. Whatever is
     selected or named now, an allocated device belongs to the resource that it was allocated as, until the pod ends."""
-    unbinding: frozenset[PciAddress] = _EMPTY
+    unbinding: frozenset[DeviceKey] = _EMPTY
     """The devices that may be being unbound."""
 
 
@@ -105,7 +116,7 @@ def inventory(
         return (named(function), ids_of(function)) if is_selected(selectors, function) else None
 
     kinds = remade(before.kinds, before.functions, functions, kind)
-    names = {a: known[0] for a, known in kinds.items() if known is not None}
+    names = {device_key(a): known[0] for a, known in kinds.items() if known is not None}
     models: dict[ResourceName, set[str]] = {}
     for known in {*kinds.values()}:
         if known is not None:
@@ -113,13 +124,13 @@ def inventory(
     switches = frozenset(
         [a for a, f in functions.items() if f.driver is not None and not f.vfio_bound and f.is_nvswitch]
     )
-    group_of = remade(before.group_of, before.functions, functions, _group)
-    uuids = {f.gpu_uuid: a for a, f in functions.items() if f.gpu_uuid is not None}
+    group_of = {device_key(a): _group(f) for a, f in functions.items()}
+    uuids = {f.gpu_uuid: device_key(a) for a, f in functions.items() if f.gpu_uuid is not None}
     return Inventory(
         functions=functions,
         kinds=kinds,
-        groups=_groups(functions, group_of, before.groups),
-        group_of=group_of,
+        groups=_groups(functions, before.groups),
+        group_of=same_if_equal(before.group_of, group_of),
         iommufd=any(f.iommufd for f in functions.values()),
         switches=same_if_equal(before.switches, switches),
         names=same_if_equal(before.names, names),
@@ -128,17 +139,18 @@ def inventory(
     )
 
 
-def _group(address: PciAddress, function: PciFunction) -> GroupKey:
-    return address if function.iommu_group is None else function.iommu_group
+def _group(function: PciFunction) -> GroupKey:
+    return device_key(function.address) if function.iommu_group is None else function.iommu_group
 
 
 def _groups(
-    functions: Mapping[PciAddress, PciFunction],
-    group_of: Mapping[PciAddress, GroupKey],
-    before: Mapping[int, tuple[PciFunction, ...]],
+    functions: Mapping[PciAddress, PciFunction], before: Mapping[int, tuple[PciFunction, ...]]
 ) -> Mapping[int, tuple[PciFunction, ...]]:
-    found = grouped([*group_of.values()], functions.values())
-    return {g: same_if_equal(before.get(g), members) for g, members in found.items() if isinstance(g, int)}
+    found: dict[int, list[PciFunction]] = {}
+    for function in functions.values():
+        if function.iommu_group is not None:
+            found.setdefault(function.iommu_group, []).append(function)
+    return {group: same_if_equal(before.get(group), tuple(members)) for group, members in found.items()}
 
 
 def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
@@ -146,7 +158,7 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
     if before.resolved is resolved:
         return before
     other = changed_keys(before.resolved, resolved)
-    named: dict[PciAddress, set[Named]] = {}
+    named: dict[DeviceKey, set[Named]] = {}
     for name in other:
         for meant in (before.resolved.get(name), resolved.get(name)):
             if meant is not None and meant.address not in named:
@@ -155,20 +167,22 @@ def meanings(before: Meanings, resolved: Mapping[Named, Resolved]) -> Meanings:
         named[resolved[name].address].add(name)
     names = {address: tuple(sorted(of_it)) or None for address, of_it in named.items()}
     aliases = {n: _alias(n, resolved[n]) if n in resolved else None for n in other}
-    always = frozenset(
-        [a for a, of_it in named.items() if any(map(_is_inspected_always, map(resolved.__getitem__, of_it)))]
-    )
+    always = [
+        function_address(key)
+        for key, of_it in named.items()
+        if any(map(_is_inspected_always, map(resolved.__getitem__, of_it)))
+    ]
     unsettled = [n for n in other if n in resolved and resolved[n].ids is None]
     return Meanings(
         resolved=resolved,
         names=amended(before.names, names),
         aliases=amended(before.aliases, aliases),
-        inspected_always=replaced(before.inspected_always, named.keys(), always),
+        inspected_always=replaced(before.inspected_always, [*map(function_address, named)], always),
         unsettled=replaced(before.unsettled, other, unsettled),
     )
 
 
-def _alias(name: Named, meant: Resolved) -> PciAddress | None:
+def _alias(name: Named, meant: Resolved) -> DeviceKey | None:
     return meant.address if name[1] != DeviceId(meant.address) else None
 
 
@@ -194,13 +208,13 @@ def devices(
     belongs = {**known.names, **kept}
     if kept.keys() - known.names.keys():
         belongs = dict(sorted(belongs.items()))
-    found: dict[PciAddress, Device] = {}
+    found: dict[DeviceKey, Device] = {}
     other = belongs.keys() != before.devices.keys()
     for address, resource in belongs.items():
-        function, was = known.functions[address], before.devices.get(address)
+        function, was = known.functions[function_address(address)], before.devices.get(address)
         group = (function,) if function.iommu_group is None else known.groups[function.iommu_group]
         if was is None or was.function is not function or was.resource != resource or was.group != group:
-            was, other = Device(function, resource, group), True
+            was, other = Device(address, function, resource, group), True
         found[address] = was
     if not other:
         return replace(before, inventory=known, meanings=meant, resources=resources, kept=kept)
@@ -210,7 +224,7 @@ def devices(
     return Devices(known, meant, resources, kept, found, unbinding)
 
 
-def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> dict[PciAddress, ResourceName]:
+def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> dict[DeviceKey, ResourceName]:
     """Derive `Devices.kept`."""
     names = known.names
     others = {m.address for n, m in meant.resolved.items() if names.get(m.address) != n[0]}
@@ -219,9 +233,9 @@ def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> di
 
 
 def _kept_as(
-    known: Inventory, meant: Meanings, resources: Set[ResourceName], address: PciAddress
+    known: Inventory, meant: Meanings, resources: Set[ResourceName], address: DeviceKey
 ) -> ResourceName | None:
-    if (function := known.functions.get(address)) is None:
+    if (function := function_of(known.functions, address)) is None:
         return None
     ids = ids_of(function)
     given = {
@@ -235,7 +249,7 @@ def _kept_as(
 def polled(
     before: Mapping[int, tuple[PciAddress, ...]],
     groups: Mapping[int, tuple[PciFunction, ...]],
-    of: Mapping[PciAddress, Device],
+    of: Mapping[DeviceKey, Device],
     leaving: Set[PciAddress],
 ) -> Mapping[int, tuple[PciAddress, ...]]:
     """Derive `Index.polled`."""
@@ -253,9 +267,9 @@ def polled(
 
 
 def by_id(
-    of: Mapping[PciAddress, Device],
-    aliases: Mapping[Named, PciAddress],
-    listed_aliases: Mapping[Named, PciAddress],
+    of: Mapping[DeviceKey, Device],
+    aliases: Mapping[Named, DeviceKey],
+    listed_aliases: Mapping[Named, DeviceKey],
 ) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
     """An ID means the device that was allocated by it; if none was, the device that is listed by it."""
     found: dict[ResourceName, dict[DeviceId, Device]] = {}

@@ -20,7 +20,14 @@ from msgspec import Struct, field
 
 from gpuactors.core.devices.inventory import Inventory
 from gpuactors.core.values.cdi import NO_SPECS, CdiSpec, CdiSpecs, is_metadata
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction, Pod
+from gpuactors.core.values.model import (
+    ClaimedDevice,
+    DeviceKey,
+    PciFunction,
+    Pod,
+    device_key,
+    function_address,
+)
 from gpuactors.core.values.owner import Allocation, Named, OwnClaims, Owner, is_mig_device, owner_of
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_name
 from gpuactors.core.values.remade import same_if_equal
@@ -39,7 +46,7 @@ class Placement(Struct, frozen=True, gc=False):
     """The GPUs that an owner has: each of them, or, where there is a doubt (`Allocation.doubt`), one of them."""
 
     owner: Allocation
-    among: frozenset[PciAddress]
+    among: frozenset[DeviceKey]
 
 
 class Others(Struct, frozen=True, gc=False):
@@ -51,7 +58,7 @@ class Others(Struct, frozen=True, gc=False):
     specs: CdiSpecs = NO_SPECS
     own: OwnClaims = OwnClaims()
 
-    has: Mapping[PciAddress, tuple[Allocation, ...]] = field(default_factory=dict)
+    has: Mapping[DeviceKey, tuple[Allocation, ...]] = field(default_factory=dict)
     """The GPUs that they have."""
     doubts: tuple[Placement, ...] = ()
     """The GPUs of which they have one."""
@@ -81,7 +88,7 @@ def others(
         if spec.nodes and spec.claim and spec.claim not in own.uids and listed.isdisjoint(spec.devices):
             claimed = ClaimedDevice(spec.driver, "", spec.path, "", None, spec.claim)
             placed += _by_nodes(gpus, claimed, spec.nodes, is_certain=True)
-    has: dict[PciAddress, dict[Allocation, None]] = {}
+    has: dict[DeviceKey, dict[Allocation, None]] = {}
     for one in placed:
         for address in one.among if not one.owner.doubt else ():
             has.setdefault(address, {})[one.owner] = None
@@ -104,28 +111,27 @@ class _Gpus:
 
     def __init__(self, known: Inventory) -> None:
         self._known = known
-        self._by_node: dict[str, set[PciAddress]] = {}
+        self._by_node: dict[str, set[DeviceKey]] = {}
         for address, function in known.functions.items():
             for node in (*function.host_nodes, *function.nodes):
-                self._by_node.setdefault(node, set()).add(address)
+                self._by_node.setdefault(node, set()).add(device_key(address))
 
-    def of_node(self, node: str) -> set[PciAddress]:
+    def of_node(self, node: str) -> set[DeviceKey]:
         """Those that a container with this node has: whoever has an IOMMU group has all of its functions."""
         if (match := re.fullmatch(_GROUP_NODE, node)) is not None:
             members = self._known.groups.get(int(match[1]), ())
-            return {f.address for f in members if f.address in self._known.names}
+            return {key for f in members if (key := device_key(f.address)) in self._known.names}
         return self._by_node.get(node, set())
 
-    def of_driver(self, driver: str) -> frozenset[PciAddress]:
+    def of_driver(self, driver: str) -> frozenset[DeviceKey]:
         """Every one that a driver may have given away: one of NVIDIA's gives away NVIDIA's."""
-        names, functions = self._known.names, self._known.functions
         is_nvidias = driver.endswith(".nvidia.com")
-        return frozenset(a for a in names if not is_nvidias or functions[a].vendor in (_NVIDIA, ""))
+        return frozenset(k for k, f in _selected(self._known) if not is_nvidias or f.vendor in (_NVIDIA, ""))
 
     @cached_property
-    def unnumbered(self) -> frozenset[PciAddress]:
+    def unnumbered(self) -> frozenset[DeviceKey]:
         """Those of which NVIDIA's driver does not say the number of the node."""
-        return frozenset(f.address for f in _on_nvidia(self._known) if not f.host_nodes)
+        return frozenset(key for key, f in _on_nvidia(self._known) if not f.host_nodes)
 
 
 def _placed(
@@ -157,7 +163,7 @@ def _placed(
 def _by_nodes(
     gpus: _Gpus, claimed: ClaimedDevice, nodes: Iterable[str], *, is_certain: bool
 ) -> Iterator[Placement]:
-    among = set[PciAddress]()
+    among = set[DeviceKey]()
     for node in nodes:
         of_node = gpus.of_node(node)
         if not of_node and re.fullmatch(_NVIDIAS_NODE, node) and gpus.unnumbered:
@@ -175,8 +181,12 @@ def _allocation(claimed: ClaimedDevice, doubt: str = "") -> Allocation:
     return Allocation(None, claimed.claim, claimed, doubt)
 
 
-def _on_nvidia(known: Inventory) -> list[PciFunction]:
-    return [f for a in known.names if (f := known.functions[a]).driver == "nvidia"]
+def _selected(known: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
+    return [(key, known.functions[function_address(key)]) for key in known.names]
+
+
+def _on_nvidia(known: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
+    return [(key, f) for key, f in _selected(known) if f.driver == "nvidia"]
 
 
 def of_ids(known: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Placement]:
@@ -186,10 +196,10 @@ def of_ids(known: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod
     GPU is known to have may be of each of which NVIDIA's driver does not say it.
     """
     on_driver = _on_nvidia(known)
-    divided = [f for f in on_driver if f.has_parts]
-    undetermined = [f for f in on_driver if f.has_parts is None]
-    with_parts = frozenset(f.address for f in divided or undetermined or on_driver)
-    nameless = frozenset(f.address for f in on_driver if f.gpu_uuid is None)
+    divided = [key for key, f in on_driver if f.has_parts]
+    undetermined = [key for key, f in on_driver if f.has_parts is None]
+    with_parts = frozenset(divided or undetermined or [key for key, _ in on_driver])
+    nameless = frozenset(key for key, f in on_driver if f.gpu_uuid is None)
     return [
         Placement(Allocation(*name, entries[name], _MIG), with_parts)
         if is_mig_device(name[1])
@@ -203,10 +213,10 @@ _NAMELESS: Final = "NVIDIA's driver does not say the UUID of this GPU"
 
 
 def doubted(
-    before: Mapping[PciAddress, Owner], doubts: Iterable[Placement], owners: Mapping[PciAddress, Owner]
-) -> Mapping[PciAddress, Owner]:
+    before: Mapping[DeviceKey, Owner], doubts: Iterable[Placement], owners: Mapping[DeviceKey, Owner]
+) -> Mapping[DeviceKey, Owner]:
     """The GPUs without an owner that one of these may have."""
-    found: dict[PciAddress, list[Allocation]] = {}
+    found: dict[DeviceKey, list[Allocation]] = {}
     for doubt in doubts:
         for address in doubt.among - owners.keys():
             found.setdefault(address, []).append(doubt.owner)

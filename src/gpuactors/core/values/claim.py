@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NewType
 
 from msgspec import Struct
 
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress
 
 ClaimUid = NewType("ClaimUid", str)
 """The UID of a ResourceClaim object. Two claims of one name in succession have two UIDs."""
@@ -139,7 +139,7 @@ class OriginalDriver(Struct, frozen=True, gc=False):
     """Its model (`inventory.ids_of`); empty where it is not known: an older daemon has noted it."""
 
 
-ClaimedModels = Mapping[ClaimUid, Mapping[PciAddress, str]]
+ClaimedModels = Mapping[ClaimUid, Mapping[DeviceKey, str]]
 """The model of each device that a claim has had, by the claim and the device's address (`OriginalDriver.ids`)."""
 
 
@@ -189,14 +189,14 @@ class FitnessCheck(Struct, frozen=True, gc=False):
     """One check of several devices: one pass over all processes."""
 
     number: int
-    devices: tuple[PciAddress, ...]
+    devices: tuple[DeviceKey, ...]
     """Those whose answer is used: not one that has changed since."""
 
 
 class FitnessFinding(Struct, frozen=True, gc=False):
     """Whether a claim could bind a GPU that is on its host's driver."""
 
-    device: PciAddress
+    device: DeviceKey
     fault: ActFault | None = None
     """The reason for which an act on it would fail; None if it could be bound."""
     reason: str = ""

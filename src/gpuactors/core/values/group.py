@@ -5,19 +5,19 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import Health, Observed, PciAddress, Pod
+from gpuactors.core.values.model import DeviceKey, Health, Observed, Pod
 from gpuactors.core.values.owner import Owner
 
-GroupKey = int | PciAddress
-"""An IOMMU group by its number; a function that is in none is a group of its own, by its address."""
+GroupKey = int | DeviceKey
+"""An IOMMU group by its number; a device that is in none is a group of its own, by its key."""
 
-Owned = tuple[tuple[PciAddress, Owner], ...]
-"""The functions of a group that have an owner, sorted by address."""
+Owned = tuple[tuple[DeviceKey, Owner], ...]
+"""The devices of a group that have an owner, sorted by key."""
 
 
-Short = tuple[tuple[PciAddress, str], ...]
+Short = tuple[tuple[DeviceKey, str], ...]
 """The devices of a group that cannot be inspected now because of a shortage of this process, and why; sorted by
-address."""
+key."""
 
 
 class UnownedUse(Struct, frozen=True, gc=False):
@@ -30,7 +30,7 @@ class UnownedUse(Struct, frozen=True, gc=False):
     of kubelet's ledger since the use began."""
     problem: str | None
     """Why kubelet's ledger cannot be read, as a sentence."""
-    listed: tuple[tuple[PciAddress, Health], ...]
+    listed: tuple[tuple[DeviceKey, Health], ...]
     """The last advertised health of its devices, where it is not settled."""
 
 
@@ -39,7 +39,7 @@ class GroupInputs(Struct, frozen=True, gc=False):
 
     group: GroupKey
     devices: tuple[Device, ...] = ()
-    """Sorted by address; each has all functions of the group."""
+    """Sorted by key; each has all functions of the group."""
     owners: Owned = ()
     use: Observed | None = None
     """As last polled."""

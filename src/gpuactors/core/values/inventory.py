@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gpuactors.core.values.model import Orphan, PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.model import DeviceKey, Orphan, PciFunction, ResourceName, device_key
 from gpuactors.core.values.naming import resource_name
 from gpuactors.core.values.selector import Selector, matches
 
@@ -23,15 +23,16 @@ no GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a d
 class Device(Struct, frozen=True, gc=False):
     """A function that is (or would be) advertised to kubelet, with the members of its IOMMU group."""
 
+    key: DeviceKey
     function: PciFunction
     resource: ResourceName
     group: tuple[PciFunction, ...]
     """All known functions of its IOMMU group, itself included, sorted by address."""
 
 
-def orphans_of(device: Device, orphans: Mapping[PciAddress, Orphan]) -> list[Orphan]:
+def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:
     """The devices of its group that a pod had which has left kubelet's ledger and may still hold them, by address."""
-    return [orphans[m.address] for m in device.group if m.address in orphans]
+    return [orphans[key] for m in device.group if (key := device_key(m.address)) in orphans]
 
 
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:

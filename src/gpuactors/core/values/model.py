@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import compress
 from operator import is_not
@@ -24,6 +24,9 @@ from gpuactors.core.values.selector import Selector
 
 PciAddress = NewType("PciAddress", str)
 """Domain, bus, device and function as sysfs spells them: `0000:23:00.0`, hex digits in lower case."""
+
+DeviceKey = PciAddress
+"""Names one device of this node in all that is known and decided of it. Of a whole PCI function its address."""
 
 ResourceName = NewType("ResourceName", str)
 """An extended resource's full name: `nvidia.com/GH100_H100_SXM5_80GB`."""
@@ -50,6 +53,13 @@ def pci_address(text: str) -> PciAddress:
     if not is_pci_address(text):
         raise ValueError(f"{text!r} is not a PCI address (expected the form 0000:23:00.0)")
     return PciAddress(text)
+
+
+device_key: Final[Callable[[PciAddress], DeviceKey]] = DeviceKey
+"""The key of the device that the function at an address is, as a whole."""
+
+function_address: Final[Callable[[DeviceKey], PciAddress]] = PciAddress
+"""The address of the function that a device is, as a whole; of any other device one that no function has."""
 
 
 class Health(StrEnum):
@@ -136,6 +146,11 @@ class PciFunction(Struct, frozen=True, gc=False):
         )
 
 
+def function_of(functions: Mapping[PciAddress, PciFunction], device: DeviceKey) -> PciFunction | None:
+    """The function that a device is, as a whole; None if that is not there, or the device is something else."""
+    return functions.get(function_address(device))
+
+
 class Seen(Struct, frozen=True, gc=False):
     """The last inspection of an address, whether it found a function or none.
 
@@ -185,7 +200,7 @@ class AdvertisedDevice(Struct, frozen=True, gc=False):
     """One device in a device list of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
 
     id: DeviceId
-    address: PciAddress
+    address: DeviceKey
     health: Health
     numa_node: int | None
     reason: str
@@ -239,7 +254,7 @@ def is_other_for_kubelet(before: DeviceList, after: DeviceList) -> bool:
 
 def listed_by_address(
     device_lists: Mapping[ResourceName, DeviceList],
-) -> dict[tuple[ResourceName, PciAddress], AdvertisedDevice]:
+) -> dict[tuple[ResourceName, DeviceKey], AdvertisedDevice]:
     """The listed entry of each device; by the first ID if there are several."""
     return {
         (resource, a.address): a
@@ -429,7 +444,7 @@ class PodClaim(Struct, frozen=True, gc=False):
     pod: Pod
 
 
-AdminAccess = tuple[tuple[str, str], PciAddress]
+AdminAccess = tuple[tuple[str, str], DeviceKey]
 """A claim that has a device with admin access only, as `ClaimedDevice.name`, and the device: it owns nothing."""
 
 
@@ -551,7 +566,7 @@ class Ledger(Refreshed, frozen=True, gc=False):
     read: int
     """The number of the read that these entries are from; 0 before the first one since this daemon serves."""
     entries: Mapping[tuple[ResourceName, DeviceId], Pod]
-    claims: Mapping[PciAddress, tuple[ClaimedDevice, ...]]
+    claims: Mapping[DeviceKey, tuple[ClaimedDevice, ...]]
     problem: str | None
     """Why the last read failed, as a sentence; the entries are the last known ones then."""
     tried: bool
@@ -691,7 +706,7 @@ class Resolved(Struct, frozen=True, gc=False):
     """The device of an ID that is named by kubelet's ledger, or by an allocation of gpuactors. The meaning stays as
     long as the ID is named, even if the device moves: a GPU may come back in another IOMMU group."""
 
-    address: PciAddress
+    address: DeviceKey
     ids: str | None = None
     """For one of our devices: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such
     model was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the
@@ -744,7 +759,7 @@ class Call(Struct, frozen=True, gc=False):
     resource: ResourceName
     requests: tuple[tuple[DeviceId, ...], ...]
     """One entry per container."""
-    seen: Mapping[PciAddress, PciFunction]
+    seen: Mapping[DeviceKey, PciFunction]
     """Each device as it was known when the call came."""
     since: int
     """The last number that had been issued when the call came: only later inspections and polls are used."""

@@ -11,7 +11,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from msgspec import Struct
 
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress
 from gpuactors.core.values.slices import Attribute, BlockReason
 
 SLICE_STRING_MAX_BYTES: Final = 64
@@ -23,7 +23,7 @@ STANDARD = "resource.kubernetes.io/"
 _PCI_BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 
-def device_name(address: PciAddress) -> str:
+def device_name(address: DeviceKey) -> str:
     """The device's name in its slice, a DNS label: `gpu-0000-23-00-0`."""
     return f"gpu-{address.replace(':', '-').replace('.', '-')}"
 
@@ -31,7 +31,7 @@ def device_name(address: PciAddress) -> str:
 class OfferedGpu(Struct, frozen=True, gc=False):
     """A GPU in a slice; see `slices.OfferedDevice`."""
 
-    address: PciAddress
+    address: DeviceKey
     vendor: str
     """Four hex digits, as in `PciFunction`; so is `device`."""
     device: str

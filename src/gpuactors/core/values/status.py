@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import Health, Holder, PciAddress, Pod
+from gpuactors.core.values.model import DeviceKey, Health, Holder, Pod
 from gpuactors.core.values.owner import Owner
 
 
@@ -44,13 +44,13 @@ class DeviceStatus(Struct, frozen=True, gc=False):
 
 
 class Holding(Struct, frozen=True, gc=False):
-    """The holder of a function, and so of its IOMMU group: a group opens once."""
+    """The holder of a device, and so of its IOMMU group: a group opens once."""
 
     who: Owner | Pod | tuple[Holder, ...]
     """The pods and claims that kubelet has given it to, by any ID and API; the pod that has left kubelet's ledger and
     may still have it open; or the processes that have it open, empty if they are not known."""
-    function: PciAddress
-    """The function that the owner has, which may be another one of the group."""
+    device: DeviceKey
+    """The device that the owner has, which may be another one of the group."""
     reason: Reason
     """One of the first causes, from ALLOCATED to HOLDER_UNKNOWN."""
 

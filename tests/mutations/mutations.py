@@ -68,13 +68,13 @@ MUTATIONS: Final = (
         "nobody remembers who has just left",
         "core/ledger/ledger.py",
         "    orphans = {**_still_orphans(after), **left}\n",
-        "    orphans: dict[PciAddress, Orphan] = {}\n",
+        "    orphans: dict[DeviceKey, Orphan] = {}\n",
     ),
     Mutation(
         "a group's other members are not asked for an owner",
         "core/assessment/holding.py",
-        "    for function, owner in sorted(inputs.owners, key=lambda pair: pair[0] != address):\n",
-        "    for function, owner in (pair for pair in inputs.owners if pair[0] == address):\n",
+        "    for owned, owner in sorted(inputs.owners, key=lambda pair: pair[0] != key):\n",
+        "    for owned, owner in (pair for pair in inputs.owners if pair[0] == key):\n",
     ),
     Mutation(
         "a GPU that an external process holds is handed out",

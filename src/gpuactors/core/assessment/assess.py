@@ -13,27 +13,26 @@ from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.group import GroupInputs
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import Health, PciAddress
+from gpuactors.core.values.model import DeviceKey, Health
 from gpuactors.core.values.status import Assessment, DeviceStatus, Holding, Reason
 
 _FREE: Final = Reason(Cause.FREE, "free")
 
 
-def assess(inputs: GroupInputs) -> Mapping[PciAddress, Assessment]:
+def assess(inputs: GroupInputs) -> Mapping[DeviceKey, Assessment]:
     """The assessment of each device of the group.
 
     A shortage of this process changes only the message: it is no device's fault, and Allocate waits for an inspection.
     """
-    short, found = dict(inputs.short), dict[PciAddress, Assessment]()
+    short, found = dict(inputs.short), dict[DeviceKey, Assessment]()
     for device in inputs.devices:
-        address = device.function.address
-        holding = holding_of(address, device.resource, inputs)
+        holding = holding_of(device.key, device.resource, inputs)
         blocker = blocker_of(device, holding, inputs.use)
         status = status_of(device, holding, blocker, inputs)
-        if (why := short.get(address)) is not None:
+        if (why := short.get(device.key)) is not None:
             message = f"{status.message}; last known state, it cannot be inspected now: {why}"
             status = replace(status, message=message)
-        found[address] = Assessment(holding, blocker, status)
+        found[device.key] = Assessment(holding, blocker, status)
     return found
 
 
@@ -42,7 +41,7 @@ def status_of(
 ) -> DeviceStatus:
     """The status of a device of the group with this holder and this blocker, if any."""
     health, why = _decided(device, holding, blocker, inputs)
-    owner = next((owner for address, owner in inputs.owners if address == device.function.address), None)
+    owner = next((owner for key, owner in inputs.owners if key == device.key), None)
     holders = inputs.use.holders if inputs.use is not None else ()
     return DeviceStatus(health, why.cause, why.message, owner, holders)
 
@@ -65,5 +64,5 @@ def _decided(
     if holding.reason.cause is Cause.HOLDER_UNKNOWN and inputs.unowned is not None:
         # Not guessed: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not allocated either,
         # because Allocate inspects and polls again.
-        return dict(inputs.unowned.listed).get(device.function.address, Health.HEALTHY), holding.reason
+        return dict(inputs.unowned.listed).get(device.key, Health.HEALTHY), holding.reason
     return Health.UNHEALTHY, holding.reason

@@ -19,6 +19,7 @@ from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
+    DeviceKey,
     DeviceList,
     LastPoll,
     Observed,
@@ -34,24 +35,24 @@ from gpuactors.core.values.status import Assessment
 class Assessments(Struct, frozen=True, gc=False):
     """The assessments, preceded by the values that they are derived from."""
 
-    devices: Mapping[PciAddress, Device]
+    devices: Mapping[DeviceKey, Device]
     owned: Mapping[GroupKey, Owned]
-    group_of: Mapping[PciAddress, GroupKey]
+    group_of: Mapping[DeviceKey, GroupKey]
     short: Mapping[PciAddress, str]
     uses: Mapping[int, Observed]
     seen: Mapping[int, LastPoll]
-    orphans: Mapping[PciAddress, Orphan]
+    orphans: Mapping[DeviceKey, Orphan]
     ledger: tuple[int, str | None]
     """`Ledger.read` and `Ledger.problem`."""
     device_lists: Mapping[ResourceName, DeviceList]
 
     groups: Mapping[GroupKey, tuple[Device, ...]]
-    """The devices by their group, each sorted by address."""
+    """The devices by their group, each sorted by key."""
     shortages: Mapping[GroupKey, Short]
     unowned: Mapping[GroupKey, UnownedUse]
 
-    of: Mapping[PciAddress, Assessment]
-    """By the device's address."""
+    of: Mapping[DeviceKey, Assessment]
+    """By the device's key."""
 
 
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
@@ -79,7 +80,7 @@ def assessments(
     index: Index,
     short: Mapping[PciAddress, str],
     polls: Polls,
-    orphans: Mapping[PciAddress, Orphan],
+    orphans: Mapping[DeviceKey, Orphan],
     ledger: tuple[int, str | None],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Assessments:

@@ -11,33 +11,33 @@ from collections.abc import Callable
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.group import GroupInputs, UnownedUse
-from gpuactors.core.values.model import Observed, PciAddress, ResourceName
+from gpuactors.core.values.model import DeviceKey, Observed, ResourceName
 from gpuactors.core.values.owner import Allocation, Owner
 from gpuactors.core.values.status import Holding, Reason
 
-IsOwn = Callable[[PciAddress, Allocation], bool]
-"""Whether an entry, of a function, belongs to the pod or claim that asks."""
+IsOwn = Callable[[DeviceKey, Allocation], bool]
+"""Whether an entry, of a device, belongs to the pod or claim that asks."""
 
 
 def holding_of(
-    address: PciAddress, resource: ResourceName, inputs: GroupInputs, is_own: IsOwn = lambda *_: False
+    key: DeviceKey, resource: ResourceName, inputs: GroupInputs, is_own: IsOwn = lambda *_: False
 ) -> Holding | None:
-    """The first holder of the function at `address`, in a list of `resource`: its own owner, an owner of another
-    function of its group, a pod that has left kubelet's ledger, a process. None: it is free."""
-    for function, owner in sorted(inputs.owners, key=lambda pair: pair[0] != address):
-        others = tuple([e for e in owner.entries if not is_own(function, e)])
+    """The first holder of a device, in a list of `resource`: its own owner, an owner of another device of its group,
+    a pod that has left kubelet's ledger, a process. None: it is free."""
+    for owned, owner in sorted(inputs.owners, key=lambda pair: pair[0] != key):
+        others = tuple([e for e in owner.entries if not is_own(owned, e)])
         if not others:
             continue
         other = owner if len(others) == len(owner.entries) else Owner(others)
         cause, message = other.cause(resource), other.message(resource)
-        if function != address:
+        if owned != key:
             cause = Cause.GROUP_IN_USE
-            message = f"IOMMU group {inputs.group} is in use: {function} is {message}"
-        return Holding(other, function, Reason(cause, message))
+            message = f"IOMMU group {inputs.group} is in use: {owned} is {message}"
+        return Holding(other, owned, Reason(cause, message))
     use, unowned = inputs.use, inputs.unowned
     if use is None or unowned is None:
         return None
-    return Holding(unowned.left or use.holders, address, _by_use(inputs, use, unowned))
+    return Holding(unowned.left or use.holders, key, _by_use(inputs, use, unowned))
 
 
 def _by_use(inputs: GroupInputs, use: Observed, unowned: UnownedUse) -> Reason:

@@ -11,6 +11,7 @@ from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Short, UnownedUse
 from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.model import (
+    DeviceKey,
     DeviceList,
     Health,
     LastPoll,
@@ -19,38 +20,39 @@ from gpuactors.core.values.model import (
     PciAddress,
     Polls,
     ResourceName,
+    device_key,
     listed_by_address,
 )
 from gpuactors.core.values.remade import grouped
 
 
 def by_group(
-    devices: Mapping[PciAddress, Device], group_of: Mapping[PciAddress, GroupKey]
+    devices: Mapping[DeviceKey, Device], group_of: Mapping[DeviceKey, GroupKey]
 ) -> Mapping[GroupKey, tuple[Device, ...]]:
-    """The devices of each group, as `devices` sorted by address."""
+    """The devices of each group, as `devices` sorted by key."""
     return grouped([*map(group_of.__getitem__, devices)], devices.values())
 
 
 def shortages(
-    short: Mapping[PciAddress, str], group_of: Mapping[PciAddress, GroupKey]
+    short: Mapping[PciAddress, str], group_of: Mapping[DeviceKey, GroupKey]
 ) -> Mapping[GroupKey, Short]:
     """The shortages of each group."""
-    known = [(address, why) for address, why in sorted(short.items()) if address in group_of]
-    return grouped([group_of[address] for address, _ in known], known)
+    known = [(key, why) for address, why in sorted(short.items()) if (key := device_key(address)) in group_of]
+    return grouped([group_of[key] for key, _ in known], known)
 
 
 def holder_inputs(
-    address: PciAddress,
+    key: DeviceKey,
     index: Index,
     polls: Polls,
-    orphans: Mapping[PciAddress, Orphan],
+    orphans: Mapping[DeviceKey, Orphan],
     ledger: tuple[int, str | None],
 ) -> GroupInputs:
-    """The inputs of the group of the function at `address` that show its holders: its use also where kubelet has given
+    """The inputs of the group of the device that show its holders: its use also where kubelet has given
     it to somebody. `ledger`: see `assessments`."""
-    group = index.known.group_of.get(address, address)
+    group = index.known.group_of.get(key, key)
     functions = index.groups.get(group, ()) if isinstance(group, int) else ()
-    devices = tuple([d for f in functions if (d := index.devices.get(f.address)) is not None])
+    devices = tuple([d for f in functions if (d := index.devices.get(device_key(f.address))) is not None])
     owners = index.owned.get(group, ())
     if not (isinstance(group, int) and group in index.in_use and devices):
         return GroupInputs(group, devices, owners)
@@ -63,7 +65,7 @@ def unowned(
     used: Set[int],
     uses: Mapping[int, Observed],
     seen: Mapping[int, LastPoll],
-    orphans: Mapping[PciAddress, Orphan],
+    orphans: Mapping[DeviceKey, Orphan],
     read: int,
     problem: str | None,
     device_lists: Mapping[ResourceName, DeviceList],
@@ -71,7 +73,7 @@ def unowned(
     """`GroupInputs.unowned` of the groups that are `used` and nobody's: few, on most nodes none. `read`: the number of
     the read that kubelet's ledger is from; `problem`: why it cannot be read now."""
     found: dict[GroupKey, UnownedUse] = {}
-    listed: dict[tuple[ResourceName, PciAddress], Health] = {}
+    listed: dict[tuple[ResourceName, DeviceKey], Health] = {}
     for group in sorted(used & groups.keys()):
         devices, last = groups[group], seen.get(group)
         left = orphans_of(devices[0], orphans)
@@ -91,9 +93,8 @@ def unowned(
 
 
 def _listed(
-    devices: Iterable[Device], listed: Mapping[tuple[ResourceName, PciAddress], Health]
-) -> Iterator[tuple[PciAddress, Health]]:
+    devices: Iterable[Device], listed: Mapping[tuple[ResourceName, DeviceKey], Health]
+) -> Iterator[tuple[DeviceKey, Health]]:
     for device in devices:
-        address = device.function.address
-        if (health := listed.get((device.resource, address))) is not None:
-            yield address, health
+        if (health := listed.get((device.resource, device.key))) is not None:
+            yield device.key, health

@@ -31,6 +31,7 @@ from gpuactors.core.values.model import (
     Call,
     ClaimedDevice,
     DeviceId,
+    DeviceKey,
     DeviceList,
     Inspections,
     LastCall,
@@ -90,7 +91,7 @@ class Kubelet(Struct, frozen=True, gc=False):
     allocated."""
     resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
     """Every name in kubelet's ledger or of a pending allocation whose device is known."""
-    orphans: Mapping[PciAddress, Orphan]
+    orphans: Mapping[DeviceKey, Orphan]
     foreign_sockets: tuple[str, ...] = ()
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
     compare_at: float = math.inf
@@ -103,7 +104,7 @@ class Calls(Struct, frozen=True, gc=False):
     waiting: Mapping[Token, Call]
     no_removal_until: Mapping[ResourceName, float]
     """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
-    last: Mapping[PciAddress, tuple[LastCall, ...]] = field(default_factory=dict)
+    last: Mapping[DeviceKey, tuple[LastCall, ...]] = field(default_factory=dict)
     """The last answered call of each kind about each function, for the operator; nothing is decided by it."""
 
 
@@ -117,7 +118,7 @@ class Published(Struct, frozen=True, gc=False):
     device_lists: Mapping[ResourceName, DeviceList]
     """Per resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]
-    history: Mapping[PciAddress, tuple[Transition, ...]]
+    history: Mapping[DeviceKey, tuple[Transition, ...]]
     """The last changes of what was published of each device, oldest first."""
 
 
@@ -132,7 +133,7 @@ class Daemon(Struct, frozen=True, gc=False):
 PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus_part", "domains_part")
 """The state itself, by the names of its parts: the rest of its fields is derived."""
 
-_NO_RESERVED: Final[Mapping[PciAddress, ClaimedDevice]] = MappingProxyType({})
+_NO_RESERVED: Final[Mapping[DeviceKey, ClaimedDevice]] = MappingProxyType({})
 _NO_ADMIN: Final[frozenset[AdminAccess]] = frozenset()
 _NO_ENDED: Final[frozenset[tuple[str, str]]] = frozenset()
 _NO_OWN: Final = OwnClaims()
@@ -212,7 +213,7 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
         return self.gpus_part is None or self.gpus_part.claims.is_known
 
     @property
-    def reserved(self) -> Mapping[PciAddress, ClaimedDevice]:
+    def reserved(self) -> Mapping[DeviceKey, ClaimedDevice]:
         """The devices that claims of GPUs have (`Gpus.reserved`)."""
         return self.gpus_part.reserved if self.gpus_part is not None else _NO_RESERVED
 
@@ -248,7 +249,7 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
         return self._index
 
     @property
-    def assessments(self) -> Mapping[PciAddress, Assessment]:
+    def assessments(self) -> Mapping[DeviceKey, Assessment]:
         """The assessment of each device; see `assessment/assessments.py`."""
         ledger = self.kubelet.ledger
         found = assessments(
@@ -264,12 +265,12 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
             force_setattr(self, "_assessments", found)
         return found.of
 
-    def holding(self, address: PciAddress, resource: ResourceName, is_own: IsOwn) -> Holding | None:
-        """The first holder of the function at `address` that is not the asking one; see `assessment/holding.py`."""
+    def holding(self, device: DeviceKey, resource: ResourceName, is_own: IsOwn) -> Holding | None:
+        """The first holder of the device that is not the asking one; see `assessment/holding.py`."""
         ledger = self.kubelet.ledger
         read = ledger.read, ledger.problem
-        inputs = holder_inputs(address, self.index, self.host.polls, self.kubelet.orphans, read)
-        return holding_of(address, resource, inputs, is_own)
+        inputs = holder_inputs(device, self.index, self.host.polls, self.kubelet.orphans, read)
+        return holding_of(device, resource, inputs, is_own)
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

@@ -24,7 +24,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
-from gpuactors.core.values.model import PciAddress, Role, Token
+from gpuactors.core.values.model import DeviceKey, PciAddress, Role, Token
 from gpuactors.core.values.slices import Publication
 from gpuactors.core.values.status import Reason
 
@@ -39,7 +39,7 @@ AWAITED: Final = "awaited"
 class ClaimedGpu(Struct, frozen=True, gc=False):
     """One device that a claim has for itself, as it was when it was reserved."""
 
-    address: PciAddress
+    address: DeviceKey
     functions: tuple[OriginalDriver, ...]
     """It and its companions, sorted by address, each with the driver that it is returned to."""
     keep_on_vfio: str = ""

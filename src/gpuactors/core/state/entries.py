@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, ResourceName
 from gpuactors.core.values.status import Assessment
 
 EntryRow = tuple[Device, Assessment, DeviceId | None, bool | None]
@@ -26,14 +26,14 @@ Entry = tuple[ResourceName, AdvertisedDevice]
 class Entries(Struct, frozen=True, gc=False):
     """The entries, preceded by the values that they are derived from."""
 
-    devices: Mapping[PciAddress, Device]
-    assessed: Mapping[PciAddress, Assessment]
-    ids: Mapping[PciAddress, DeviceId]
+    devices: Mapping[DeviceKey, Device]
+    assessed: Mapping[DeviceKey, Assessment]
+    ids: Mapping[DeviceKey, DeviceId]
     """See `identity.alias_ids`."""
-    offered: Mapping[PciAddress, bool]
+    offered: Mapping[DeviceKey, bool]
     """Of the devices that may be being unbound, whether they are offered."""
 
-    of_devices: Mapping[PciAddress, Entry]
+    of_devices: Mapping[DeviceKey, Entry]
     """The entry of each device that is advertised, and the resource that it is of."""
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by, sorted by ID; no resource without any."""

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from gpuactors.core.state.claims import NO_CLAIMS, Claims, Entry, OwedReturn
 from gpuactors.core.values.claim import ClaimName, ClaimUid, FitnessCheck, OriginalDriver
-from gpuactors.core.values.model import AdminAccess, ClaimedDevice, PciAddress
+from gpuactors.core.values.model import AdminAccess, ClaimedDevice, DeviceKey, PciAddress
 from gpuactors.core.values.owner import OwnClaims
 from gpuactors.core.values.prebound import KernelId, OperatorsList
 from gpuactors.core.values.status import Reason
@@ -61,7 +61,7 @@ class OfClaim(Struct, frozen=True, gc=False):
     """It was unprepared."""
     is_over: bool = False
     """Nothing of it is left."""
-    reserved: tuple[tuple[PciAddress, ClaimedDevice], ...] = ()
+    reserved: tuple[tuple[DeviceKey, ClaimedDevice], ...] = ()
     """The devices that it has for itself."""
     unplaced: tuple[str, ...] = ()
     """See `Entry.unplaced`."""
@@ -92,9 +92,9 @@ class Gpus(Struct, frozen=True, gc=False):
     settled: Mapping[PciAddress, int] = field(default_factory=dict)
     """Functions that an act has brought to a driver, with the last number that had been issued then: only later
     inspections say where they are."""
-    owed: Mapping[PciAddress, OwedReturn] = field(default_factory=dict)
+    owed: Mapping[DeviceKey, OwedReturn] = field(default_factory=dict)
     """The returns that are owed, by the device's address."""
-    fitness: Mapping[PciAddress, Fitness] = field(default_factory=dict)
+    fitness: Mapping[DeviceKey, Fitness] = field(default_factory=dict)
     """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
     fitness_check: FitnessCheck | None = None
     """The check that is outstanding."""
@@ -102,10 +102,10 @@ class Gpus(Struct, frozen=True, gc=False):
     """When the next one is due; infinite while one is outstanding. The earliest of `fitness`; each step asks."""
     of_claims: OfClaims = OfClaims()
     """Derived of `claims`."""
-    reserved: Mapping[PciAddress, ClaimedDevice] = field(default_factory=dict)
+    reserved: Mapping[DeviceKey, ClaimedDevice] = field(default_factory=dict)
     """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
     changes."""
-    returned: Mapping[PciAddress, Returned] = field(default_factory=dict)
+    returned: Mapping[DeviceKey, Returned] = field(default_factory=dict)
     """Devices that claims gave back, until an inspection has seen them on their driver."""
     admin: frozenset[AdminAccess] = frozenset()
     """Claims with admin access to a device: kubelet lists them like its owner."""

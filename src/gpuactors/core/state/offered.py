@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.slices import Offer
 from gpuactors.core.values.status import Assessment, Reason
@@ -37,11 +37,11 @@ class Offered(Struct, frozen=True, gc=False):
 
     made_of: tuple[object, ...] = ()
     """Compared by identity."""
-    placed: frozenset[PciAddress] = frozenset()
+    placed: frozenset[DeviceKey] = frozenset()
     """The devices of prepared claims, once an inspection has seen them since they were bound."""
 
-    rows: Mapping[PciAddress, OfferRow] = field(default_factory=dict)
-    of_devices: Mapping[PciAddress, tuple[OfferedGpu | None, DeviceHealth]] = field(default_factory=dict)
+    rows: Mapping[DeviceKey, OfferRow] = field(default_factory=dict)
+    of_devices: Mapping[DeviceKey, tuple[OfferedGpu | None, DeviceHealth]] = field(default_factory=dict)
     """None: a claim has it, and it was never offered."""
 
     offer: Offer[OfferedGpu] | None = None

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Asking, CallKind, PciAddress, Pod, Role
+from gpuactors.core.values.model import Asking, CallKind, DeviceKey, Pod, Role, device_key, function_of
 from gpuactors.core.values.owner import Owner
 
 GETS_MAX: Final = 8
@@ -124,16 +124,18 @@ def _has_unknown_user(state: NodeState) -> bool:
     unknown = index.in_use - index.owned.keys()
     if not unknown:
         return False
-    left = {f.iommu_group for a in state.kubelet.orphans if (f := index.functions.get(a)) is not None}
+    left = {
+        f.iommu_group for a in state.kubelet.orphans if (f := function_of(index.functions, a)) is not None
+    }
     return any(state.host.polls.groups[group].since > listed for group in unknown - left)
 
 
-def _of_groups(state: NodeState, addresses: Iterable[PciAddress]) -> list[Owner]:
-    """The owners of these functions and of the others of their groups."""
+def _of_groups(state: NodeState, devices: Iterable[DeviceKey]) -> list[Owner]:
+    """The owners of these devices and of the others of their groups."""
     index = state.index
-    groups = {f.iommu_group for a in addresses if (f := index.functions.get(a)) is not None} - {None}
-    functions = [f.address for g in groups if g is not None for f in index.groups.get(g, ())]
-    return [owner for a in {*addresses, *functions} if (owner := index.owners.get(a)) is not None]
+    groups = {f.iommu_group for d in devices if (f := function_of(index.functions, d)) is not None} - {None}
+    others = [device_key(f.address) for g in groups if g is not None for f in index.groups.get(g, ())]
+    return [owner for d in {*devices, *others} if (owner := index.owners.get(d)) is not None]
 
 
 def _ours(state: NodeState) -> list[Pod]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.state import NodeState, with_polls
 from gpuactors.core.values.inventory import ids_of, is_selected
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls, device_key, function_of
 
 BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
 """Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
@@ -43,9 +43,9 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     left, ended = set(state.host.polls.leaving), set()
     if state.kubelet.resolved is not before.kubelet.resolved:
         for meant in (m for name, m in state.kubelet.resolved.items() if name not in before.kubelet.resolved):
-            given = state.host.functions.get(meant.address)
+            given = function_of(state.host.functions, meant.address)
             if given is not None and given.has_node and _may_be_left(state, given):
-                left.add(meant.address)
+                left.add(given.address)
     for address in moved:
         was, now = before.host.functions.get(address), state.host.functions.get(address)
         if was is None or now is None or _is_rebound(was, now):
@@ -123,7 +123,7 @@ def _may_be_left(state: NodeState, function: PciFunction) -> bool:
     if function.driver is not None or function.class_code.startswith(BRIDGE_CLASSES):
         return False
     return is_selected(state.daemon.settings.selectors, function) or any(
-        meant.address == function.address and resource in state.published.served
+        meant.address == device_key(function.address) and resource in state.published.served
         for (resource, _), meant in state.kubelet.resolved.items()
     )
 

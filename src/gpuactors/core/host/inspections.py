@@ -17,7 +17,7 @@ Must not decide what a function means for kubelet.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -31,7 +31,16 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
-from gpuactors.core.values.model import Inspections, PciAddress, PciFunction, Retry, Seen
+from gpuactors.core.values.model import (
+    DeviceKey,
+    Inspections,
+    PciAddress,
+    PciFunction,
+    Retry,
+    Seen,
+    device_key,
+    function_address,
+)
 
 UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
 """When to repeat an inspection of a function that failed or was incomplete (a missing node, an unreadable attribute);
@@ -71,6 +80,16 @@ def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -
     for address in addresses:
         last, single[address] = asked(last, single.get(address, _NEVER))
     return replace(inspections, last=last, single=single)
+
+
+def last_seen(host: Host, device: DeviceKey) -> Seen | None:
+    """The last inspection of the function that a device is; None if there was none, or the device is no function."""
+    return host.seen.get(function_address(device))
+
+
+def never_seen(host: Host, devices: Set[DeviceKey]) -> Set[DeviceKey]:
+    """Those of the devices of which no function has been inspected."""
+    return devices - {*map(device_key, host.seen)}
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:

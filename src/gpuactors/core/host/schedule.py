@@ -24,7 +24,7 @@ from gpuactors.core.host.asking import question as asking_now
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
-from gpuactors.core.values.model import Observed, PciAddress
+from gpuactors.core.values.model import Observed, PciAddress, device_key
 from gpuactors.core.values.remade import changed_keys, is_same_keys, other_keys
 
 POLL_FAST_S: Final = 0.25
@@ -81,7 +81,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     if _has_changed(before, state):
         state = with_polls(state, replace(state.host.polls, fast_until=at + POLL_FAST_FOR_S))
     unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
-    if not unbound.isdisjoint(state.index.owners):
+    if any(device_key(address) in state.index.owners for address in unbound):
         state = ask_ledger(state, at)
     if over := _uses_that_are_over(before, state):
         polls = state.host.polls

@@ -22,6 +22,7 @@ from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
+    DeviceKey,
     GroupUse,
     Holder,
     LastPoll,
@@ -31,6 +32,7 @@ from gpuactors.core.values.model import (
     PciFunction,
     Pod,
     Polls,
+    function_of,
 )
 
 POLL_S: Final = 2.0
@@ -182,19 +184,19 @@ def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
     return f"being closed ({awake[0]} is not suspended yet)" if awake else None
 
 
-def _still_there(state: NodeState, polls: Polls) -> Mapping[PciAddress, Orphan]:
+def _still_there(state: NodeState, polls: Polls) -> Mapping[DeviceKey, Orphan]:
     """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
     finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
     cannot be open."""
     rest, matter = {}, state.index.polled
-    for address, orphan in state.kubelet.orphans.items():
-        function = state.host.functions.get(address)
+    for device, orphan in state.kubelet.orphans.items():
+        function = function_of(state.host.functions, device)
         group = function.iommu_group if function is not None else None
         if group is None or group not in matter:
             continue
         now = polls.groups.get(group)
         if now is None or polls.seen[group].poll <= orphan.read or (now.in_use and _may_be(orphan, now)):
-            rest[address] = orphan
+            rest[device] = orphan
     return rest if len(rest) != len(state.kubelet.orphans) else state.kubelet.orphans
 
 

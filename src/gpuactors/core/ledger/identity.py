@@ -26,10 +26,13 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import ids_of, named
 from gpuactors.core.values.model import (
     DeviceId,
+    DeviceKey,
     PciAddress,
     PciFunction,
     Resolved,
     ResourceName,
+    function_address,
+    function_of,
     is_pci_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
@@ -68,7 +71,7 @@ def _named(state: NodeState) -> NodeState:
     known = dict(before)
     for name in gone:
         del known[name]
-    known |= {n: Resolved(PciAddress(n[1])) for n in unknown if is_pci_address(n[1])}
+    known |= {n: Resolved(DeviceKey(n[1])) for n in unknown if is_pci_address(n[1])}
     known |= {n: Resolved(a) for n in unknown if (a := index.uuids.get(gpu_uuid(n[1]) or "")) is not None}
     if older := sorted(n for n in unknown if n not in known):
         known |= _resolved_older(state, older, known)
@@ -92,11 +95,11 @@ def _resolved_older(
         for a in device_list
         if is_pci_address(a.address)
     }
-    members: dict[tuple[ResourceName, str], list[PciAddress]] = {}
+    members: dict[tuple[ResourceName, str], list[DeviceKey]] = {}
     index = state.index
-    for address, selected in index.names.items():
-        group = (selected, str(index.functions[address].iommu_group))
-        members.setdefault(group, []).append(address)
+    for device, selected in index.names.items():
+        group = (selected, str(index.functions[function_address(device)].iommu_group))
+        members.setdefault(group, []).append(device)
     taken = {(resource, meant.address) for (resource, _), meant in known.items()}
     found: dict[Named, Resolved] = {}
     for name in names:
@@ -121,13 +124,16 @@ def _with_models(
     resolved = state.kubelet.resolved
     for name in sorted(n for n in unsettled if n[0] in ours):
         meant = resolved[name]
-        function = state.host.functions.get(meant.address)
+        function = function_of(state.host.functions, meant.address)
         if function is not None:
             seen[name] = replace(meant, ids=_allocated_model(state, models, name[0], function) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
-            wanted.append(meant.address)
-        elif host.scanned and meant.address not in {*host.inspections.functions, *host.inspections.retries}:
+            wanted.append(function_address(meant.address))
+        elif host.scanned and function_address(meant.address) not in {
+            *host.inspections.functions,
+            *host.inspections.retries,
+        }:
             # A failed inspection does not show that no function is there.
             seen[name] = replace(meant, ids="")
     if not seen:
@@ -163,15 +169,15 @@ def awaits_inspection(state: NodeState) -> bool:
     there."""
     outstanding = state.host.inspections.functions
     return any(
-        m.inspection_requested and m.ids is None and m.address in outstanding
+        m.inspection_requested and m.ids is None and function_address(m.address) in outstanding
         for m in state.kubelet.resolved.values()
     )
 
 
-def alias_ids(state: NodeState) -> Mapping[PciAddress, DeviceId]:
+def alias_ids(state: NodeState) -> Mapping[DeviceKey, DeviceId]:
     """The devices that are listed by another ID than their PCI address, with that ID: kubelet has allocated them only
     by that ID, or has only that ID in the present list, which must not change during a call."""
-    index, ids = state.index, dict[PciAddress, DeviceId]()
+    index, ids = state.index, dict[DeviceKey, DeviceId]()
     if not (index.aliases or index.listed_aliases):
         return ids
     held = [r for r in state.published.device_lists if _is_held(state, r)]
@@ -195,24 +201,24 @@ def _is_held(state: NodeState, resource: ResourceName) -> bool:
     )
 
 
-def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> PciAddress | None:
-    """The function of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
+def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> DeviceKey | None:
+    """The device of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
     if (meant := state.kubelet.resolved.get((resource, device))) is not None:
         return meant.address
     if is_pci_address(device):
-        return PciAddress(device)
+        return DeviceKey(device)
     return next((a.address for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
 
 
-def claimed_address(name: str) -> PciAddress | None:
-    """The function of a device's name in a ResourceSlice: `gpu-0000-23-00-0`."""
+def claimed_address(name: str) -> DeviceKey | None:
+    """The device of a name in a ResourceSlice: `gpu-0000-23-00-0`."""
     match = re.fullmatch(_CLAIMED, name)
-    return None if match is None else PciAddress("{}:{}:{}.{}".format(*match.groups()))
+    return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
 
 
-def not_listed(state: NodeState, resource: ResourceName, address: PciAddress) -> Reason:
-    """Why the function at an address, if there is one, is no device of a resource."""
-    function = state.host.functions.get(address)
+def not_listed(state: NodeState, resource: ResourceName, device: DeviceKey) -> Reason:
+    """Why a device, if it is there, is none of a resource."""
+    function = function_of(state.host.functions, device)
     if function is None:
         return GONE
     if function.vfio_bound and named(function) == resource:
@@ -232,7 +238,7 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Re
     """
     if meant is None:
         return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
-    function = state.host.functions.get(meant.address)
+    function = function_of(state.host.functions, meant.address)
     if function is None and meant.ids is None:
         return None
     if (

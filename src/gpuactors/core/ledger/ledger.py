@@ -31,15 +31,16 @@ from gpuactors.core.values.model import (
     Asking,
     ClaimedDevice,
     DeviceId,
+    DeviceKey,
     Ledger,
     LedgerEntry,
     LedgerFile,
     Orphan,
-    PciAddress,
     Pod,
     PodClaim,
     ResourceName,
     Role,
+    function_of,
 )
 from gpuactors.core.values.remade import changed_keys, same_if_equal, those
 
@@ -121,7 +122,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
     functions = state.index.functions
-    if groups := {f.iommu_group for a in left if (f := functions.get(a)) is not None} - {None}:
+    if groups := {f.iommu_group for a in left if (f := function_of(functions, a)) is not None} - {None}:
         state = schedule.ask_poll(state, frozenset(g for g in groups if g is not None))
     return schedule.ask_ledger(state, at) if before.refresh.again else state
 
@@ -216,9 +217,9 @@ def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Led
     )
 
 
-def _claims(claimed: Iterable[ClaimedDevice]) -> dict[PciAddress, tuple[ClaimedDevice, ...]]:
+def _claims(claimed: Iterable[ClaimedDevice]) -> dict[DeviceKey, tuple[ClaimedDevice, ...]]:
     """By device, sorted: several claims may have one, by other drivers or with admin access."""
-    found: dict[PciAddress, list[ClaimedDevice]] = {}
+    found: dict[DeviceKey, list[ClaimedDevice]] = {}
     for claim in sorted({*claimed}, key=lambda c: (c.driver, c.claim, str(c.pod))):
         if (address := claimed_address(claim.device)) is not None:
             found.setdefault(address, []).append(claim)
@@ -257,7 +258,7 @@ def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, 
 
 def _left(
     state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
-) -> dict[PciAddress, Orphan]:
+) -> dict[DeviceKey, Orphan]:
     """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
     had = state.kubelet.ledger.entries
     # Most entries of a ledger are other plugins' and mean no device here.
@@ -274,18 +275,18 @@ def _left(
     }
 
 
-def _use_of_pod(state: NodeState, address: PciAddress) -> int | None:
-    function = state.host.functions.get(address)
+def _use_of_pod(state: NodeState, device: DeviceKey) -> int | None:
+    function = function_of(state.host.functions, device)
     group = function.iommu_group if function is not None else None
     use = state.host.polls.groups.get(group) if group is not None else None
     return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None
 
 
-def _still_orphans(state: NodeState) -> dict[PciAddress, Orphan]:
+def _still_orphans(state: NodeState) -> dict[DeviceKey, Orphan]:
     """The orphans whose pod has not come back to the ledger by any ID of the device."""
     if not state.kubelet.orphans:
         return {}
-    pods: dict[PciAddress, list[Pod]] = {}
+    pods: dict[DeviceKey, list[Pod]] = {}
     for name, meant in state.kubelet.resolved.items():
         if (pod := state.kubelet.ledger.entries.get(name)) is not None:
             pods.setdefault(meant.address, []).append(pod)

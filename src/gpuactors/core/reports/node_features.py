@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Role
+from gpuactors.core.values.model import Role, function_of
 
 PREFIX: Final = "gpuactors.feature.node.kubernetes.io"
 
@@ -37,7 +37,7 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     if state.daemon.stopping or state.daemon.role is not Role.SERVING or not state.host.scanned:
         return None
     index = state.index
-    functions = [index.functions[address] for address in index.names if address in index.functions]
+    functions = [f for key in index.names if (f := function_of(index.functions, key)) is not None]
     found = Counter(resource.partition("/")[2] for resource in index.names.values())
     found.update(f"{DRIVER}{function.driver or NO_DRIVER}" for function in functions)
     has_iommu = any(f.iommu_group is not None and not f.without_iommu for f in functions)

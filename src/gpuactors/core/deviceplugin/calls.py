@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import Final
 
@@ -65,16 +65,18 @@ from gpuactors.core.values.model import (
     CallKind,
     Changes,
     DeviceId,
+    DeviceKey,
     Difference,
     LastCall,
     LedgerEntry,
-    PciAddress,
     PciFunction,
     Pod,
     PodLife,
     ResourceName,
     Role,
     Token,
+    device_key,
+    function_of,
     is_pci_address,
 )
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
@@ -114,19 +116,20 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
     ids = [i for request in requests for i in request]
     refused = _unserved(state, kind) or _refused_at_once(state, event.resource, ids, known)
     if refused is not None:
-        addresses = [known[i].function.address for i in ids if i in known]
-        state = _noted(state, addresses, kind, refused, at)
+        devices = [known[i].key for i in ids if i in known]
+        state = _noted(state, devices, kind, refused, at)
         return state, _answered(event.token, kind, event.resource, requests, refused)
     call = Call(
         kind=kind,
         resource=event.resource,
         requests=requests,
-        seen={known[i].function.address: known[i].function for i in ids},
+        seen={known[i].key: known[i].function for i in ids},
         since=state.host.inspections.last,
         deadline=at + wait_s,
         came_at=at,
     )
-    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(call.seen)))
+    addresses = sorted(function.address for function in call.seen.values())
+    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, addresses))
     state = _with_poll(with_waiting(state, {**state.calls.waiting, event.token: call}), call)
     return _with_read(state, call, at), []
 
@@ -228,15 +231,13 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     busy = {
         i
         for i, d in known.items()
-        if d.function.address in owned or ((use := use_of(state, d)) is not None and use.in_use)
+        if d.key in owned or ((use := use_of(state, d)) is not None and use.in_use)
     }
     search = Search()
     chosen = []
     for request in event.requests:
-        offered = {
-            known[i].function.address for i in (*request.available, *request.must_include) if i in known
-        }
-        functions = (state.host.functions.get(a) for a in owned.keys() - offered)
+        offered = {known[i].key for i in (*request.available, *request.must_include) if i in known}
+        functions = (function_of(state.host.functions, device) for device in owned.keys() - offered)
         groups = {function.iommu_group for function in functions if function is not None} - {None}
         taken = {i for i, d in known.items() if d.function.iommu_group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
@@ -246,8 +247,8 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
 def waits_for_poll(state: NodeState) -> bool:
     """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
     return any(
-        not any(_is_unseen(state, call, a) for a in call.seen)
-        and (any(_is_unpolled(state, call, a) for a in call.seen) or not _is_unread(state, call))
+        not any(_is_unseen(state, call, f) for f in call.seen.values())
+        and (any(_is_unpolled(state, call, f) for f in call.seen.values()) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
 
@@ -265,17 +266,17 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
 
 
 def _noted(
-    state: NodeState, addresses: Iterable[PciAddress], kind: CallKind, answer: Answer, at: float
+    state: NodeState, devices: Iterable[DeviceKey], kind: CallKind, answer: Answer, at: float
 ) -> NodeState:
-    """`state` with this as the last call of its kind about these functions; those that are gone for good are
+    """`state` with this as the last call of its kind about these devices; those that are gone for good are
     forgotten."""
     refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
     found = LastCall(kind, at, *refused)
     last = dict(state.calls.last)
-    for address in last.keys() - state.host.seen.keys():
-        del last[address]
-    for address in addresses:
-        last[address] = (*(c for c in last.get(address, ()) if c.kind is not kind), found)
+    for device in inspections.never_seen(state.host, last.keys()):
+        del last[device]
+    for device in devices:
+        last[device] = (*(c for c in last.get(device, ()) if c.kind is not kind), found)
     return replace(state, calls=replace(state.calls, last=last))
 
 
@@ -350,7 +351,7 @@ def _refused_at_once(
     if not ids:
         nothing = Reason(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
         return _refused(Refusal.INVALID_ARGUMENT, nothing)
-    if len({known[i].function.address if i in known else i for i in ids}) != len(ids):
+    if len({known[i].key if i in known else i for i in ids}) != len(ids):
         twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
         message = f"requested twice in one call: {', '.join(quoted_ids(twice))}"
         return _refused(Refusal.INVALID_ARGUMENT, Reason(Cause.INVALID_REQUEST, message))
@@ -366,7 +367,7 @@ def _refused_at_once(
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Reason:
     address = address_of(state, resource, device)
-    function = state.host.functions.get(address) if address is not None else None
+    function = function_of(state.host.functions, address) if address is not None else None
     if function is not None and function.fault is not None:
         return Reason(Cause.UNREADABLE, function.fault)
     listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
@@ -382,8 +383,8 @@ def _is_missing(state: NodeState, call: Call) -> bool:
     """A device of the call has not been inspected, or its group not polled, since the call came; or it is not known
     which devices claims have."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
-    for address in call.seen:
-        if _is_unseen(state, call, address) or _is_unpolled(state, call, address):
+    for function in call.seen.values():
+        if _is_unseen(state, call, function) or _is_unpolled(state, call, function):
             return True
     return not state.claims_known
 
@@ -428,43 +429,36 @@ def _with_poll(state: NodeState, call: Call) -> NodeState:
     return schedule.ask_poll(state, frozenset(groups)) if groups else state
 
 
-def _unseen(state: NodeState, call: Call) -> list[PciAddress]:
+def _unseen(state: NodeState, call: Call) -> list[DeviceKey]:
     """Its devices that were not inspected since it came: the inspection is outstanding, or there was a shortage."""
-    return sorted(a for a in call.seen if _is_unseen(state, call, a))
+    return sorted(d for d, function in call.seen.items() if _is_unseen(state, call, function))
 
 
-def _is_unseen(state: NodeState, call: Call, address: PciAddress) -> bool:
-    if state.host.short.get(address):
+def _is_unseen(state: NodeState, call: Call, function: PciFunction) -> bool:
+    host, address = state.host, function.address
+    if host.short.get(address):
         return True
-    wanted = state.host.inspections.single.get(address)
-    return wanted is not None and wanted.outstanding is not None and _number(state, address) <= call.since
+    if (wanted := host.inspections.single.get(address)) is None or wanted.outstanding is None:
+        return False
+    return (seen := host.seen.get(address)) is None or seen.inspection <= call.since
 
 
-def _shortage(state: NodeState, address: PciAddress) -> str:
-    return state.host.short.get(address, "")
-
-
-def _unpolled(state: NodeState, call: Call) -> list[PciAddress]:
+def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:
     """Its devices whose group has not been polled since it came."""
-    return sorted(a for a in call.seen if _is_unpolled(state, call, a))
+    return sorted(d for d, function in call.seen.items() if _is_unpolled(state, call, function))
 
 
-def _is_unpolled(state: NodeState, call: Call, address: PciAddress) -> bool:
+def _is_unpolled(state: NodeState, call: Call, seen: PciFunction) -> bool:
     """A poll may have to leave a group out, and an earlier poll does not count. Of a group only the device itself
     counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
     companion of it is on."""
     index = state.index
-    function = index.functions.get(address)
+    function = index.functions.get(seen.address)
     group = function.iommu_group if function is not None else None
-    if group is None or address not in index.polled.get(group, ()):
+    if group is None or seen.address not in index.polled.get(group, ()):
         return False
     last = state.host.polls.seen.get(group)
     return last is None or last.poll <= call.since
-
-
-def _number(state: NodeState, address: PciAddress) -> int:
-    seen = state.host.seen.get(address)
-    return 0 if seen is None else seen.inspection
 
 
 class _Doubted(Struct, frozen=True, gc=False):
@@ -479,7 +473,7 @@ class _Awaited(Struct, frozen=True, gc=False):
 def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awaited | None:
     """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     known = devices_by_id(state, call.resource)
-    blockers = [b for address, seen in call.seen.items() if (b := _blocker(known, state, address, seen))]
+    blockers = [b for device, seen in call.seen.items() if (b := _blocker(known, state, device, seen))]
     if call.kind is CallKind.PRE_START:
         blockers = [b for b in blockers if b.cause not in OF_A_PART]
     if blockers:
@@ -520,19 +514,19 @@ def _is_exact(state: NodeState, call: Call) -> bool:
 
 
 def _blocker(
-    known: Mapping[DeviceId, Device], state: NodeState, address: PciAddress, seen: PciFunction
+    known: Mapping[DeviceId, Device], state: NodeState, key: DeviceKey, seen: PciFunction
 ) -> Reason | None:
     """What forbids to allocate it by its files, named by its address; None if nothing."""
-    now = state.host.functions.get(address)
+    now = state.host.functions.get(seen.address)
     found = changed(seen, now)
     if found is None and now is not None:
-        device = known.get(DeviceId(address))
-        found = not_offered(now) if device is None else state.assessments[device.function.address].blocker
-    return _of(address, found) if found is not None else None
+        device = known.get(DeviceId(key))
+        found = not_offered(now) if device is None else state.assessments[device.key].blocker
+    return _of(key, found) if found is not None else None
 
 
-def _of(address: PciAddress, blocker: Reason) -> Reason:
-    return replace(blocker, message=f"{address}: {blocker.message}")
+def _of(device: DeviceKey, blocker: Reason) -> Reason:
+    return replace(blocker, message=f"{device}: {blocker.message}")
 
 
 def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
@@ -562,7 +556,7 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
         for given, until in state.kubelet.pending_allocations.items()
         if state.kubelet.ledger.read_at < asking.listed_at(until)
     }
-    others = {m.address for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
+    others = {device_key(m.address) for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
     return not others.isdisjoint(late)
 
 
@@ -583,7 +577,7 @@ def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> st
     needs = "; ".join(
         first_of(
             [
-                f"{known[i].function.address} is behind {' and '.join(sorted(due[i])) or 'no node'} now"
+                f"{known[i].key} is behind {' and '.join(sorted(due[i])) or 'no node'} now"
                 for i in unserved or ids
             ]
         )
@@ -605,7 +599,7 @@ def _whose_node(state: NodeState, call: Call, node: str) -> str:
     index = state.index
     for address, function in index.functions.items():
         if node in function.nodes:
-            owner = index.owners.get(address)
+            owner = index.owners.get(device_key(address))
             allocated = f" ({owner.message(call.resource)})" if owner is not None else ""
             return f"{node} belongs to {address} now{allocated}"
     return f"{quoted_id(node)} belongs to no GPU any more"
@@ -632,7 +626,7 @@ def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple
     """Why Allocate must refuse although the files are in order: the first holder of each device that is not the pod of
     the call; and of these the owners."""
     known = devices_by_id(state, call.resource)
-    asked = {known[i].function.address: i for request in call.requests for i in request}
+    asked = {known[i].key: i for request in call.requests for i in request}
     reasons, owners = list[Reason](), list[Allocation]()
     for address in sorted(call.seen):
         held = state.holding(address, call.resource, _is_calls(state, call, address, asked[address], at))
@@ -648,13 +642,13 @@ def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple
 
 
 def _is_calls(
-    state: NodeState, call: Call, address: PciAddress, asked_as: DeviceId, at: float
-) -> Callable[[PciAddress, Allocation], bool]:
+    state: NodeState, call: Call, address: DeviceKey, asked_as: DeviceId, at: float
+) -> Callable[[DeviceKey, Allocation], bool]:
     """Whether an owner does not stand in the way of the device at `address`: it may be the pod of the call, has ended,
     or has another device of the call, for which it is a reason by itself."""
     ledger, pending = state.kubelet.ledger, state.kubelet.pending_allocations
 
-    def is_own(function: PciAddress, entry: Allocation) -> bool:
+    def is_own(function: DeviceKey, entry: Allocation) -> bool:
         name = (entry.resource or NO_RESOURCE, DeviceId(entry.device))
         if function == address and name == (call.resource, asked_as):
             return entry.to is None or has_kept(ledger.books, name, at) is not True
@@ -667,7 +661,7 @@ def _is_calls(
     return is_own
 
 
-def _is_awaited(state: NodeState, address: PciAddress, held: Holding) -> bool:
+def _is_awaited(state: NodeState, address: DeviceKey, held: Holding) -> bool:
     """A pod that has left has it, and PreStartContainer waits for its release. Kubelet allocates what its ledger has
     free, so the owner of the last read has just left."""
     if not state.daemon.settings.pre_start_gate:
@@ -691,7 +685,9 @@ def _held(state: NodeState, call: Call) -> list[Reason]:
 def _late(state: NodeState, call: Call, at: float) -> Refused:
     """Why a call could not be answered in time."""
     if short := [
-        Reason(Cause.SHORTAGE, f"{a}: {why}") for a in sorted(call.seen) if (why := _shortage(state, a))
+        Reason(Cause.SHORTAGE, f"{device}: {why}")
+        for device, function in sorted(call.seen.items(), key=itemgetter(0))
+        if (why := state.host.short.get(function.address))
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.deviceplugin.entries import entries
 from gpuactors.core.deviceplugin.registration import new_plugin
+from gpuactors.core.host.inspections import last_seen, never_seen
 from gpuactors.core.ledger.identity import awaits_inspection, lost, not_listed
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.state import NodeState, with_plugins
@@ -31,10 +32,10 @@ from gpuactors.core.values.model import (
     AdvertisedDevice,
     Changes,
     DeviceId,
+    DeviceKey,
     DeviceList,
     Difference,
     Health,
-    PciAddress,
     PluginState,
     ResourceName,
     Role,
@@ -113,7 +114,7 @@ def _served(
 class _View(Struct, frozen=True, gc=False):
     """Values derived from the state that one publication needs in several places."""
 
-    ids: Mapping[PciAddress, DeviceId]
+    ids: Mapping[DeviceKey, DeviceId]
     """The older IDs of devices, from `identity.alias_ids`."""
     given: Mapping[ResourceName, Set[DeviceId]]
     """The allocated IDs of this daemon's resources, from `ledger.allocated_ids`: kubelet's ledger has other plugins' as
@@ -213,7 +214,7 @@ def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -
     entry that the published list has for it."""
     resource, device_id = name
     to, meant = _given(state, name), state.kubelet.resolved.get(name)
-    address = meant.address if meant is not None else PciAddress(device_id)
+    address = meant.address if meant is not None else DeviceKey(device_id)
     numa_node = listed.numa_node if listed is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
         reason = f"{to.message}, but {why.message}"
@@ -370,9 +371,9 @@ _OTHERS: Final = (
 
 def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
     """All entries of functions of this node, and the first of the others."""
-    others = (a for a in entries if a.address not in state.host.seen)
+    others = (a for a in entries if last_seen(state.host, a.address) is None)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
-    return [a for a in entries if a.id in first or a.address in state.host.seen]
+    return [a for a in entries if a.id in first or last_seen(state.host, a.address) is not None]
 
 
 def _recorded(
@@ -381,7 +382,7 @@ def _recorded(
     device_lists: Mapping[ResourceName, DeviceList],
     found: Changes,
     at: float,
-) -> Mapping[PciAddress, tuple[Transition, ...]]:
+) -> Mapping[DeviceKey, tuple[Transition, ...]]:
     """The history with the changes of this publication."""
     if device_lists.keys() == state.published.device_lists.keys() and all(
         device_lists[r] is f for r, f in state.published.device_lists.items()
@@ -414,16 +415,16 @@ def _recorded(
         else:
             continue
         history[address] = (*history.pop(address, ()), change)[-HISTORY_ENTRIES:]
-    seen = state.host.seen
-    unknown = [] if history.keys() <= seen.keys() else [address for address in history if address not in seen]
-    for address in unknown[:-HISTORY_UNKNOWN_MAX]:  # the longest unchanged
-        del history[address]
+    never = never_seen(state.host, history.keys())
+    unknown = [device for device in history if device in never] if never else []
+    for device in unknown[:-HISTORY_UNKNOWN_MAX]:  # the longest unchanged
+        del history[device]
     return history
 
 
 def _entries_of(
-    addresses: Set[PciAddress], device_lists: Mapping[ResourceName, DeviceList], *, by_id: bool
-) -> dict[PciAddress, AdvertisedDevice]:
+    addresses: Set[DeviceKey], device_lists: Mapping[ResourceName, DeviceList], *, by_id: bool
+) -> dict[DeviceKey, AdvertisedDevice]:
     """The entry of each of the devices that is listed. `by_id`: each is listed by its address, so it is looked up."""
     listed = (
         (entry for a in addresses if (entry := _listed_entry(device_list, DeviceId(a))) is not None)
@@ -442,8 +443,8 @@ def _listed_entry(device_list: DeviceList, device_id: DeviceId) -> AdvertisedDev
 
 
 def _resources(
-    device_lists: Mapping[ResourceName, DeviceList], among: Set[PciAddress]
-) -> dict[PciAddress, ResourceName]:
+    device_lists: Mapping[ResourceName, DeviceList], among: Set[DeviceKey]
+) -> dict[DeviceKey, ResourceName]:
     return {
         a.address: r
         for r, listed in device_lists.items()
@@ -512,7 +513,7 @@ def _broken(
         allocated = _given(state, name).message
         if listed is None:
             missing = AdvertisedDevice(
-                device_id, PciAddress(device_id), Health.UNHEALTHY, None, allocated, Cause.SET_ASIDE
+                device_id, DeviceKey(device_id), Health.UNHEALTHY, None, allocated, Cause.SET_ASIDE
             )
             broken.append((resource, missing, f"it is {allocated} but not listed"))
         elif lost(state, resource, state.kubelet.resolved.get(name)) is None:

@@ -16,7 +16,7 @@ from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.entries import Entries, Entry, EntryRow
 from gpuactors.core.values.inventory import Device, may_be_unbinding
-from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, ResourceName
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, ResourceName
 from gpuactors.core.values.remade import amended, changed_keys, other_keys
 from gpuactors.core.values.status import DeviceStatus
 
@@ -35,7 +35,7 @@ def entries(state: NodeState) -> Entries:
         *other_keys(before.offered, offered),
         *(before.offered.keys() - offered.keys()),
     }
-    made: dict[PciAddress, Entry | None] = {}
+    made: dict[DeviceKey, Entry | None] = {}
     for address in other:
         device = devices.get(address)
         row = None if device is None else (device, assessed[address], ids.get(address), offered.get(address))
@@ -46,7 +46,7 @@ def entries(state: NodeState) -> Entries:
 
 
 def _by_resource(
-    before: Entries, of_devices: Mapping[PciAddress, Entry], made: Iterable[PciAddress]
+    before: Entries, of_devices: Mapping[DeviceKey, Entry], made: Iterable[DeviceKey]
 ) -> Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]:
     """`Entries.of` with the entries of the devices that were `made` anew."""
     other: dict[ResourceName, dict[DeviceId, AdvertisedDevice | None]] = {}
@@ -65,7 +65,7 @@ def _sorted(
     return now if changes.keys() <= before.keys() else dict(sorted(now.items()))
 
 
-def _entry(address: PciAddress, row: EntryRow) -> Entry | None:
+def _entry(address: DeviceKey, row: EntryRow) -> Entry | None:
     device, assessment, device_id, offered = row
     held = assessment.holding
     if not (device.function.vfio_bound or offered or (held is not None and held.is_allocated)):
@@ -76,7 +76,7 @@ def _entry(address: PciAddress, row: EntryRow) -> Entry | None:
 def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
     function = device.function
     return AdvertisedDevice(
-        device_id, function.address, status.health, function.numa_node, status.message, status.cause
+        device_id, device.key, status.health, function.numa_node, status.message, status.cause
     )
 
 
@@ -95,5 +95,4 @@ def is_offered(state: NodeState, device: Device) -> bool:
 
 
 def _is_listed(state: NodeState, device: Device) -> bool:
-    address = device.function.address
-    return any(a.address == address for a in state.published.device_lists.get(device.resource, ()))
+    return any(a.address == device.key for a in state.published.device_lists.get(device.resource, ()))

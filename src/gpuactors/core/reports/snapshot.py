@@ -17,6 +17,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import (
     DeviceId,
+    DeviceKey,
     DeviceList,
     Health,
     Holder,
@@ -26,6 +27,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
     Transition,
+    device_key,
     listed_by_address,
 )
 
@@ -182,7 +184,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         and ledger.asking.listed > 0
         and ledger.outstanding is None
     )
-    asked = set[PciAddress]().union(*[call.seen for call in state.calls.waiting.values()])
+    asked = {f.address for call in state.calls.waiting.values() for f in call.seen.values()}
     index, targets = state.index, list[PollTarget]()
     polled, owners = index.polled, index.having
     for group in polled if state.host.polls.of is None else sorted(state.host.polls.of):
@@ -195,16 +197,17 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         may_open = (
             knows
             and not urgent
-            and not any(m.address in asked or m.address in owners for m in index.groups[group])
+            and not any(m.address in asked or device_key(m.address) in owners for m in index.groups[group])
         )
         targets.append(PollTarget(group, functions, may_open, urgent))
     return tuple(targets)
 
 
 class DeviceReport(Struct, frozen=True, gc=False):
-    """One selected function as an operator sees it."""
+    """One selected device as an operator sees it."""
 
     id: DeviceId
+    key: DeviceKey
     function: PciFunction
     group_members: tuple[PciAddress, ...]
     resource: ResourceName
@@ -220,13 +223,13 @@ class DeviceReport(Struct, frozen=True, gc=False):
 
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
-    """Every selected function, offered or not, with the one reason, sorted by address."""
+    """Every selected device, offered or not, with the one reason, sorted by key."""
     index, ids = state.index, alias_ids(state)
     assessments, reports = state.assessments, []
     entries = listed_by_address(state.published.device_lists)
-    for address, device in index.devices.items():
-        listed = entries.get((device.resource, address))
-        status = assessments[address].status
+    for key, device in index.devices.items():
+        listed = entries.get((device.resource, key))
+        status = assessments[key].status
         if listed is not None:
             health, cause, reason = listed.health, listed.cause, listed.reason
         elif is_offered(state, device):
@@ -236,7 +239,8 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
             health, cause, reason = Health.UNHEALTHY, why.cause, why.message
         reports.append(
             DeviceReport(
-                id=ids.get(address, DeviceId(address)),
+                id=ids.get(key, DeviceId(key)),
+                key=key,
                 function=device.function,
                 group_members=tuple(m.address for m in device.group),
                 resource=device.resource,
@@ -245,7 +249,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 reason=reason,
                 owner=status.owner.name if status.owner is not None else None,
                 holders=status.holders,
-                history=state.published.history.get(address, ()),
+                history=state.published.history.get(key, ()),
                 listed=listed is not None,
             )
         )

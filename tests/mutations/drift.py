@@ -99,7 +99,7 @@ DRIFT: Final = (
     Mutation(
         "the model of a claim's device counts for one boot",
         "core/gpus/exclusion.py",
-        '    ids = next((first.ids for first in firsts), "") or earlier.get(function.address, "")\n',
+        '    ids = next((first.ids for first in firsts), "") or earlier.get(device_key(function.address), "")\n',
         '    ids = next((first.ids for first in firsts), "")\n',
         _MOVES,
     ),
@@ -121,7 +121,7 @@ DRIFT: Final = (
         "the models of an earlier boot's claims are forgotten at the second start",
         "core/claims/stored.py",
         "    found = dict(checkpoint.earlier_models)\n",
-        "    found = dict[ClaimUid, Mapping[PciAddress, str]]()\n",
+        "    found = dict[ClaimUid, Mapping[DeviceKey, str]]()\n",
         f"{_NODE}::test_another_model_in_the_slot_after_a_second_reboot_is_refused",
     ),
     Mutation(

@@ -61,8 +61,8 @@ HOST: Final = (
     Mutation(
         "a claim with two GPUs of one group is refused for each other",
         "core/gpus/exclusion.py",
-        "for a in (function.address, *claimed) for f in",
-        "for a in (function.address,) for f in",
+        "for f in chain(own, *(with_companions(state, device) for device in claimed))}",
+        "for f in own}",
         "tests/core/test_viability.py::test_two_gpus_of_one_group_are_given_to_one_claim_and_to_no_other",
     ),
     # --- claims' files, and the numbers that they name ---------------------------------------------------------------

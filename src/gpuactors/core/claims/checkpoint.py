@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import ClaimedModels, ClaimUid, Json, OriginalDriver
-from gpuactors.core.values.model import PciAddress, is_pci_address
+from gpuactors.core.values.model import DeviceKey, PciAddress, is_pci_address
 
 VERSION: Final = 1
 """Raised when an older daemon could not go on with the content, and not for a field more."""
@@ -164,7 +164,7 @@ def _as_json(models: ClaimedModels) -> Json:
 def _models(content: Json) -> ClaimedModels:
     """An older daemon has written none; what is no model says nothing."""
     return {
-        ClaimUid(uid): {PciAddress(a): ids for a, ids in of_claim.items() if isinstance(ids, str)}
+        ClaimUid(uid): {DeviceKey(a): ids for a, ids in of_claim.items() if isinstance(ids, str)}
         for uid, of_claim in (content.items() if isinstance(content, Mapping) else ())
         if isinstance(of_claim, Mapping)
     }

@@ -25,7 +25,7 @@ from gpuactors.core.values.claim import (
     Target,
 )
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import Conflict, Reason
 
@@ -39,7 +39,7 @@ class DeviceAct(Struct, frozen=True, gc=False):
     target: Target
     functions: tuple[OriginalDriver, ...]
     """Those that are to be touched, sorted by address."""
-    beside: tuple[PciAddress, ...] = ()
+    beside: tuple[DeviceKey, ...] = ()
     """The claim's other devices of its IOMMU group, which the act brings as well."""
 
 
@@ -128,10 +128,10 @@ class ClaimDriver(Protocol):
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
 
-    def in_place(self, state: NodeState, address: PciAddress) -> bool:
+    def in_place(self, state: NodeState, address: DeviceKey) -> bool:
         """Whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier boot."""
 
-    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[DeviceKey, DeviceAct]:
         """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:

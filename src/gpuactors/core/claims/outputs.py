@@ -34,7 +34,7 @@ from gpuactors.core.values.claim import (
     OriginalDriver,
 )
 from gpuactors.core.values.claim_states import OWNING, REMOVING, ClaimState
-from gpuactors.core.values.model import PciAddress, Role
+from gpuactors.core.values.model import DeviceKey, Role
 from gpuactors.core.values.slices import AnyOffer
 
 FILES_AT_ONCE: Final = 32
@@ -103,7 +103,7 @@ class ClaimsWanted(Struct, frozen=True, gc=False):
     """When that ends, calls in flight may take so long."""
     reads: tuple[ReadWanted, ...] = ()
     checkpoint: CheckpointWanted | None = None
-    devices: Mapping[PciAddress, DeviceAct] = field(default_factory=dict)
+    devices: Mapping[DeviceKey, DeviceAct] = field(default_factory=dict)
     fitness_check: FitnessCheck | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: AnyOffer | None = None

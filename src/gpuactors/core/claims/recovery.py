@@ -18,7 +18,7 @@ from gpuactors.core.state.claims import Entry, with_entry
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
-from gpuactors.core.values.model import LedgerSource, PciAddress, Role
+from gpuactors.core.values.model import DeviceKey, LedgerSource, Role, device_key
 from gpuactors.core.values.names import is_subdomain
 from gpuactors.core.values.owner import NO_RESOURCE, Owner
 
@@ -53,7 +53,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
-    owned = {f.address for e in owning for gpu in e.gpus for f in gpu.functions}
+    owned = {device_key(f.address) for e in owning for gpu in e.gpus for f in gpu.functions}
     found: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(state.kubelet.ledger.claims.items()):
         is_free = address not in owned and not _is_pods(state, address)
@@ -70,7 +70,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
     return {name: of_it for name, of_it in found.items() if left_out.isdisjoint((name.uid, str(name)))}
 
 
-def _is_pods(state: NodeState, address: PciAddress) -> bool:
+def _is_pods(state: NodeState, address: DeviceKey) -> bool:
     """A pod has the device, or another function of its group, by the device plugin API, or is getting it. After a
     reboot it may be in place for the claim as well, as a pre-bound GPU is."""
     held = state.holding(address, NO_RESOURCE, lambda _, given: given.resource is None)

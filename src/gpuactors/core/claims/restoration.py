@@ -25,6 +25,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainUid
+from gpuactors.core.values.model import function_address
 from gpuactors.core.values.status import Reason
 
 
@@ -134,9 +135,9 @@ def gpus_of(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
     """The GPUs of a claim, by the names of its devices, where the checkpoint is lost."""
     why = "its original driver in this boot is not known, as the checkpoint is lost"
     return tuple(
-        ClaimedGpu(address, (OriginalDriver(address, None, vfio=True),), why)
+        ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), why)
         for device in devices
-        if (address := claimed_address(device)) is not None
+        if (key := claimed_address(device)) is not None
     )
 
 

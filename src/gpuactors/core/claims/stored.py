@@ -30,7 +30,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import CHANNELS_MAX, ClaimedDomain, device_of
-from gpuactors.core.values.model import PciAddress, is_pci_address
+from gpuactors.core.values.model import DeviceKey, PciAddress, function_address, is_pci_address
 from gpuactors.core.values.names import is_domain_id
 
 EARLIER_CLAIMS_MAX: Final = 1024
@@ -233,14 +233,16 @@ def models_of(checkpoint: Checkpoint) -> ClaimedModels:
 
 def _models_of(
     uid: ClaimUid, content: Mapping[str, Json], known: Mapping[PciAddress, OriginalDriver]
-) -> Mapping[PciAddress, str]:
+) -> Mapping[DeviceKey, str]:
     try:
         gpus = decoded_entry(uid, content).gpus
     except MalformedError:
         return {}
     firsts = {**known} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}
     return {
-        gpu.address: first.ids for gpu in gpus if (first := firsts.get(gpu.address)) is not None and first.ids
+        gpu.address: first.ids
+        for gpu in gpus
+        if (first := firsts.get(function_address(gpu.address))) is not None and first.ids
     }
 
 

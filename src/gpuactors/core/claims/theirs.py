@@ -25,7 +25,7 @@ from msgspec import Struct
 from gpuactors.core.claims.checkpoint import MalformedError
 from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, Json, PreparedDevice
 from gpuactors.core.values.domain import DomainUid
-from gpuactors.core.values.model import PciAddress, is_pci_address
+from gpuactors.core.values.model import DeviceKey, is_pci_address
 from gpuactors.core.values.names import is_domain_id, is_uid
 
 _OURS: Final = re.compile(rb'\s*\{"checksum":"sha256:')
@@ -56,7 +56,7 @@ class TheirDevice(Struct, frozen=True, gc=False):
 
     prepared: PreparedDevice
     admin_access: bool = False
-    address: PciAddress | None = None
+    address: DeviceKey | None = None
     """Of a GPU; None where the file does not say it: releases up to 25.12 do not, and of one on its host's driver none
     does."""
     uuid: str = ""
@@ -167,9 +167,9 @@ def _domain(groups: Iterable[Mapping[str, Json]]) -> DomainUid | None:
     return None
 
 
-def _address(text: Json) -> PciAddress | None:
+def _address(text: Json) -> DeviceKey | None:
     lower = text.lower() if isinstance(text, str) else ""
-    return PciAddress(lower) if is_pci_address(lower) else None
+    return DeviceKey(lower) if is_pci_address(lower) else None
 
 
 def _object(content: Json, what: str) -> Mapping[str, Json]:

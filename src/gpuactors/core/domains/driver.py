@@ -42,7 +42,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.domain_reservation import claimed_domain, imex_of_claim
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import Conflict, Reason
@@ -187,7 +187,7 @@ class ComputeDomains:
     def may_write(self, state: NodeState, entry: Entry) -> bool:
         return True
 
-    def in_place(self, state: NodeState, address: PciAddress) -> bool:  # no device of theirs has an address
+    def in_place(self, state: NodeState, address: DeviceKey) -> bool:  # no device of theirs has an address
         return False
 
     def found_again(self, entry: Entry, claim: Claim) -> Entry:
@@ -197,7 +197,7 @@ class ComputeDomains:
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
         return replace(entry, domain=ClaimedDomain(entry.config.domain, "", "", devices, None))
 
-    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[DeviceKey, DeviceAct]:
         return {}  # nothing of it is bound to a driver
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:

@@ -56,7 +56,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress, function_address, function_of
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import Conflict, Reason
@@ -224,11 +224,11 @@ class GpuDriver:
         own = _own_addresses(claim)
         return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
 
-    def in_place(self, state: NodeState, address: PciAddress) -> bool:
-        functions = with_companions(state, address)
+    def in_place(self, state: NodeState, device: DeviceKey) -> bool:
+        functions = with_companions(state, device)
         return bool(functions) and all(function.vfio_bound for function in functions)
 
-    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[PciAddress, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[DeviceKey, DeviceAct]:
         """Those of the returns that are owed, and of the claims."""
         return returns.owed_acts(state.gpus) | {
             g.address: _act_of(state.gpus, e, g) for e in acting for g in e.gpus if g.address in e.acts
@@ -250,7 +250,7 @@ class GpuDriver:
         found = []
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
-            gpu = gpus.get(claimed_address(result.device) or PciAddress(""))
+            gpu = gpus.get(claimed_address(result.device) or DeviceKey(""))
             # With admin access there is no node: an open would make the group busy for whoever has it.
             functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
             found.append(ClaimDevice(result, functions, chosen))
@@ -272,7 +272,7 @@ def _with(state: NodeState, gpus: Gpus) -> NodeState:
 GPUS: Final[ClaimDriver] = GpuDriver()
 
 
-def _own_addresses(claim: Claim | None) -> list[PciAddress]:
+def _own_addresses(claim: Claim | None) -> list[DeviceKey]:
     """The devices that a claim is to have for itself."""
     names = exclusive_devices(claim) if claim is not None else ()
     return [address for name in names if (address := claimed_address(name)) is not None]
@@ -292,9 +292,10 @@ def _act_of(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
 def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
     """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
     functions = tuple(replace(f, vfio=f.vfio or f.address in operator) for f in gpu.functions)
-    if gpu.keep_on_vfio or gpu.address not in operator:
+    address = function_address(gpu.address)
+    if gpu.keep_on_vfio or address not in operator:
         return replace(gpu, functions=functions)
-    decided = prebound.decide(gpu.address, None, operator=operator)
+    decided = prebound.decide(address, None, operator=operator)
     return replace(gpu, functions=functions, keep_on_vfio=decided.sentence)
 
 
@@ -313,9 +314,9 @@ def _read_again(
     """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
     groups are polled, if these were in use when they last were."""
     used = {g.address: group for g in gpus if (group := _group_in_use(state, g.address)) is not None}
-    changed = sorted({*(b.address for b in event.bound), *used})
+    changed = sorted({*(b.address for b in event.bound), *map(function_address, used)})
     after, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
-    given = {g.address: Returned(claim, since) for g in gpus if g.address in changed}
+    given = {g.address: Returned(claim, since) for g in gpus if function_address(g.address) in changed}
     after = replace(after, returned={**after.returned, **given}) if given else after
     state = schedule.ask_poll(state, frozenset(used.values())) if used else state
     wanted = inspections.ask_inspections(state.host.inspections, changed)
@@ -324,11 +325,11 @@ def _read_again(
 
 def _seen_again(state: NodeState) -> Gpus:
     """`state.gpus` without the returned devices that were inspected since, and polled where they were in use."""
-    gpus, seen, polled = state.gpus, state.host.seen, state.host.polls.seen
+    gpus, polled = state.gpus, state.host.polls.seen
     unseen = {
         a: r
         for a, r in gpus.returned.items()
-        if (last := seen.get(a)) is not None
+        if (last := inspections.last_seen(state.host, a)) is not None
         and (
             last.inspection <= r.since
             or ((group := _group_in_use(state, a)) is not None and polled[group].poll <= r.since)
@@ -337,22 +338,22 @@ def _seen_again(state: NodeState) -> Gpus:
     return replace(gpus, returned=unseen) if len(unseen) < len(gpus.returned) else gpus
 
 
-def _group_in_use(state: NodeState, address: PciAddress) -> int | None:
-    """The IOMMU group of a function, if it was in use when it was last polled."""
-    function, index = state.index.functions.get(address), state.index
+def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
+    """The IOMMU group of a device, if it was in use when it was last polled."""
+    function, index = function_of(state.index.functions, device), state.index
     group = function.iommu_group if function is not None else None
     return group if group in index.in_use and group in index.polled else None
 
 
 def _with_reads(
-    state: NodeState, addresses: Iterable[PciAddress], others: frozenset[PciAddress], at: float
+    state: NodeState, devices: Iterable[DeviceKey], others: frozenset[PciAddress], at: float
 ) -> NodeState:
     """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
     and a read of the ledger with kubelet's list: only that has the claims of other drivers."""
-    addresses = tuple(addresses)
-    if not addresses:
+    devices = tuple(devices)
+    if not devices:
         return state
-    functions = [f for a in addresses for f in with_companions(state, a)]
+    functions = [f for device in devices for f in with_companions(state, device)]
     looked_for = {f.address for f in functions} | others
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
     groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
@@ -361,6 +362,7 @@ def _with_reads(
 
 def _bound(entry: Entry, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
     """The device itself first, then its companions on vfio."""
-    order = sorted(gpu.functions, key=lambda f: (f.address != gpu.address, f.address))
+    own = function_address(gpu.address)
+    order = sorted(gpu.functions, key=lambda f: (f.address != own, f.address))
     known = (entry.bound.get(f.address) for f in order)
-    return tuple(b for b in known if b is not None and (b.vfio or b.address == gpu.address))
+    return tuple(b for b in known if b is not None and (b.vfio or b.address == own))

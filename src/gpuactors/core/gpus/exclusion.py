@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
@@ -24,7 +25,14 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.inventory import ids_of
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.values.model import (
+    ClaimedDevice,
+    DeviceKey,
+    PciAddress,
+    PciFunction,
+    device_key,
+    function_of,
+)
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
 from gpuactors.core.values.quote import first_of, quoted_id
 from gpuactors.core.values.status import Conflict, Reason
@@ -48,9 +56,9 @@ def exclusive_devices(claim: Claim) -> tuple[str, ...]:
     return tuple(dict.fromkeys(r.device for r in claim.results or () if not r.admin_access))
 
 
-def with_companions(state: NodeState, address: PciAddress) -> tuple[PciFunction, ...]:
-    """The function and its companions, sorted by address: what a claim binds. Empty if it is not there."""
-    function = state.host.functions.get(address)
+def with_companions(state: NodeState, device: DeviceKey) -> tuple[PciFunction, ...]:
+    """The device's function and its companions, sorted by address: what a claim binds. Empty if it is not there."""
+    function = function_of(state.host.functions, device)
     return () if function is None else viability.with_companions(function, _group(state, function))
 
 
@@ -59,30 +67,32 @@ def _group(state: NodeState, function: PciFunction) -> tuple[PciFunction, ...]:
     return (function,) if function.iommu_group is None else state.index.groups[function.iommu_group]
 
 
-def of_the_host(state: NodeState, function: PciFunction, claimed: Iterable[PciAddress] = ()) -> Reason | None:
+def of_the_host(state: NodeState, function: PciFunction, claimed: Iterable[DeviceKey] = ()) -> Reason | None:
     """What no claim of the function can change: the host uses a member of its IOMMU group that is no part of it, or
     firmware has memory there; None if nothing is in the way. `claimed`: the other devices of the same claim."""
-    to_bind = {f.address for a in (function.address, *claimed) for f in with_companions(state, a)}
-    return viability.not_viable(function, function, _group(state, function), to_bind)
+    group = _group(state, function)
+    own = viability.with_companions(function, group)
+    to_bind = {f.address for f in chain(own, *(with_companions(state, device) for device in claimed))}
+    return viability.not_viable(function, function, group, to_bind)
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
     """Why this node cannot give one of these devices; None if it can give all."""
     index = state.index
     for name in names:
-        address = claimed_address(name)
-        if address is None:
+        device = claimed_address(name)
+        if device is None:
             return Reason(Cause.UNKNOWN_ID, _no_device(name))
-        if (function := state.host.functions.get(address)) is None:
-            return Reason(Cause.GONE, f"{address} is gone from this node")
-        if address not in index.devices:
-            unselected = f"{address} is no device that is offered here: no selector matches it (--select)"
+        if (function := function_of(state.host.functions, device)) is None:
+            return Reason(Cause.GONE, f"{device} is gone from this node")
+        if device not in index.devices:
+            unselected = f"{device} is no device that is offered here: no selector matches it (--select)"
             return Reason(Cause.NOT_SELECTED, unselected)
         if function.iommu_group is None or function.without_iommu:
             cause = Cause.NO_IOMMU_MODE if function.without_iommu else Cause.NO_IOMMU_GROUP
-            return Reason(cause, f"{address} is in no IOMMU group of the hardware: switch the IOMMU on")
+            return Reason(cause, f"{device} is in no IOMMU group of the hardware: switch the IOMMU on")
         if (part := not_whole(function)) is not None:
-            return Reason(part.cause, f"{address}: {part.message}")
+            return Reason(part.cause, f"{device}: {part.message}")
     return None
 
 
@@ -134,23 +144,23 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
     if missing := not_given(state, allocated_devices(entry.claim)):
         return Conflict(missing, is_final=True)
     names = exclusive_devices(entry.claim)
-    addresses = tuple(a for name in names if (a := claimed_address(name)) is not None)
-    for address in addresses:
-        if (function := state.host.functions.get(address)) is None:
+    devices = tuple(d for name in names if (d := claimed_address(name)) is not None)
+    for device in devices:
+        if (function := function_of(state.host.functions, device)) is None:
             continue
         functions = _group(state, function)
         if unseen := _unseen(state, entry, functions):
-            return Conflict(_of(address, unseen))
+            return Conflict(_of(device, unseen))
         if unfit := another_model(state, entry, function) or of_the_hosts_fabric(state, function):
             return Conflict(unfit, is_final=True)
-        if claimed := _by_another_claim(state, entry, address, functions):
-            return Conflict(_of(address, claimed), is_owner=True)
-        if hosts := of_the_host(state, function, addresses):
-            return Conflict(_of(address, hosts), is_final=True)
-        if unsettled := _unsettled(state, functions, addresses):
-            return Conflict(_of(address, unsettled))
-        if held := _by_holding(state, entry, address, functions):
-            return Conflict(_of(address, held), is_owner=True, outdates=True)
+        if claimed := _by_another_claim(state, entry, device, functions):
+            return Conflict(_of(device, claimed), is_owner=True)
+        if hosts := of_the_host(state, function, devices):
+            return Conflict(_of(device, hosts), is_final=True)
+        if unsettled := _unsettled(state, functions, devices):
+            return Conflict(_of(device, unsettled))
+        if held := _by_holding(state, entry, device, functions):
+            return Conflict(_of(device, held), is_owner=True, outdates=True)
     return None
 
 
@@ -159,7 +169,7 @@ def another_model(state: NodeState, entry: Entry, function: PciFunction) -> Reas
     model. None if it may be: no serial number is read."""
     earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
     firsts = (first for gpu in entry.gpus for first in gpu.functions if first.address == function.address)
-    ids = next((first.ids for first in firsts), "") or earlier.get(function.address, "")
+    ids = next((first.ids for first in firsts), "") or earlier.get(device_key(function.address), "")
     now = ids_of(function)
     if not ids or not now or now == ids:
         return None
@@ -169,16 +179,16 @@ def another_model(state: NodeState, entry: Entry, function: PciFunction) -> Reas
     )
 
 
-def _of(address: PciAddress, why: Reason) -> Reason:
-    return Reason(why.cause, f"{address}: {why.message}")
+def _of(device: DeviceKey, why: Reason) -> Reason:
+    return Reason(why.cause, f"{device}: {why.message}")
 
 
-def has_another_owner(state: NodeState, entry: Entry, address: PciAddress) -> Reason | None:
+def has_another_owner(state: NodeState, entry: Entry, device: DeviceKey) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
-    function = state.host.functions.get(address)
+    function = function_of(state.host.functions, device)
     functions = _group(state, function) if function is not None else ()
-    return _by_another_claim(state, entry, address, functions) or _by_holding(
-        state, entry, address, functions, ends=True
+    return _by_another_claim(state, entry, device, functions) or _by_holding(
+        state, entry, device, functions, ends=True
     )
 
 
@@ -203,11 +213,11 @@ def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) ->
 
 
 def _unsettled(
-    state: NodeState, functions: Iterable[PciFunction], claimed: Collection[PciAddress]
+    state: NodeState, functions: Iterable[PciFunction], claimed: Collection[DeviceKey]
 ) -> Reason | None:
     """Another function of the group that an act has just returned to its host: whether the group is viable now is not
     known before it is read again."""
-    own = {f.address for address in claimed for f in with_companions(state, address)}
+    own = {f.address for device in claimed for f in with_companions(state, device)}
     for function in functions:
         if function.address in state.gpus.settled and function.address not in own:
             return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
@@ -215,7 +225,7 @@ def _unsettled(
 
 
 def _by_another_claim(
-    state: NodeState, entry: Entry, address: PciAddress, functions: Iterable[PciFunction]
+    state: NodeState, entry: Entry, device: DeviceKey, functions: Iterable[PciFunction]
 ) -> Reason | None:
     wanted, index = {f.address: f.iommu_group for f in functions}, state.index
     groups = set(wanted.values()) - {None}
@@ -230,34 +240,34 @@ def _by_another_claim(
                     message = f"it {belongs(other)}"
                 else:
                     message = f"it {belongs(other, _pods(state, other, gpu.address))}; {_WAITS}"
-                return Reason(_taken(address, gpu.address), message)
-    return _by_owed_return(state, wanted, address)
+                return Reason(_taken(device, gpu.address), message)
+    return _by_owed_return(state, wanted, device)
 
 
-def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], address: PciAddress) -> Reason | None:
+def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], device: DeviceKey) -> Reason | None:
     for owed in state.gpus.owed.values():
         if owed.act and any(f.address in wanted for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"
-            return Reason(_taken(address, owed.gpu.address), returned)
+            return Reason(_taken(device, owed.gpu.address), returned)
     return None
 
 
-def _pods(state: NodeState, entry: Entry, address: PciAddress) -> str:
+def _pods(state: NodeState, entry: Entry, device: DeviceKey) -> str:
     """The pods for which kubelet lists a claim, as a part of a sentence; empty if it lists it for none yet."""
-    claims = state.kubelet.ledger.claims.get(address, ())
+    claims = state.kubelet.ledger.claims.get(device, ())
     pods = sorted({str(c.pod) for c in claims if c.claim == str(entry.name) and c.pod is not None})
     return f" of pod {', '.join(first_of(pods))}" if pods else ""
 
 
-def _taken(address: PciAddress, owned: PciAddress) -> Cause:
-    """The cause where somebody has been given `owned`, and a claim is to get `address`."""
-    return Cause.CLAIMED_ELSEWHERE if owned == address else Cause.GROUP_IN_USE
+def _taken(device: DeviceKey, owned: DeviceKey) -> Cause:
+    """The cause where somebody has been given `owned`, and a claim is to get `device`."""
+    return Cause.CLAIMED_ELSEWHERE if owned == device else Cause.GROUP_IN_USE
 
 
 def _by_holding(
     state: NodeState,
     entry: Entry,
-    address: PciAddress,
+    device: DeviceKey,
     functions: Collection[PciFunction],
     *,
     ends: bool = False,
@@ -265,13 +275,13 @@ def _by_holding(
     """The first holder of these functions that is not this claim. A process counts also where kubelet still lists a
     claim that has ended: it may not have. `ends`: the claim gives the device back to its host's driver, which is what a
     container's GPU needs, and whether a process has it open the act says."""
-    wanted = {f.address for f in functions}
+    wanted = {device_key(f.address) for f in functions}
 
-    def is_own(function: PciAddress, given: Allocation) -> bool:
+    def is_own(owned: DeviceKey, given: Allocation) -> bool:
         is_hosts = ends and given.is_by_hosts_driver
-        return function not in wanted or is_hosts or _is_own(state, entry, given)
+        return owned not in wanted or is_hosts or _is_own(state, entry, given)
 
-    held = state.holding(address, NO_RESOURCE, is_own)
+    held = state.holding(device, NO_RESOURCE, is_own)
     if held is None or not isinstance(held.who, Owner):
         return None if held is None or ends else held.reason
     return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")

@@ -22,7 +22,7 @@ from gpuactors.core.state.gpus import Fitness, Gpus
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, FitnessCheck, FitnessFinding
 from gpuactors.core.values.effects import Effect, Field, Level, Log
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Reason
 
@@ -102,12 +102,12 @@ def with_findings(gpus: Gpus, findings: Iterable[FitnessFinding], at: float) -> 
     return _planned(gpus, fitness, gpus.fitness_check), lines
 
 
-def _planned(gpus: Gpus, fitness: Mapping[PciAddress, Fitness], check: FitnessCheck | None) -> Gpus:
+def _planned(gpus: Gpus, fitness: Mapping[DeviceKey, Fitness], check: FitnessCheck | None) -> Gpus:
     waiting = (k.due_at for a, k in fitness.items() if a not in gpus.reserved) if check is None else ()
     return replace(gpus, fitness=fitness, fitness_check=check, check_at=min(waiting, default=math.inf))
 
 
-def _logged(address: PciAddress, before: Reason | None, found: Reason | None) -> list[Effect]:
+def _logged(address: DeviceKey, before: Reason | None, found: Reason | None) -> list[Effect]:
     if before == found:
         return []
     if found is None:

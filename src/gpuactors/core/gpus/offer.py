@@ -22,7 +22,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, function_address, function_of
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
 from gpuactors.core.values.remade import remade, same_if_equal
 from gpuactors.core.values.slices import BlockKind, BlockReason, Offer
@@ -57,7 +57,7 @@ def offered(state: NodeState) -> NodeState:
         return state
     rows = _rows(state, placed)
 
-    def offered_device(address: PciAddress, row: OfferRow) -> tuple[OfferedGpu | None, DeviceHealth]:
+    def offered_device(address: DeviceKey, row: OfferRow) -> tuple[OfferedGpu | None, DeviceHealth]:
         device, assessment, is_named, *_, is_placed, _, _ = row
         gpu, _ = before.of_devices.get(address, (None, None))
         if is_named and device is not None and assessment is not None:
@@ -77,7 +77,7 @@ def offered(state: NodeState) -> NodeState:
     return replace(state, offered_part=Offered(made_of, placed, rows, of_devices, offer, health))
 
 
-def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress, OfferRow]:
+def _rows(state: NodeState, placed: frozenset[DeviceKey]) -> Mapping[DeviceKey, OfferRow]:
     """The inputs of the offer of each device that is selected, or that a claim has."""
     index, reserved = state.index, state.gpus.reserved
     switches = tuple([index.functions[address] for address in sorted(index.switches)])
@@ -90,14 +90,14 @@ def _rows(state: NodeState, placed: frozenset[PciAddress]) -> Mapping[PciAddress
         map(reserved.get, addresses),
         map(found.get, addresses),
         map(placed.__contains__, addresses),
-        map(index.functions.__contains__, addresses),
+        map(index.functions.__contains__, map(function_address, addresses)),
         repeat((switches, index.iommufd)),
         strict=False,  # the last is endless
     )
     return dict(zip(addresses, of_each, strict=True))
 
 
-def _placed(state: NodeState) -> frozenset[PciAddress]:
+def _placed(state: NodeState) -> frozenset[DeviceKey]:
     """The value of `Offered.placed`. A device is inspected at once after an act has bound it, and earlier inspections
     are not used; a device that is inspected again later stays included."""
     single, before = state.host.inspections.single, state.offered.placed
@@ -106,16 +106,18 @@ def _placed(state: NodeState) -> frozenset[PciAddress]:
         for entry in state.gpus.claims.entries.values()
         if entry.state in _PREPARED
         for gpu in entry.gpus
-        if gpu.address in before or (r := single.get(gpu.address)) is None or r.outstanding is None
+        if gpu.address in before
+        or (r := single.get(function_address(gpu.address))) is None
+        or r.outstanding is None
     )
 
 
 def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedGpu:
-    function, owner = device.function, state.gpus.reserved.get(device.function.address)
+    function, owner = device.function, state.gpus.reserved.get(device.key)
     # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
-    claimed = owner is not None and owner.device == device_name(function.address)
+    claimed = owner is not None and owner.device == device_name(device.key)
     return OfferedGpu(
-        address=function.address,
+        address=device.key,
         vendor=function.vendor,
         device=function.device,
         model=function.model,
@@ -131,7 +133,7 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
     )
 
 
-def why_blocked(state: NodeState, address: PciAddress) -> str:
+def why_blocked(state: NodeState, address: DeviceKey) -> str:
     """Why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
     device, assessment = state.index.devices.get(address), state.assessments.get(address)
     if device is None or assessment is None:
@@ -151,7 +153,7 @@ def _blocked(state: NodeState, device: Device, assessment: Assessment) -> BlockR
         return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
     if (fault := _fault(state, device, assessment)) is not None:
         return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
-    fitness = state.gpus.fitness.get(device.function.address)
+    fitness = state.gpus.fitness.get(device.key)
     if fitness is None or fitness.found is None:
         return None
     held = fitness.found.cause is Cause.IN_USE_ON_HOST
@@ -170,10 +172,10 @@ def _fault(
     return of_the_host(state, device.function) or of_the_hosts_fabric(state, device.function)
 
 
-def _health(state: NodeState, pool: str, address: PciAddress, *, is_placed: bool) -> DeviceHealth:
+def _health(state: NodeState, pool: str, address: DeviceKey, *, is_placed: bool) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
     name, index = device_name(address), state.index
-    if address not in index.functions:
+    if function_of(index.functions, address) is None:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
     device, assessment = index.devices.get(address), state.assessments.get(address)
     fault = None

@@ -20,7 +20,7 @@ from gpuactors.core.state.claims import FILES, ClaimedGpu, Entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.values.model import PciAddress, PciFunction, function_of
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
@@ -91,7 +91,7 @@ def drift(state: NodeState, entry: Entry) -> Reason | None:
 
 
 def _drift(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> Reason | None:
-    function = state.host.functions.get(gpu.address)
+    function = function_of(state.host.functions, gpu.address)
     if function is None:
         return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
     if (replaced := another_model(state, entry, function)) is not None:

@@ -17,7 +17,7 @@ from gpuactors.core.state.claims import ClaimedGpu, Entry
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, function_address
 from gpuactors.core.values.reported import CLAIMED, OFFERED
 
 
@@ -30,14 +30,14 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
     )
 
 
-def devices_of(entry: Entry) -> tuple[PciAddress, ...]:
+def devices_of(entry: Entry) -> tuple[DeviceKey, ...]:
     """The devices of a claim of GPUs (`ClaimReport.devices`)."""
     if entry.gpus:
         return tuple(gpu.address for gpu in entry.gpus)
     return _named(entry, admin=False)
 
 
-def _named(entry: Entry, *, admin: bool) -> tuple[PciAddress, ...]:
+def _named(entry: Entry, *, admin: bool) -> tuple[DeviceKey, ...]:
     results = entry.claim.results or () if entry.claim is not None else ()
     named = (claimed_address(r.device) for r in results if r.admin_access is admin)
     return tuple(dict.fromkeys(address for address in named if address is not None))
@@ -62,12 +62,13 @@ class DeviceOfClaims(Struct, frozen=True, gc=False):
     """Why it must not be given to a claim now, as a sentence; empty if it may, or a claim has it."""
 
 
-def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | None:
+def device_of_claims(state: NodeState, device: DeviceKey) -> DeviceOfClaims | None:
     """How claims may use this device; None while DRA is off."""
     settings, known = state.gpus.settings, state.gpus.original_drivers
     if state.gpus.claims.settings is None:
         return None
-    entry, gpu = _owner_of(state, address)
+    entry, gpu = _owner_of(state, device)
+    address = function_address(device)
     decided = prebound.decide(
         address,
         known.get(address),
@@ -76,7 +77,7 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
         function=state.host.functions.get(address),
     )
     keep_on_vfio, why, rule = decided.is_prebound, decided.sentence, decided.rule
-    firsts = [known[f.address] for f in with_companions(state, address) if f.address in known]
+    firsts = [known[f.address] for f in with_companions(state, device) if f.address in known]
     if gpu is not None:
         keep_on_vfio, firsts = bool(gpu.keep_on_vfio), [known.get(f.address, f) for f in gpu.functions]
         if keep_on_vfio != decided.is_prebound:
@@ -93,12 +94,12 @@ def device_of_claims(state: NodeState, address: PciAddress) -> DeviceOfClaims | 
         rule=rule if keep_on_vfio == decided.is_prebound else None,
         why=why,
         original_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
-        offer=_offer_of(state, address),
-        blocked=why_blocked(state, address) if entry is None else "",
+        offer=_offer_of(state, device),
+        blocked=why_blocked(state, device) if entry is None else "",
     )
 
 
-def _owner_of(state: NodeState, address: PciAddress) -> tuple[Entry, ClaimedGpu] | tuple[None, None]:
+def _owner_of(state: NodeState, address: DeviceKey) -> tuple[Entry, ClaimedGpu] | tuple[None, None]:
     """The claim that has the device for itself."""
     for entry in state.gpus.claims.entries.values():
         for gpu in entry.gpus if entry.state in OWNING else ():
@@ -107,7 +108,7 @@ def _owner_of(state: NodeState, address: PciAddress) -> tuple[Entry, ClaimedGpu]
     return None, None
 
 
-def _offer_of(state: NodeState, address: PciAddress) -> str:
+def _offer_of(state: NodeState, address: DeviceKey) -> str:
     offer = state.offered.offer
     found = next((d for d in offer.devices if d.address == address), None) if offer is not None else None
     if address in state.gpus.reserved:

@@ -22,7 +22,7 @@ from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, PciFunction
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, PciFunction, function_address
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.remade import remade, same_if_equal
 
@@ -40,20 +40,21 @@ def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[Cla
     return tuple(replace(gpu, functions=whole(gpu)) for gpu in gpus)
 
 
-def claimed_gpu(state: NodeState, address: PciAddress) -> ClaimedGpu:
+def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
     """The device as it is reserved now."""
     settings, known = state.gpus.settings, state.gpus.original_drivers
-    functions = with_companions(state, address)
+    functions = with_companions(state, device)
     decided = {
         f.address: prebound.decide(
             f.address, known.get(f.address), operator=settings.operator, hints=settings.hints, function=f
         )
         for f in functions
     }
+    own = decided[function_address(device)]
     return ClaimedGpu(
-        address,
+        device,
         tuple(_original_driver(known, f, keep_on_vfio=decided[f.address].is_prebound) for f in functions),
-        keep_on_vfio=decided[address].sentence if decided[address].is_prebound else "",
+        keep_on_vfio=own.sentence if own.is_prebound else "",
     )
 
 
@@ -136,7 +137,7 @@ def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
     return own if not theirs or own in theirs else theirs[0]
 
 
-def _with_admin_access(entry: Entry) -> set[PciAddress]:
+def _with_admin_access(entry: Entry) -> set[DeviceKey]:
     results = entry.claim.results or () if entry.claim is not None else ()
     named = {address for r in results if (address := claimed_address(r.device)) is not None}
     return named - {gpu.address for gpu in entry.gpus}

@@ -25,7 +25,7 @@ from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import BoundFunction, OriginalDriver, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Field, Level, Log
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress
 from gpuactors.core.values.remade import changed_keys, other_keys
 
 RETURN_RETRY_S: Final = 15.0
@@ -172,22 +172,22 @@ def without_owed(gpus: Gpus, functions: Set[PciAddress]) -> Gpus:
     return replace(gpus, owed=left) if len(left) < len(gpus.owed) else gpus
 
 
-def begun(gpus: Gpus, address: PciAddress) -> Gpus:
+def begun(gpus: Gpus, device: DeviceKey) -> Gpus:
     """`gpus` with the act that returns the device."""
     number = gpus.claims.last + 1
-    owed = replace(gpus.owed[address], act=number, retry_at=math.inf)
+    owed = replace(gpus.owed[device], act=number, retry_at=math.inf)
     claims = replace(gpus.claims, last=number)
-    return replace(gpus, claims=claims, owed={**gpus.owed, address: owed})
+    return replace(gpus, claims=claims, owed={**gpus.owed, device: owed})
 
 
-def put_off(gpus: Gpus, address: PciAddress, at: float, reason: str = "") -> Gpus:
+def put_off(gpus: Gpus, device: DeviceKey, at: float, reason: str = "") -> Gpus:
     """`gpus` with the next try of the return later."""
-    owed = gpus.owed[address]
+    owed = gpus.owed[device]
     owed = replace(owed, act=0, retry_at=at + RETURN_RETRY_S, reason=reason or owed.reason)
-    return replace(gpus, owed={**gpus.owed, address: owed})
+    return replace(gpus, owed={**gpus.owed, device: owed})
 
 
-def over(gpus: Gpus, address: PciAddress) -> Gpus:
+def over(gpus: Gpus, device: DeviceKey) -> Gpus:
     """`gpus` when the return is not owed any more."""
     owned = {
         f.address
@@ -196,17 +196,17 @@ def over(gpus: Gpus, address: PciAddress) -> Gpus:
         for gpu in entry.gpus
         for f in gpu.functions
     }
-    gone = {f.address for f in gpus.owed[address].gpu.functions} - owned
-    left = {a: o for a, o in gpus.owed.items() if a != address}
+    gone = {f.address for f in gpus.owed[device].gpu.functions} - owned
+    left = {a: o for a, o in gpus.owed.items() if a != device}
     return _to_disk(replace(gpus, owed=left, acted=gpus.acted - gone))
 
 
-def of_act(gpus: Gpus, number: int) -> PciAddress | None:
+def of_act(gpus: Gpus, number: int) -> DeviceKey | None:
     """The device whose return this act is; None if it is none's."""
     return next((a for a, o in gpus.owed.items() if o.act == number), None)
 
 
-def owed_acts(gpus: Gpus) -> dict[PciAddress, DeviceAct]:
+def owed_acts(gpus: Gpus) -> dict[DeviceKey, DeviceAct]:
     """The acts that return them, of those that were begun."""
     return {
         a: DeviceAct(o.act, Target.ORIGINAL_DRIVER, o.gpu.functions) for a, o in gpus.owed.items() if o.act

@@ -21,7 +21,7 @@ from gpuactors.core.claims.outputs import FilesAct
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.values.claim import ActFault, Claim, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress, function_address
 from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
 from gpuactors.ports.errors import DirectoryLeftError, StateFileError
 
@@ -60,8 +60,8 @@ async def _run_binder(
     inbox: trio.MemorySendChannel[Event],
     of: ClaimsOf,
 ) -> None:
-    async def on_device(address: PciAddress, act: DeviceAct) -> Event:
-        return await _on_device(address, act, binder, of)
+    async def on_device(device: DeviceKey, act: DeviceAct) -> Event:
+        return await _on_device(device, act, binder, of)
 
     async def check(_: None, order: FitnessCheck) -> Event:
         return await _check(order, binder)
@@ -71,12 +71,12 @@ async def _run_binder(
         nursery.start_soon(each_once, acts.fitness_check, only, check, inbox)
 
 
-async def _on_device(address: PciAddress, act: DeviceAct, binder: DriverBinder, of: ClaimsOf) -> Event:
+async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, of: ClaimsOf) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
-            return ActDone(
-                act.number, await binder.bring(address, act.target, act.functions, act.beside), of=of
-            )
+            beside = tuple(map(function_address, act.beside))
+            bound = await binder.bring(function_address(device), act.target, act.functions, beside)
+            return ActDone(act.number, bound, of=of)
     except ActError as exc:
         return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=of)
 
@@ -84,7 +84,7 @@ async def _on_device(address: PciAddress, act: DeviceAct, binder: DriverBinder, 
 async def _check(check: FitnessCheck, binder: DriverBinder) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
-            findings = await binder.check_fitness(check.devices)
+            findings = await binder.check_fitness(tuple(map(function_address, check.devices)))
     except ActError as exc:
         findings = tuple(FitnessFinding(device, exc.fault, str(exc)) for device in check.devices)
     return FitnessChecked(check.number, findings)

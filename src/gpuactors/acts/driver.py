@@ -29,7 +29,7 @@ from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
 from gpuactors.core.devices.viability import not_viable, slot_of, with_companions
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
-from gpuactors.core.values.model import Holder, PciAddress
+from gpuactors.core.values.model import Holder, PciAddress, device_key
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.host import modules
 from gpuactors.host.group import Group, GroupFunction, GroupReader
@@ -216,7 +216,7 @@ class SysfsBinder:
         if groups:
             (found,) = (await self._each(list(groups)[:1], find_users)).values()
             if found.reason:
-                findings |= {device: replace(found, device=device) for device in groups}
+                findings |= {device: replace(found, device=device_key(device)) for device in groups}
             else:
                 findings |= await self._each(groups, is_unused)
         return tuple(findings.values())
@@ -225,7 +225,7 @@ class SysfsBinder:
         self, devices: Iterable[PciAddress], refuse: Callable[[PciAddress], Awaitable[None]]
     ) -> dict[PciAddress, FitnessFinding]:
         """Call `refuse` for each of these devices, side by side, and collect its errors."""
-        findings = {device: FitnessFinding(device) for device in devices}
+        findings = {device: FitnessFinding(device_key(device)) for device in devices}
         limiter = trio.CapacityLimiter(FITNESS_CHECKS_SIDE_BY_SIDE)
 
         async def one(device: PciAddress) -> None:
@@ -239,7 +239,7 @@ class SysfsBinder:
                         fault, reason = error.fault, str(error)
                     except (HostShortError, OSError) as error:
                         fault, reason = ActFault.REFUSED, f"it could not be checked: {error}"
-            findings[device] = FitnessFinding(device, fault, reason)
+            findings[device] = FitnessFinding(device_key(device), fault, reason)
 
         async with trio.open_nursery() as nursery:
             for device in findings:

@@ -29,7 +29,7 @@ from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimUid, OriginalDriver, PreparedDevice
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress, device_key, function_address
 from gpuactors.core.values.names import is_label
 from gpuactors.decoding import decode_json, without_deep
 from gpuactors.process.plain_files import NotPlainError
@@ -164,7 +164,7 @@ class TheirClaims:
         return Theirs(checksum, tuple(map(self._entry, here)))
 
     def _entry(self, claim: TheirClaim) -> StoredEntry:
-        gpus: dict[PciAddress, None] = {}
+        gpus: dict[DeviceKey, None] = {}
         unplaced: list[str] = []
         devices = tuple(d for name in claim.devices if (d := device_of(name.prepared.device)) is not None)
         for device in claim.devices if not devices else ():
@@ -179,7 +179,10 @@ class TheirClaims:
             claim.name,
             ClaimState.TAKEN_OVER,
             Claim(claim.name, None, 0, claim.results),
-            tuple(ClaimedGpu(a, (OriginalDriver(a, None, vfio=True),), STAYS) for a in sorted(gpus)),
+            tuple(
+                ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), STAYS)
+                for key in sorted(gpus)
+            ),
             domain=domain,
             given=tuple(self._with_metadata(claim.name.uid, device.prepared) for device in claim.devices),
             unplaced=tuple(unplaced),
@@ -203,16 +206,18 @@ class TheirClaims:
             return False
         return True
 
-    def _places_of(self, claim: TheirClaim, device: TheirDevice) -> tuple[PciAddress, ...]:
+    def _places_of(self, claim: TheirClaim, device: TheirDevice) -> tuple[DeviceKey, ...]:
         """Of a claim with several devices its CDI file does not say which node is whose: each has all of them."""
         if device.address is not None:
             return (device.address,)
         if self._places is None:
             return ()
         if device.uuid and (address := self._places.of_uuid(device.uuid)) is not None:
-            return (address,)
+            return (device_key(address),)
         nodes = _NODE.findall(self._cdi_file(claim.name.uid) or b"")
-        return tuple(a for node in dict.fromkeys(nodes) for a in self._places.of_node(node.decode()))
+        return tuple(
+            device_key(a) for node in dict.fromkeys(nodes) for a in self._places.of_node(node.decode())
+        )
 
     def _cdi_file(self, uid: ClaimUid) -> bytes | None:
         """None if it is not there. Raises `OSError`: one that cannot be read now is no claim that has ended."""

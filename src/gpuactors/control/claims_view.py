@@ -18,7 +18,7 @@ from gpuactors.control.view import (
     SlicesView,
 )
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 
 if TYPE_CHECKING:
     from gpuactors.core.claims.report import ClaimReport
@@ -98,13 +98,13 @@ def _reasons(state: NodeState) -> dict[str, str]:
     }
 
 
-def device_of_claims_view(state: NodeState, address: PciAddress) -> DeviceOfClaimsView | None:
+def device_of_claims_view(state: NodeState, device: DeviceKey) -> DeviceOfClaimsView | None:
     """None while DRA is off."""
     if state.gpus_part is None:
         return None
     from gpuactors.core.gpus.report import device_of_claims
 
-    found = device_of_claims(state, address)
+    found = device_of_claims(state, device)
     if found is None:
         return None
     return DeviceOfClaimsView(

@@ -31,7 +31,14 @@ from gpuactors.core.reports.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import AdvertisedDevice, Health, Holder, PciAddress, Seen, Transition
+from gpuactors.core.values.model import (
+    AdvertisedDevice,
+    DeviceKey,
+    Health,
+    Holder,
+    Seen,
+    Transition,
+)
 
 AGELESS: Final = -math.inf
 """The time of a view without ages: all are 0, so two views of the same facts are equal."""
@@ -83,7 +90,7 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
 
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
     known = state.index.devices
-    views = [_present(state, r, known[r.function.address], at) for r in report(state)]
+    views = [_present(state, r, known[r.key], at) for r in report(state)]
     views += _gone_devices(state, at)
     return tuple(sorted(views, key=lambda view: view.address))
 
@@ -113,12 +120,12 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         history=_changes(found.history, at),
         remedy=_remedy(state, device, found.holders),
         listed=found.listed,
-        for_claims=device_of_claims_view(state, function.address),
+        for_claims=device_of_claims_view(state, device.key),
         since_s=ago(_since(found, seen), at),
         nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
         inspected_s=ago(seen.at, at) if seen is not None else None,
         polled_s=ago(polled.at, at) if polled is not None else None,
-        calls=_calls(state, function.address, at),
+        calls=_calls(state, device.key, at),
     )
 
 
@@ -132,10 +139,10 @@ def _since(found: DeviceReport, seen: Seen | None) -> float:
     return since if found.listed or seen is None else max(since, seen.changed_at)
 
 
-def _calls(state: NodeState, address: PciAddress, at: float) -> tuple[LastCallView, ...]:
+def _calls(state: NodeState, device: DeviceKey, at: float) -> tuple[LastCallView, ...]:
     return tuple(
         LastCallView(str(call.kind), max(0.0, at - call.at), call.refused, tuple(map(str, call.causes)))
-        for call in state.calls.last.get(address, ())
+        for call in state.calls.last.get(device, ())
     )
 
 
@@ -147,24 +154,24 @@ def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
     }
-    for address in (listed.keys() | state.published.history.keys()) - index.devices.keys():
-        resource, entry = listed.get(address, ("", None))
-        owner = index.owners.get(address)
-        yield _gone(address, resource, entry, owner.name if owner is not None else None, state, at)
+    for device in (listed.keys() | state.published.history.keys()) - index.devices.keys():
+        resource, entry = listed.get(device, ("", None))
+        owner = index.owners.get(device)
+        yield _gone(device, resource, entry, owner.name if owner is not None else None, state, at)
 
 
 def _gone(
-    address: PciAddress,
+    device: DeviceKey,
     resource: str,
     entry: AdvertisedDevice | None,
     owner: str | None,
     state: NodeState,
     at: float,
 ) -> DeviceView:
-    history = state.published.history.get(address, ())
+    history = state.published.history.get(device, ())
     return DeviceView(
-        address=address,
-        id=entry.id if entry is not None else address,
+        address=device,
+        id=entry.id if entry is not None else device,
         present=False,
         vendor="",
         device="",
@@ -184,7 +191,7 @@ def _gone(
         remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
         listed=entry is not None,
         since_s=ago(history[-1].at if history else -math.inf, at),
-        calls=_calls(state, address, at),
+        calls=_calls(state, device, at),
     )
 
 
@@ -205,7 +212,7 @@ def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> st
     named = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device.function, use_of(state, device)):
         return None
-    held = state.assessments[device.function.address].holding
+    held = state.assessments[device.key].holding
     match held.reason.cause if held is not None else Cause.FREE:
         case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpuactors.control.view import PodView
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod, PodClaim
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Pod, PodClaim
 from gpuactors.core.values.remade import grouped
 
 
@@ -51,14 +51,14 @@ def _without_gpu(state: NodeState) -> list[PodClaim]:
     return [one for one in ledger.without_gpu if one.claim not in others] if drivers else []
 
 
-def _given(state: NodeState) -> Iterator[tuple[Pod, str, PciAddress, str]]:
+def _given(state: NodeState) -> Iterator[tuple[Pod, str, DeviceKey, str]]:
     """Each pod with a device: the pod and its name, the device, and the claim by which it has it, if by one."""
-    for address, owner in state.index.owners.items():
+    for device, owner in state.index.owners.items():
         for entry in owner.entries:
             match entry.to:
                 case Pod():
-                    yield entry.to, str(entry.to), address, ""
+                    yield entry.to, str(entry.to), device, ""
                 case ClaimedDevice(claim=claim, pod=Pod() as pod):
-                    yield pod, str(pod), address, claim
+                    yield pod, str(pod), device, claim
                 case _:  # kubelet does not list its pod yet
                     pass

@@ -18,7 +18,7 @@ from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
-from gpuactors.core.values.model import ClaimedDevice, Health, PciAddress, Pod, Role
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Health, Pod, Role
 from gpuactors.core.values.owner import Allocation
 
 if TYPE_CHECKING:
@@ -85,20 +85,20 @@ def _unhealthy(state: NodeState, _: Moment) -> Iterator[Sample]:
 def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
     owners = state.index.owners.items()
     # Kubelet's ledger may have one GPU of a pod by several IDs; a series must not be there twice.
-    named = dict.fromkeys(_owner(address, given) for address, owner in owners for given in owner.entries)
+    named = dict.fromkeys(_owner(device, given) for device, owner in owners for given in owner.entries)
     return ((labels, 1) for labels in named)
 
 
-def _owner(address: PciAddress, given: Allocation) -> tuple[str, ...]:
+def _owner(device: DeviceKey, given: Allocation) -> tuple[str, ...]:
     match given.to:
         case Pod(namespace, name, uid):
-            return address, given.resource or "", "", namespace, name, uid
+            return device, given.resource or "", "", namespace, name, uid
         case ClaimedDevice(pod=Pod(namespace, name, uid)):
-            return address, "", given.to.claim, namespace, name, uid
+            return device, "", given.to.claim, namespace, name, uid
         case ClaimedDevice():
-            return address, "", given.to.claim, "", "", ""
+            return device, "", given.to.claim, "", "", ""
         case None:
-            return address, given.resource or "", "", "", "", ""
+            return device, given.resource or "", "", "", "", ""
 
 
 def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:

@@ -11,11 +11,12 @@ from gpuactors.core.drivers import driver_of
 from gpuactors.core.events.claims import ActDone, ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
+from gpuactors.core.host.inspections import last_seen
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Reply
-from gpuactors.core.values.model import AdvertisedDevice, PciAddress, Token
+from gpuactors.core.values.model import AdvertisedDevice, DeviceKey, Token, function_of
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.observe.journal_format import Header
 from gpuactors.replay.play import Began, Moment, Played, Resumed, wall_seconds
@@ -66,7 +67,7 @@ def since(moments: Iterable[Moment], begin: float | None) -> Iterator[Moment]:
 class Device:
     """One device, and the moments that concern it."""
 
-    address: PciAddress
+    address: DeviceKey
     known: bool = False
     """It was in a state."""
     _calls: set[Token] = field(default_factory=set)
@@ -81,12 +82,12 @@ class Device:
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):
-            self.known = self.known or self.address in moment.state.host.seen
+            self.known = self.known or last_seen(moment.state.host, self.address) is not None
         return True
 
     def _is_about(self, played: Played) -> bool:
         if not self.known:
-            self.known = self.address in played.state.host.seen
+            self.known = last_seen(played.state.host, self.address) is not None
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
         about = (
@@ -125,7 +126,7 @@ class Device:
             device_name(self.address),
             *(a.id for listed in lists for a in listed.values()),
         }
-        function = state.host.functions.get(self.address)
+        function = function_of(state.host.functions, self.address)
         if function is not None and function.iommu_group is not None:
             names.add(f"IOMMU group {function.iommu_group}")
         return naming(names, (*self._claims(state), *claims))

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gpuactors import limits
 from gpuactors.core.values.domain import device_of
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.core.values.selector import full_address
 from gpuactors.process.plain_files import NotPlainError, replace_plain
@@ -148,7 +148,7 @@ def chosen(text: str) -> Chosen:
             f"{quoted_id(text)} is neither a PCI address, such as 0000:23:00.0 or 23:00.0, nor a device of compute "
             "domains, such as channel-0"
         )
-    return Device(PciAddress(address))
+    return Device(DeviceKey(address))
 
 
 def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[str], None]:

@@ -15,7 +15,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING
-from gpuactors.core.values.model import PciAddress, ResourceName, Role
+from gpuactors.core.values.model import DeviceKey, ResourceName, Role
 from gpuactors.replay.counts import counts_of
 from gpuactors.replay.words import claim_words
 from gpuactors_simulation.replay_page.domain_lanes import DomainLanes
@@ -51,8 +51,8 @@ class Lanes:
     """A process that began before another one ended has a lane of its own."""
     kubelet: Lane = field(default_factory=lambda: Lane("kubelet", "kubelet.sock"))
     resources: dict[ResourceName, Lane] = field(default_factory=dict)
-    devices: dict[PciAddress, Lane] = field(default_factory=dict)
-    resource_of: dict[PciAddress, ResourceName] = field(default_factory=dict)
+    devices: dict[DeviceKey, Lane] = field(default_factory=dict)
+    resource_of: dict[DeviceKey, ResourceName] = field(default_factory=dict)
     of_domains: DomainLanes = field(default_factory=DomainLanes)
     _daemon: Lane | None = None
     _seen: NodeState | None = None
@@ -125,7 +125,7 @@ class Lanes:
                 lane.ends(at)
 
 
-def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, str]]:
+def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, str]]:
     """Each device that is there or listed, or that a claim has, with its resource, the kind of its band, and the
     reason."""
     listed = {
@@ -152,13 +152,13 @@ def statuses(state: NodeState) -> Iterator[tuple[PciAddress, ResourceName, str, 
             yield address, resource, UNHEALTHY, advertised.reason
 
 
-def _claims(state: NodeState) -> dict[PciAddress, Entry]:
+def _claims(state: NodeState) -> dict[DeviceKey, Entry]:
     """The claim that has a device for itself."""
     owning = (entry for entry in state.gpus.claims.entries.values() if entry.state in OWNING)
     return {gpu.address: entry for entry in owning for gpu in entry.gpus}
 
 
-def _offered(state: NodeState) -> frozenset[PciAddress]:
+def _offered(state: NodeState) -> frozenset[DeviceKey]:
     """The devices that may be given to a claim now."""
     devices = state.offered.offer.devices if state.offered.offer is not None else ()
     return frozenset(device.address for device in devices if device.blocked is None)

@@ -20,7 +20,7 @@ from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimCall, Entry
 from gpuactors.core.values import effects
-from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, Token
+from gpuactors.core.values.model import DeviceKey, DeviceList, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.play import Began, Moment, Played, Resumed
@@ -237,7 +237,7 @@ class Page:
                 return
         by_id = {a.id: a.address for a in played.before.published.device_lists.get(resource, ())}
         for device in ids:
-            address = next((a for i, a in by_id.items() if i == device), PciAddress(device))
+            address = next((a for i, a in by_id.items() if i == device), DeviceKey(device))
             lane = self.lanes.devices.get(address)
             if lane is not None:
                 lane.marks.append(Mark(at, kind, text))

@@ -16,7 +16,7 @@ from gpuactors.core.claims.outputs import FilesAct
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import FitnessChecked
 from gpuactors.core.values.claim import ActFault, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, device_key
 from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
 
 GPUS = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
@@ -35,7 +35,7 @@ class Binder:
         await self.may_look.wait()
         if self.error is not None:
             raise self.error
-        return tuple(FitnessFinding(device) for device in devices)
+        return tuple(FitnessFinding(device_key(device)) for device in devices)
 
 
 async def looked(binder: Binder, *numbers: int) -> list[Event]:
@@ -51,7 +51,7 @@ async def looked(binder: Binder, *numbers: int) -> list[Event]:
             worker = cast("DriverBinder", binder)
             nursery.start_soon(claim_worker.run, acts, worker, files, "gpu.example", inbox, ClaimsOf.GPUS)
             for number in numbers:
-                wanted.set(FitnessCheck(number, GPUS))
+                wanted.set(FitnessCheck(number, tuple(map(device_key, GPUS))))
                 await trio.testing.wait_all_tasks_blocked()
             binder.may_look.set()
             found = [await events.receive() for _ in {numbers[0], numbers[-1]}]
@@ -61,7 +61,7 @@ async def looked(binder: Binder, *numbers: int) -> list[Event]:
 
 async def test_one_look_is_under_way_at_a_time_and_the_newest_follows() -> None:
     binder = Binder()
-    fit = tuple(FitnessFinding(device) for device in GPUS)
+    fit = tuple(FitnessFinding(device_key(device)) for device in GPUS)
     assert await looked(binder, 1, 2, 3) == [FitnessChecked(1, fit), FitnessChecked(3, fit)]
     assert binder.looks == [GPUS, GPUS]
 
@@ -70,5 +70,5 @@ async def test_one_look_is_under_way_at_a_time_and_the_newest_follows() -> None:
 async def test_a_look_that_fails_is_a_finding_for_each_gpu(error: Exception) -> None:
     (event,) = await looked(Binder(error), 1)
     assert isinstance(event, FitnessChecked)
-    assert [(f.device, f.fault) for f in event.findings] == [(g, ActFault.REFUSED) for g in GPUS]
+    assert [(f.device, f.fault) for f in event.findings] == [(device_key(g), ActFault.REFUSED) for g in GPUS]
     assert all(str(error) in f.reason for f in event.findings)

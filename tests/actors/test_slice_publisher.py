@@ -22,7 +22,7 @@ from gpuactors.actors import slice_publisher
 from gpuactors.actors.api_retry import API_BACKOFF_JITTER, API_BACKOFF_S
 from gpuactors.actors.slice_publisher import RESTORE_BACKOFF_S, SLICE_SETTLE_S, WRITE_SEEN_S, PublisherPorts
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.values.model import pci_address
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.slices import (
     AnyOffer,
@@ -42,9 +42,9 @@ HOUR_S = 3600.0
 
 
 def device(number: int = 0x23, blocked: BlockReason | None = None, *, claimed: bool = False) -> OfferedGpu:
-    address = pci_address(f"0000:{number // 8:02x}:{number % 8:02x}.0")
+    key = DeviceKey(f"0000:{number // 8:02x}:{number % 8:02x}.0")
     return OfferedGpu(
-        address,
+        key,
         "10de",
         "2330",
         "H100",

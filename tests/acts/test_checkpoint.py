@@ -24,7 +24,7 @@ from gpuactors.acts.theirs import TheirClaims
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, device_key
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.errors import StateFileError
@@ -340,7 +340,7 @@ def test_nvidias_is_read_and_never_touched() -> None:
     assert restored.theirs is not None
     (taken,) = restored.theirs.claims
     assert (taken.name.uid, taken.state) == (UID, ClaimState.TAKEN_OVER)
-    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in taken.gpus] == [(A, True)]
+    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in taken.gpus] == [(device_key(A), True)]
     assert taken.given[0].cdi_ids == (f"k8s.gpu.nvidia.com/claim={UID}-gpu-vfio-0",)
     file(disk).write(ONE)
     assert (file(disk).read().checkpoint, disk.files[OLD]) == (ONE, THEIRS)

@@ -17,7 +17,7 @@ from gpuactors.acts import driver
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import HOLDERS_NAMED_MAX, SysfsBinder
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
-from gpuactors.core.values.model import Holder, PciAddress
+from gpuactors.core.values.model import Holder, PciAddress, function_address
 from gpuactors.host.group import Group, GroupReader
 from gpuactors.host.procfs import NodeId, ProcReader, Users
 from gpuactors.host.root import HostRoot
@@ -91,7 +91,7 @@ class Node:
 
         found = trio.run(go, clock=trio.testing.MockClock(autojump_threshold=0))
         assert all((f.fault is None) is (not f.reason) for f in found)
-        return {f.device: f.fault for f in found}
+        return {function_address(f.device): f.fault for f in found}
 
     def fails(self, target: Target = Target.VFIO, firsts: Collection[OriginalDriver] = FIRSTS) -> ActError:
         with pytest.raises(ActError) as caught:

@@ -34,6 +34,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     RunningKubelet,
     Settings,
+    function_address,
     pci_address,
 )
 from gpuactors.core.values.selector import parse_selector
@@ -182,10 +183,12 @@ class Core:
 
     def _answer(self) -> Event | None:
         for meant in self.state.kubelet.resolved.values():
-            inspection = self.state.host.inspections.functions.get(meant.address)
+            inspection = self.state.host.inspections.functions.get(function_address(meant.address))
             if meant.inspection_requested and meant.ids is None and inspection is not None:
                 found = self.unselected.get(meant.address)
-                return FunctionInspected(inspection, meant.address, (found,) if found is not None else ())
+                return FunctionInspected(
+                    inspection, function_address(meant.address), (found,) if found is not None else ()
+                )
         if (read := self.state.kubelet.ledger.outstanding) is not None:
             return self.ledger_event(read)
         if (poll := self.state.host.polls.outstanding) is not None:

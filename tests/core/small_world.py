@@ -42,6 +42,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     SeenPods,
     Token,
+    device_key,
 )
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
@@ -286,7 +287,7 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
         healthy = {
             a.address for a in node.state.published.device_lists.get(H100, ()) if a.health is Health.HEALTHY
         }
-        return [s for s in SLOTS if ADDRESSES[s] in healthy and node.outside.ledger[s] is None]
+        return [s for s in SLOTS if device_key(ADDRESSES[s]) in healthy and node.outside.ledger[s] is None]
 
     def enabled(node: Node) -> bool:
         return node.outside.admitting is None and len(choices(node)) > int(last)
@@ -365,7 +366,7 @@ def _stepped(node: Node, event: Event) -> Node:
             raise WrongError(f"{listed - left} left the list during a call: kubelet panics")
     for slot in sorted(node.outside.waiting):
         was, is_ = ({a.address for a in s.published.device_lists.get(H100, ())} for s in (node.state, state))
-        if ADDRESSES[slot] in was - is_:
+        if device_key(ADDRESSES[slot]) in was - is_:
             raise WrongError(f"device {slot} left the list although somebody has it open")
     node = _asked(replace(node, state=state))
     read = frozenset(pod.name for pod in state.kubelet.ledger.entries.values())
@@ -675,7 +676,7 @@ def _check_holder(node: Node, slot: int) -> None:
     # Nor can it know that a process which was there before another plugin's pod was not that pod's.
     unheard_of = outside.crowded or outside.has_driver or (holder != EXTERNAL and holder not in outside.known)
     fitting = (gone, strange) if unheard_of else (strange,) if holder == EXTERNAL else (gone,)
-    held = node.state.assessments[ADDRESSES[slot]].holding
+    held = node.state.assessments[device_key(ADDRESSES[slot])].holding
     if held is None or held.reason.cause not in fitting:
         raise WrongError(f"device {slot} is held by {holder}, and said to be {held}")
 

@@ -28,6 +28,7 @@ from gpuactors.core.values.model import (
     PciFunction,
     ResourceName,
     Token,
+    device_key,
     pci_address,
 )
 from gpuactors.core.values.status import DeviceStatus
@@ -123,7 +124,10 @@ def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
 
 def test_numa_nodes_are_in_the_list() -> None:
     core = Core(gpu(A, numa_node=0), gpu(B, numa_node=None))
-    assert [(a.address, a.numa_node) for a in core.state.published.device_lists[H100]] == [(A, 0), (B, None)]
+    assert [(a.address, a.numa_node) for a in core.state.published.device_lists[H100]] == [
+        (device_key(A), 0),
+        (device_key(B), None),
+    ]
 
 
 def test_nothing_changes_the_list_object_when_nothing_changed() -> None:
@@ -256,7 +260,10 @@ def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_histor
         {"resource": H100, "device": a, "cause": causes[a], "reason": reason} for a, reason in why.items()
     ]
     for address, reason in why.items():
-        assert core.state.published.history[pci_address(address)][-1].reason == f"no longer listed: {reason}"
+        assert (
+            core.state.published.history[device_key(pci_address(address))][-1].reason
+            == f"no longer listed: {reason}"
+        )
 
 
 def test_the_history_of_a_device_has_its_last_changes_and_no_more_than_the_bound() -> None:
@@ -265,7 +272,7 @@ def test_the_history_of_a_device_has_its_last_changes_and_no_more_than_the_bound
     for n in range(2 * HISTORY_ENTRIES):
         core.ledger = {A: f"vm-{n}"}
         core.pass_time(limits.LEDGER_QUIET_S)
-    history = core.state.published.history[A]
+    history = core.state.published.history[device_key(A)]
     assert len(history) == HISTORY_ENTRIES
     assert history[-1].reason == core.reason(A)
     assert f"vm-{2 * HISTORY_ENTRIES - 1}" in history[-1].reason
@@ -294,7 +301,7 @@ def test_the_report_names_every_selected_function_offered_or_not() -> None:
 def _twice(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
     """Every device of a list is said to be the first one."""
     return AdvertisedDevice(
-        device_id, A, status.health, device.function.numa_node, status.message, status.cause
+        device_id, device_key(A), status.health, device.function.numa_node, status.message, status.cause
     )
 
 

@@ -35,6 +35,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Settings,
     Token,
+    device_key,
     pci_address,
 )
 from gpuactors.core.values.owner import Allocation
@@ -210,7 +211,10 @@ def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address()
 def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:
     core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1", "7": "vm-2"})
     assert core.device_list() == {A: "Healthy", "7": "Healthy"}
-    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {A: A, "7": B}
+    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {
+        A: device_key(A),
+        "7": device_key(B),
+    }
 
 
 @pytest.mark.parametrize(("first", "second"), [(A, B), (B, A)])
@@ -222,7 +226,10 @@ def test_a_number_means_the_first_gpu_of_a_shared_group_whichever_came_first(
     inspect(core, second, gpu(A, 7), gpu(B, 7))
     core.ledger = {"7": "vm-1"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {"7": A, B: B}
+    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {
+        "7": device_key(A),
+        B: device_key(B),
+    }
 
 
 def test_a_number_of_another_plugin_is_no_group_of_ours() -> None:
@@ -434,7 +441,7 @@ def test_without_a_name_from_the_daemon_before_the_old_name_is_another_plugins()
 
 def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> None:
     core = restarted(renewed(A), swapped(B), vm=A)
-    assert [not_listed(core.state, H100, a).message for a in (A, B)] == [
+    assert [not_listed(core.state, H100, device_key(a)).message for a in (A, B)] == [
         "no selector matches it under this name any more (--select, pci.ids)",
         "another device is there now (10de:20b0)",
     ]

@@ -40,6 +40,7 @@ from gpuactors.core.values.model import (
     PciAddress,
     PciFunction,
     Token,
+    device_key,
     differences,
 )
 from gpuactors.limits import LEDGER_QUIET_S
@@ -421,8 +422,8 @@ def test_what_has_not_changed_is_the_very_device_that_it_was() -> None:
     core.feed(HostChanged(PciAddress("0000:01:00.1"), None, "unbind pci"))
     core.feed(inspect(core, audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
     now = core.state.index.devices
-    assert now[NEXT] is before[NEXT]
-    assert [m.driver for m in now[GPU].group] == ["vfio-pci", None], "its group is part of it"
+    assert now[device_key(NEXT)] is before[device_key(NEXT)]
+    assert [m.driver for m in now[device_key(GPU)].group] == ["vfio-pci", None], "its group is part of it"
 
 
 def test_a_function_that_has_turned_into_another_model_has_the_name_of_that() -> None:
@@ -432,7 +433,7 @@ def test_a_function_that_has_turned_into_another_model_has_the_name_of_that() ->
     core.feed(HostChanged(GPU, None, "change pci"))
     core.feed(inspect(core, gpu(GPU, device="20b5", model="GA100 [A100 PCIe 80GB]")))
     names = core.state.index.names
-    assert (names[GPU], names[NEXT]) == ("nvidia.com/GA100_A100_PCIE_80GB", H100)
+    assert (names[device_key(GPU)], names[device_key(NEXT)]) == ("nvidia.com/GA100_A100_PCIE_80GB", H100)
 
 
 def carrying(state: NodeState, wrong: index.Index) -> NodeState:
@@ -446,7 +447,7 @@ def test_a_stale_index_is_a_bug_that_is_found() -> None:
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)
     check_derived(core.state)
-    of = replace(core.state.index.of, devices={GPU: core.state.index.devices[GPU]})
+    of = replace(core.state.index.of, devices={device_key(GPU): core.state.index.devices[device_key(GPU)]})
     wrong = replace(core.state.index, of=of)
     with pytest.raises(AssertionError, match="devices is stale"):
         check_derived(carrying(core.state, wrong))
@@ -459,7 +460,7 @@ def test_the_names_are_in_the_order_of_the_addresses_whichever_came_first(
     core = Core(gpu(first), settings=replace(SETTINGS, strict=False))
     core.feed(HostChanged(second, None, "add pci"))
     core.feed(inspect(core, gpu(second)))
-    assert list(core.state.index.names) == [GPU, NEXT]
+    assert list(core.state.index.names) == [device_key(GPU), device_key(NEXT)]
 
 
 @pytest.mark.parametrize(
@@ -485,7 +486,7 @@ def test_the_index_of_a_state_that_has_moved_on_is_brought_up_to_date() -> None:
         core.state,
         host=replace(core.state.host, functions={GPU: core.state.host.functions[GPU]}),
     )
-    assert list(moved.index.devices) == [GPU]
+    assert list(moved.index.devices) == [device_key(GPU)]
     assert moved.index == replace(moved, _index=NO_INDEX, _index_of=(None,) * 5).index
 
 
@@ -493,7 +494,7 @@ def test_a_claim_of_another_driver_that_has_ended_is_no_owner_any_more() -> None
     core = Core(gpu(GPU), gpu(NEXT))
     core.claims = {"gpu-0000-01-00-0": "train"}
     core.pass_time(LEDGER_QUIET_S)
-    assert list(core.state.index.owners) == [GPU]
+    assert list(core.state.index.owners) == [device_key(GPU)]
     core.claims = {}
     core.pass_time(LEDGER_QUIET_S)
     assert core.state.index.owners == {}

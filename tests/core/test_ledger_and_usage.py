@@ -44,6 +44,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
     Token,
+    device_key,
     pci_address,
 )
 from gpuactors.core.values.selector import Selector
@@ -598,7 +599,7 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     assert old < read
     core.feed(ledger_read(read))
     core.feed(core.poll_event(old))
-    assert A in core.state.kubelet.orphans
+    assert device_key(A) in core.state.kubelet.orphans
     core.silent, core.ledger, core.enabled = False, {}, {A: 1}
     core.feed(Ticked())
     assert "pod default/vm-1 is gone from kubelet's ledger, its process is not" in core.reason(A)
@@ -1097,7 +1098,7 @@ def test_a_pod_that_is_listed_again_is_not_gone() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    assert set(core.state.kubelet.orphans) == {A}
+    assert set(core.state.kubelet.orphans) == {device_key(A)}
     core.ledger = {A: "vm-1"}
     core.pass_time(limits.LEDGER_S)
     assert core.state.kubelet.orphans == {}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuactors.core.devices.viability import is_companion, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared, Target
-from gpuactors.core.values.model import Health, PciFunction, pci_address
+from gpuactors.core.values.model import Health, PciFunction, device_key, pci_address
 from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import Core, audio, disk, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -68,7 +68,7 @@ def claimed(*functions: PciFunction) -> tuple[ClaimCore, object]:
 
 def blocked(core: ClaimCore) -> BlockReason | None:
     assert core.state.offered.offer is not None
-    return next(d.blocked for d in core.state.offered.offer.devices if d.address == GPU)
+    return next(d.blocked for d in core.state.offered.offer.devices if d.address == device_key(GPU))
 
 
 @pytest.mark.parametrize("gpu_function", [ON_HOST, ON_VFIO], ids=["on nvidia", "on vfio"])
@@ -90,7 +90,7 @@ def test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way(
 @pytest.mark.parametrize("kind", OF_THE_HOST)
 def test_the_device_plugin_says_the_same(kind: str) -> None:
     other = OF_THE_HOST[kind]
-    assessment = Core(ON_VFIO, other).state.assessments[ON_VFIO.address]
+    assessment = Core(ON_VFIO, other).state.assessments[device_key(ON_VFIO.address)]
     assert (assessment.status.health, assessment.status.cause) == (Health.UNHEALTHY, Cause.GROUP_NOT_VIABLE)
     core = ClaimCore(ON_HOST, other)
     core.api[str(name("one"))] = allocated(name("one"), GPU)
@@ -101,7 +101,7 @@ def test_the_device_plugin_says_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_what_leaves_a_group_viable_is_neither_in_the_way_nor_written_to(kind: str) -> None:
     other = HARMLESS[kind]
-    assert Core(ON_VFIO, other).state.assessments[ON_VFIO.address].status.health is Health.HEALTHY
+    assert Core(ON_VFIO, other).state.assessments[device_key(ON_VFIO.address)].status.health is Health.HEALTHY
     core, answer = claimed(ON_HOST, SOUND, other)
     assert isinstance(answer, Prepared)
     assert core.acts == [(Target.VFIO, GPU)]
@@ -134,7 +134,7 @@ def test_a_member_that_is_no_pci_function_is_in_the_way_as_long_as_the_host_uses
         core.prepare(name("one"))
     )
     on_vfio = with_member("sdhci-acpi", ON_VFIO)
-    assert Core(on_vfio).state.assessments[GPU].status.cause is Cause.GROUP_NOT_VIABLE
+    assert Core(on_vfio).state.assessments[device_key(GPU)].status.cause is Cause.GROUP_NOT_VIABLE
     assert isinstance(claimed(with_member("vfio-platform"))[1], Prepared)
 
 
@@ -145,7 +145,7 @@ def test_a_region_of_firmware_keeps_the_group_from_both_apis_with_one_cause() ->
     core.api[str(name("one"))] = allocated(name("one"), GPU)
     reason = core.refusal(core.prepare(name("one")))
     assert core.acts == []
-    status = Core(replace(ON_VFIO, direct_region=region)).state.assessments[GPU].status
+    status = Core(replace(ON_VFIO, direct_region=region)).state.assessments[device_key(GPU)].status
     assert (status.health, status.cause) == (Health.UNHEALTHY, Cause.RESERVED_REGION)
     assert reason == f"{GPU}: {status.message}"
     assert region in reason

@@ -13,7 +13,7 @@ from gpuactors.config import Config
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.gpus.config import decoded
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.naming import DOMAINS
 from gpuactors.core.values.offered_gpu import STANDARD, OfferedGpu
 from gpuactors.core.values.slices import Offer, ServerKeepsTaints
@@ -76,7 +76,7 @@ def test_each_claim_names_a_class_that_is_there() -> None:
 
 def published() -> dict[str, Any]:
     """The attributes of a device as they are in its slice, by their full names."""
-    device = OfferedGpu(PciAddress("0000:23:00.0"), "10de", "2330", "H100", 0, "pci0000:20", 51, iommufd=True)
+    device = OfferedGpu(DeviceKey("0000:23:00.0"), "10de", "2330", "H100", 0, "pci0000:20", 51, iommufd=True)
     (shown,) = wanted_pool(Offer(DRIVER, "node-1", (device,)), ServerKeepsTaints.YES).devices
     return {
         name if "/" in name else f"{DRIVER}/{name}": attribute.value

@@ -17,7 +17,7 @@ from gpuactors.core.gpus import driver as gpus
 from gpuactors.core.gpus import exclusion, reservation, returns
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress
 from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS
 from tests.histories.claims import CLAIMS
@@ -104,8 +104,8 @@ def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA 1099: a pre-bound card goes to the host's driver when its pod goes."""
     claimed_gpu = reservation.claimed_gpu
 
-    def of_the_host(state: NodeState, address: PciAddress) -> ClaimedGpu:
-        gpu = claimed_gpu(state, address)
+    def of_the_host(state: NodeState, device: DeviceKey) -> ClaimedGpu:
+        gpu = claimed_gpu(state, device)
         functions = tuple(replace(f, driver="nvidia", vfio=False) for f in gpu.functions)
         return replace(gpu, keep_on_vfio="", functions=functions)
 

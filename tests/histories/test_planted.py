@@ -14,7 +14,14 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Refusal, Refused
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import AdvertisedDevice, DeviceId, PciAddress, Pod, ResourceName
+from gpuactors.core.values.model import (
+    AdvertisedDevice,
+    DeviceId,
+    DeviceKey,
+    Pod,
+    ResourceName,
+    function_of,
+)
 from gpuactors.core.values.owner import Allocation
 from gpuactors.kubelet import device_plugin
 from gpuactors.kubelet.device_plugin import LIST_FIRST_S
@@ -43,8 +50,8 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork v2: busy GPUs are left out of the list."""
     listed = device_lists._listed
 
-    def is_busy(state: NodeState, address: PciAddress) -> bool:
-        function = state.host.functions.get(address)
+    def is_busy(state: NodeState, device: DeviceKey) -> bool:
+        function = function_of(state.host.functions, device)
         group = function.iommu_group if function is not None else None
         use = state.host.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use

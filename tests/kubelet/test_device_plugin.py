@@ -20,6 +20,7 @@ from gpuactors.core.values.model import (
     DeviceList,
     Health,
     ResourceName,
+    device_key,
     pci_address,
 )
 from gpuactors.kubelet.device_plugin import LIST_FIRST_S, LIST_HANDLED_S, DevicePluginService
@@ -33,7 +34,9 @@ A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 
 def device_list(**health: Health) -> DeviceList:
     a, b = health.get("a", Health.HEALTHY), health.get("b", Health.HEALTHY)
-    return tuple(AdvertisedDevice(DeviceId(d), d, h, None, "", Cause.FREE) for d, h in ((A, a), (B, b)))
+    return tuple(
+        AdvertisedDevice(DeviceId(d), device_key(d), h, None, "", Cause.FREE) for d, h in ((A, a), (B, b))
+    )
 
 
 @dataclass

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceList, Health, PciAddress
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, DeviceList, Health
 from gpuactors.kubelet import list_messages
 from gpuactors.kubelet.list_messages import ListMessages
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 
 def entry(device: str, health: Health = Health.HEALTHY, numa_node: int | None = None) -> AdvertisedDevice:
-    return AdvertisedDevice(DeviceId(device), PciAddress(device), health, numa_node, "free", Cause.FREE)
+    return AdvertisedDevice(DeviceId(device), DeviceKey(device), health, numa_node, "free", Cause.FREE)
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ from gpuactors.core.values.model import (
     RunningKubelet,
     SeenPods,
     Token,
+    device_key,
     pci_address,
 )
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
@@ -101,7 +102,7 @@ ENTRY = StoredEntry(
     CLAIM.name,
     ClaimState.PREPARED,
     CLAIM,
-    (ClaimedGpu(GPU, (NVIDIA,), keep_on_vfio="it was found on vfio-pci"),),
+    (ClaimedGpu(device_key(GPU), (NVIDIA,), keep_on_vfio="it was found on vfio-pci"),),
     {GPU: BoundFunction(GPU, "vfio-pci", 35, None, vfio=True)},
 )
 
@@ -167,7 +168,9 @@ EVENTS: tuple[events.Event, ...] = (
     claim_events.CheckpointWritten(5, ClaimsOf.GPUS, "disk full"),
     claim_events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
     claim_events.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
-    claim_events.FitnessChecked(7, (FitnessFinding(GPU), FitnessFinding(GPU, ActFault.IN_USE, "open"))),
+    claim_events.FitnessChecked(
+        7, (FitnessFinding(device_key(GPU)), FitnessFinding(device_key(GPU), ActFault.IN_USE, "open"))
+    ),
     claim_events.FilesTouched(ClaimsOf.GPUS),
     claim_events.FilesTouched(ClaimsOf.GPUS, (CLAIM.name.uid,)),
     claim_events.SlicesPublished(

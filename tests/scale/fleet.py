@@ -23,7 +23,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, NodeTouched
 from gpuactors.core.values.domain import DRIVER as DOMAINS_DRIVER
 from gpuactors.core.values.domain import DeviceKind, DomainDevice, DomainUid, ImexFacts
-from gpuactors.core.values.model import pci_address
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.offered_domains import OfferedImexDevice
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.slices import AnyOffer, Offer, Publication
@@ -54,7 +54,7 @@ def gpu_offer(node: str) -> AnyOffer:
     """Eight GPUs on vfio, as a node with HGX H100 offers them."""
     gpus = tuple(
         OfferedGpu(
-            pci_address(f"0000:{0x1B + 0x10 * number:02x}:00.0"), "10de", "2330", "GH100_H100_SXM5_80GB", number // 4,
+            DeviceKey(f"0000:{0x1B + 0x10 * number:02x}:00.0"), "10de", "2330", "GH100_H100_SXM5_80GB", number // 4,
             f"pci0000:{0x15 + 0x10 * number:02x}", 40 + number, iommufd=True, memory_bytes=_MEMORY_BYTES,
         )
         for number in range(GPUS)

@@ -40,7 +40,7 @@ from gpuactors.core.values.claim import (
     OriginalDriver,
 )
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
@@ -254,7 +254,7 @@ def test_why_a_gpu_is_not_offered_to_claims_is_said() -> None:
     look = core.wanted.fitness_check
     assert look is not None
     why = "nvidia-smi -pm 1 keeps it started; nvidia-smi -i 0000:03:00.0 -pm 0 ends that"
-    core.feed(FitnessChecked(look.number, (FitnessFinding(PciAddress(FREE), ActFault.IN_USE, why),)))
+    core.feed(FitnessChecked(look.number, (FitnessFinding(DeviceKey(FREE), ActFault.IN_USE, why),)))
     assert why in " ".join(as_table(by_daemon(core)).split())
     assert "held" in explained(core, FREE)
     assert " ".join(why.split()) in " ".join(explained(core, FREE).split())
@@ -283,7 +283,7 @@ def test_a_gpu_of_a_container_that_was_taken_over_stays_on_its_hosts_driver() ->
         Claim(ClaimName("", "", uid), None, 0, ()),
         (
             ClaimedGpu(
-                PciAddress(FREE), (OriginalDriver(PciAddress(FREE), None, vfio=True),), "it stays as it is"
+                DeviceKey(FREE), (OriginalDriver(PciAddress(FREE), None, vfio=True),), "it stays as it is"
             ),
         ),
     )
@@ -299,4 +299,4 @@ def test_a_gpu_of_a_container_that_was_taken_over_stays_on_its_hosts_driver() ->
 
 
 def test_a_gpu_is_found_by_the_name_of_its_device_in_a_slice(core: ClaimCore) -> None:
-    assert find(by_daemon(core).view, device_name(PciAddress(HOST))).address == HOST
+    assert find(by_daemon(core).view, device_name(DeviceKey(HOST))).address == HOST

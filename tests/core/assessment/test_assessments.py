@@ -12,7 +12,7 @@ from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScann
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import Holder, PciAddress, PciFunction, pci_address
+from gpuactors.core.values.model import Holder, PciAddress, PciFunction, device_key, pci_address
 from tests.core.builders import Core, audio, gpu
 from tests.support.derived_anew import check_derived
 
@@ -58,7 +58,7 @@ def test_a_function_of_a_group_changes_all_of_it() -> None:
     before = after(core)
     inspect(core, pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
     assert derived_anew(before, core) == {A, B}
-    assert core.state.assessments[B].status.cause is Cause.GROUP_NOT_VIABLE
+    assert core.state.assessments[device_key(B)].status.cause is Cause.GROUP_NOT_VIABLE
 
 
 def test_an_owner_changes_the_group_and_nobody_else() -> None:
@@ -68,7 +68,11 @@ def test_an_owner_changes_the_group_and_nobody_else() -> None:
     core.feed(KubeletAppeared("k1"))
     assert derived_anew(before, core) == {A, B}
     causes = {a: found.status.cause for a, found in core.state.assessments.items()}
-    assert causes == {A: Cause.ALLOCATED, B: Cause.GROUP_IN_USE, C: Cause.FREE}
+    assert causes == {
+        device_key(A): Cause.ALLOCATED,
+        device_key(B): Cause.GROUP_IN_USE,
+        device_key(C): Cause.FREE,
+    }
 
 
 def test_who_holds_a_group_changes_that_group() -> None:
@@ -77,7 +81,7 @@ def test_who_holds_a_group_changes_that_group() -> None:
     core.holders = {2: (QEMU,)}
     core.pass_time(POLL_S)
     assert derived_anew(before, core) == {B}
-    assert core.state.assessments[B].status.holders == (QEMU,)
+    assert core.state.assessments[device_key(B)].status.holders == (QEMU,)
 
 
 def test_lists_calls_and_views_read_the_same_value() -> None:
@@ -98,7 +102,9 @@ def test_a_stale_assessment_is_a_bug_that_is_found() -> None:
     before = core.state.assessments
     core.holders = {2: (QEMU,)}
     core.pass_time(POLL_S)
-    wrong = replace(core.state._assessments, of={**core.state.assessments, B: before[B]})
+    wrong = replace(
+        core.state._assessments, of={**core.state.assessments, device_key(B): before[device_key(B)]}
+    )
     with pytest.raises(AssertionError, match=f"the assessment of {B} is stale"):
         check_derived(replace(core.state, _assessments=wrong))
 
@@ -113,9 +119,9 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     assert core.device_list()[A] == first
     core.holders, core.ledger_problem = {1: (replace(QEMU, pid=4712),)}, "connection refused"
     core.pass_time(POLL_S)
-    status = core.state.assessments[A].status
+    status = core.state.assessments[device_key(A)].status
     assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
-    assert replace(core.state, _assessments=NO_ASSESSMENTS).assessments[A].status == status
+    assert replace(core.state, _assessments=NO_ASSESSMENTS).assessments[device_key(A)].status == status
 
 
 def test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second() -> None:
@@ -127,16 +133,16 @@ def test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second() -
     core.pass_time(limits.LEDGER_S)
     core.ledger = {B: "vm-2"}
     core.pass_time(limits.LEDGER_S + POLL_S)
-    assert set(core.state.kubelet.orphans) == {A}
+    assert set(core.state.kubelet.orphans) == {device_key(A)}
     core.silent = True
     core.pass_time(limits.LEDGER_S)
     read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.ledger = {}
     core.feed(core.ledger_event(read))
-    assert set(core.state.kubelet.orphans) == {A, B}
-    assert core.state.assessments[B].status.cause is Cause.HOLDER_UNKNOWN
+    assert set(core.state.kubelet.orphans) == {device_key(A), device_key(B)}
+    assert core.state.assessments[device_key(B)].status.cause is Cause.HOLDER_UNKNOWN
     core.silent = False
     core.feed(Ticked())
     core.pass_time(POLL_S)
-    assert core.state.assessments[B].status.cause is Cause.ORPHANED
+    assert core.state.assessments[device_key(B)].status.cause is Cause.ORPHANED

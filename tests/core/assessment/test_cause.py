@@ -41,6 +41,7 @@ from gpuactors.core.values.model import (
     PciAddress,
     PciFunction,
     Token,
+    device_key,
     pci_address,
 )
 from tests.core.builders import H100, SETTINGS, Core, audio, disk, gpu
@@ -210,7 +211,9 @@ def in_the_hosts_fabric() -> set[Cause]:
         gpu(A, 1, driver="nvidia"), replace(gpu(B, 2, driver="nvidia-nvswitch"), class_code="068000")
     )
     assert core.state.offered.offer is not None
-    blocked = next(device.blocked for device in core.state.offered.offer.devices if device.address == A)
+    blocked = next(
+        device.blocked for device in core.state.offered.offer.devices if device.address == device_key(A)
+    )
     assert blocked is not None
     return {Cause(blocked.cause)}
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.claims.pool import Pool, made_pool, probe_spec, wanted_pool
-from gpuactors.core.values.model import PciAddress, pci_address
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
 from gpuactors.core.values.slices import (
     SLICE_ATTRIBUTES_MAX,
@@ -28,7 +28,7 @@ DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 def offered(address: str = "0000:23:00.0") -> OfferedGpu:
     return OfferedGpu(
-        pci_address(address), "10de", "2330", "GH100 [H100 SXM5 80GB]", 1, "pci0000:20", 51, iommufd=True
+        DeviceKey(address), "10de", "2330", "GH100 [H100 SXM5 80GB]", 1, "pci0000:20", 51, iommufd=True
     )
 
 
@@ -117,7 +117,7 @@ def test_a_string_has_at_most_64_bytes(model: str) -> None:
 @pytest.mark.parametrize("address", ["0000:00:00.0", "0000:ff:1f.7", "abcd:ab:0c.3"])
 def test_a_device_name_is_a_dns_label(address: str) -> None:
     """slice-create-bad-device-name."""
-    assert DNS_LABEL.fullmatch(device_name(PciAddress(address)))
+    assert DNS_LABEL.fullmatch(device_name(DeviceKey(address)))
 
 
 def test_devices_are_sorted_by_address_whatever_their_order() -> None:

@@ -44,7 +44,7 @@ from gpuactors.core.values.claim_states import (
     follow,
 )
 from gpuactors.core.values.effects import Log
-from gpuactors.core.values.model import Holder, PciFunction
+from gpuactors.core.values.model import Holder, PciFunction, device_key
 from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
 from tests.core.gpus.claim_core import POOL, ClaimCore, allocated, name
@@ -386,8 +386,8 @@ def test_one_of_two_acts_fails_and_all_devices_are_returned() -> None:
     core.held_back = {"device"}
     core.prepare(ONE)
     acts = core.wanted.devices
-    core.feed(core.act_event(acts[ON_HOST.address]))
-    core.feed(ActFailed(acts[gpu(B).address].number, "the kernel refused it", of=ClaimsOf.GPUS))
+    core.feed(core.act_event(acts[device_key(ON_HOST.address)]))
+    core.feed(ActFailed(acts[device_key(gpu(B).address)].number, "the kernel refused it", of=ClaimsOf.GPUS))
     assert core.claim_state(ONE) is ClaimState.STOPPED
     core.held_back.clear()
     core.unprepare(ONE)

@@ -17,7 +17,7 @@ from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
-from gpuactors.core.values.model import ClaimedDevice, PciAddress, Pod
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, Pod
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import NO_FILE, SETTINGS, audio, gpu, read_of_young
 from tests.core.claims.test_claims import A, B, core_with
@@ -31,7 +31,7 @@ def listed(
 ) -> tuple[ClaimedDevice, ...]:
     """What kubelet lists of a claim."""
     pod, uid = Pod("default", claim.name, ""), claim.uid if uid is None else uid
-    names = [device_name(PciAddress(a)) for a in addresses]
+    names = [device_name(DeviceKey(a)) for a in addresses]
     return tuple(ClaimedDevice(DRIVER, pool, device, str(claim), pod, uid) for device in names)
 
 

@@ -15,7 +15,7 @@ from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ClaimsOf, OriginalDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, device_key
 from gpuactors.core.values.prebound import OperatorsList
 from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
@@ -160,7 +160,7 @@ def test_when_the_checkpoint_is_lost_everything_on_vfio_stays() -> None:
 def rebuilt(*addresses: str) -> CheckpointRead:
     """What is found out from the files of the claim `one`."""
     first = (OriginalDriver(PciAddress(a), None, vfio=True) for a in addresses)
-    gpus = tuple(ClaimedGpu(f.address, (f,), "the checkpoint is lost") for f in first)
+    gpus = tuple(ClaimedGpu(device_key(f.address), (f,), "the checkpoint is lost") for f in first)
     return CheckpointRead(
         (StoredEntry(name("one"), ClaimState.PREPARED, None, gpus),), (), "it is lost", of=ClaimsOf.GPUS
     )

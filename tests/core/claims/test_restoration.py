@@ -17,7 +17,7 @@ from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainUid
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, device_key
 
 ONE = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
 TWO = ClaimUid("8b3f0c52-0000-4000-8000-000000000002")
@@ -96,7 +96,7 @@ def test_where_the_checkpoint_is_lost_the_files_name_the_claims(origin: Origin) 
     found = restored(Restored(Checkpoint(), origin, "it is damaged"), (files(ONE, "gpu-0000-23-00-0"),))
     (entry,) = found.entries
     assert (entry.name, entry.state) == (ClaimName("default", "one", ONE), ClaimState.PREPARED)
-    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in entry.gpus] == [(GPU, True)]
+    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in entry.gpus] == [(device_key(GPU), True)]
     assert (found.stray, found.warning) == ((), "it is damaged")
 
 

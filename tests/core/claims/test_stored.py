@@ -31,7 +31,7 @@ from gpuactors.core.values.domain import (
     DomainUid,
     ImexFacts,
 )
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import PciAddress, device_key
 
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
 NAME = ClaimName("default", "one", UID)
@@ -67,7 +67,7 @@ PREPARED = StoredEntry(
     NAME,
     ClaimState.PREPARED,
     CLAIM,
-    (ClaimedGpu(GPU, FUNCTIONS, "it was on vfio-pci"),),
+    (ClaimedGpu(device_key(GPU), FUNCTIONS, "it was on vfio-pci"),),
     {
         GPU: BoundFunction(GPU, "vfio-pci", 51, "vfio3", True, 3, persistence=True),
         AUDIO: BoundFunction(AUDIO, None, None, None),
@@ -197,7 +197,7 @@ FIRST_OF_DOMAINS: Final = (
 
 def test_what_the_first_daemons_wrote_is_read() -> None:
     bound = {GPU: BoundFunction(GPU, "vfio-pci", 51, None, vfio=True)}
-    gpus = (ClaimedGpu(GPU, (OriginalDriver(GPU, "nvidia"),)),)
+    gpus = (ClaimedGpu(device_key(GPU), (OriginalDriver(GPU, "nvidia"),)),)
     entry = StoredEntry(NAME, ClaimState.PREPARED, Claim(NAME, None, 1, ()), gpus, bound)
     assert decoded_entry(UID, read(FIRST_OF_GPUS)) == entry
     own = ClaimedDomain(DOMAIN, "blue", "team", (CHANNEL,), None)

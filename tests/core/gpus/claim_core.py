@@ -32,7 +32,7 @@ from gpuactors.core.values.claim import (
     Target,
 )
 from gpuactors.core.values.effects import Answer, Effect, Reply
-from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Settings, Token
+from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, PciFunction, Settings, Token
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import H100, SETTINGS
 from tests.core.claims.calls_core import CallsCore
@@ -52,7 +52,7 @@ def name(claim: str = "one", uid: str = "") -> ClaimName:
 def allocated(claim: ClaimName, *addresses: str, admin: bool = False) -> Claim:
     """A claim with these devices, one for each request."""
     results = tuple(
-        AllocatedDevice(f"gpu-{i}", POOL, device_name(PciAddress(a)), admin_access=admin)
+        AllocatedDevice(f"gpu-{i}", POOL, device_name(DeviceKey(a)), admin_access=admin)
         for i, a in enumerate(addresses)
     )
     return Claim(claim, None, 1, results)
@@ -132,7 +132,7 @@ class ClaimCore(CallsCore):
 
     def listed(self, claim: ClaimName, *addresses: str) -> None:
         """Kubelet lists the claim for a pod."""
-        self.claims |= {device_name(PciAddress(a)): claim.name for a in addresses}
+        self.claims |= {device_name(DeviceKey(a)): claim.name for a in addresses}
 
     def allocate(self, *addresses: str) -> Token:
         """Kubelet allocates these by the device plugin API."""

@@ -51,6 +51,7 @@ from gpuactors.core.values.model import (
     PodAnswer,
     SeenPods,
     Token,
+    device_key,
 )
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core import orders
@@ -240,7 +241,7 @@ def _deleted_by_force(claim: ClaimName) -> Happening[Node]:
 
 def _is_offered(node: Node) -> bool:
     listed = chain.from_iterable(node.state.published.device_lists.values())
-    return any(entry.address == GPU and entry.health is Health.HEALTHY for entry in listed)
+    return any(entry.address == device_key(GPU) and entry.health is Health.HEALTHY for entry in listed)
 
 
 def _allocated(node: Node) -> Node:
@@ -324,7 +325,9 @@ def _rebooted(node: Node) -> Node:
     o = node.outside
     functions = tuple(replace(f, device=OTHER_MODEL) if f.address == GPU else f for f in o.world.functions)
     models = dict(o.disk.earlier_models) if o.disk is not None else {}
-    models |= {uid: {GPU: entry.gpus[0].functions[0].ids} for uid, entry in stored(o.disk).items()}
+    models |= {
+        uid: {device_key(GPU): entry.gpus[0].functions[0].ids} for uid, entry in stored(o.disk).items()
+    }
     disk = CheckpointWanted(o.disk.number, (), (), earlier_models=models) if o.disk is not None else None
     kubelet = replace(o.kubelet.failed(), prepared=frozenset())
     node = _with(node, functions=functions, disk=disk, files=frozenset(), kubelet=kubelet, told=NOTHING)
@@ -459,7 +462,7 @@ def _pods(outside: Outside, pod: Pod) -> tuple[LedgerEntry, ...]:
 def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
     """Kubelet lists what it has prepared, for pods that it knows."""
     ours = (
-        ClaimedDevice(DRIVER, POOL, device_name(GPU), str(claim), Pod("default", claim.name, ""))
+        ClaimedDevice(DRIVER, POOL, device_name(device_key(GPU)), str(claim), Pod("default", claim.name, ""))
         for claim in CLAIMS
         if claim.uid in outside.kubelet.prepared - outside.deleted
     )

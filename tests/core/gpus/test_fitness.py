@@ -7,7 +7,7 @@ import pytest
 from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.gpus.fitness import FITNESS_CHECK_S, FITNESS_RETRY_S
 from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessFinding, Prepared
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey, PciAddress, device_key
 from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import gpu
 from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
@@ -28,7 +28,7 @@ def looked(core: ClaimCore, fault: ActFault | None = None, reason: str = "no") -
     """The look that is outstanding comes back, with this finding for the first GPU."""
     look = core.wanted.fitness_check
     assert look is not None
-    faults = {} if fault is None else {GPU: (fault, reason)}
+    faults = {} if fault is None else {device_key(GPU): (fault, reason)}
     core.feed(FitnessChecked(look.number, tuple(FitnessFinding(d, *faults.get(d, ())) for d in look.devices)))
 
 
@@ -134,8 +134,8 @@ def test_a_gpu_that_changes_during_a_look_is_looked_at_again_and_hides_no_other(
     core.changed(on_driver(OTHER, None))
     assert looked_at(core) == [A]
     in_use = (
-        FitnessFinding(GPU, ActFault.IN_USE, "open"),
-        FitnessFinding(PciAddress(B), ActFault.IN_USE, "open"),
+        FitnessFinding(device_key(GPU), ActFault.IN_USE, "open"),
+        FitnessFinding(DeviceKey(B), ActFault.IN_USE, "open"),
     )
     core.feed(FitnessChecked(look.number, in_use))
     assert [line.fields["address"] for line in core.logged("device.unclaimable")] == [A]
@@ -150,7 +150,7 @@ def test_no_look_is_waited_for_whose_gpus_have_all_changed() -> None:
     core.changed(on_driver(ON_HOST, None))
     core.pass_time(0.1)
     assert looked_at(core) == [A]
-    core.feed(FitnessChecked(before.number, (FitnessFinding(GPU, ActFault.IN_USE, "open"),)))
+    core.feed(FitnessChecked(before.number, (FitnessFinding(device_key(GPU), ActFault.IN_USE, "open"),)))
     assert blocked(core) is None
     looked(core, ActFault.NO_DRIVER)
     assert blocked(core) is not None

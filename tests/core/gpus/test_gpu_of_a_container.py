@@ -20,6 +20,7 @@ from gpuactors.core.values.model import (
     PciFunction,
     Pod,
     ResourceName,
+    device_key,
 )
 from gpuactors.core.values.offered_gpu import OfferedGpu, quantity
 from gpuactors.core.values.owner import gpu_uuid
@@ -47,7 +48,7 @@ def a_container_has(device: str = UUID, *, resource: str = PLUGIN, uuid: str | N
 
 def offered(core: ClaimCore) -> OfferedGpu:
     assert core.state.offered.offer is not None
-    return next(d for d in core.state.offered.offer.devices if d.address == A)
+    return next(d for d in core.state.offered.offer.devices if d.address == device_key(A))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Json, OpaqueConfig, Prepared
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import SETTINGS, audio, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
@@ -344,9 +344,7 @@ def test_another_model_after_a_reboot_is_refused() -> None:
     core = FilesCore(replace(gpu(A, 1, driver="nvidia"), device="20b5"))
     core.api[str(ONE)] = allocated(ONE, A)
     core.state = replace(core.state)
-    core.feed(
-        CheckpointRead(earlier_models={ONE.uid: {PciAddress(A): "10de:2330"}}, of=ClaimsOf.GPUS, load=3)
-    )
+    core.feed(CheckpointRead(earlier_models={ONE.uid: {DeviceKey(A): "10de:2330"}}, of=ClaimsOf.GPUS, load=3))
     for _ in range(2):  # kubelet asks again
         refused = core.refused(core.prepare(ONE))
         assert refused.causes == ("ReplacedByAnother",)
@@ -359,7 +357,7 @@ def test_another_model_after_a_reboot_is_refused() -> None:
 
 def test_the_models_of_an_earlier_boot_are_kept_on_disk_until_the_claim_is_prepared_or_unprepared() -> None:
     core = FilesCore(gpu(A, 1), gpu(B, 2))
-    models = {ONE.uid: {PciAddress(A): "10de:20b5"}, TWO.uid: {PciAddress(B): "10de:2330"}}
+    models = {ONE.uid: {DeviceKey(A): "10de:20b5"}, TWO.uid: {DeviceKey(B): "10de:2330"}}
     core.feed(CheckpointRead(earlier_models=models, of=ClaimsOf.GPUS, load=3))
     core.api[str(TWO)] = allocated(TWO, B)
     core.prepare(TWO)
@@ -400,7 +398,7 @@ def test_files_whose_numbers_nobody_knows_are_removed_when_the_card_is_pulled(wh
     core.held_back = {"device"}
     core.api[str(ONE)] = allocated(ONE, A)
     core.files = {ONE.uid: frozenset({"/dev/vfio/1", "/dev/vfio/vfio"})}
-    found = StoredEntry(ONE, ClaimState.PREPARED, None, gpus_of([device_name(PciAddress(A))]))
+    found = StoredEntry(ONE, ClaimState.PREPARED, None, gpus_of([device_name(DeviceKey(A))]))
     core.feed(CheckpointRead(entries=(found,), is_lost=True, of=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)
     core.unplugged(A)

@@ -19,7 +19,7 @@ from gpuactors.core.values.claim import (
     Unprepared,
 )
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.model import ClaimedDevice, DeviceId, Health, PciAddress, Pod, Token
+from gpuactors.core.values.model import ClaimedDevice, DeviceId, DeviceKey, Health, PciAddress, Pod, Token
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.slices import BlockKind
 from tests.core.builders import gpu
@@ -35,7 +35,7 @@ def theirs(*addresses: str, device: str = "gpu-vfio-0", unplaced: tuple[str, ...
     """A claim as it is in NVIDIA's checkpoint, without its name."""
     unnamed = ClaimName("", "", OLD.uid)
     gpus = tuple(
-        ClaimedGpu(PciAddress(a), (OriginalDriver(PciAddress(a), None, vfio=True),), STAYS) for a in addresses
+        ClaimedGpu(DeviceKey(a), (OriginalDriver(PciAddress(a), None, vfio=True),), STAYS) for a in addresses
     )
     given = (PreparedDevice(("gpu",), POOL, device, (f"k8s.gpu.nvidia.com/claim={OLD.uid}-{device}",)),)
     claim = Claim(unnamed, None, 0, (AllocatedDevice("gpu", POOL, device),))
@@ -77,7 +77,7 @@ def test_the_scheduler_is_told_as_it_knows_the_gpu_by_another_name(core: ClaimCo
     offer = offered(core.state).offered.offer
     assert offer is not None
     (device,) = offer.devices
-    assert device.name == device_name(PciAddress(A))
+    assert device.name == device_name(DeviceKey(A))
     assert device.blocked is not None
     assert (device.blocked.kind, device.claimed) == (BlockKind.HELD, False)
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone
 from gpuactors.core.events.host import HostScanned
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
 from gpuactors.replay.play import Played, play
 from gpuactors.replay.reading import files_to_read
@@ -127,7 +127,7 @@ def test_the_bands_are_what_the_daemon_knew(large: Written) -> None:
     for step in lasting[:: len(lasting) // 100]:
         at = step.wall - data["began"] + 1e-3
         now = {address: (kind, text) for address, _, kind, text in statuses(step.state)}
-        for address in map(PciAddress, rows):
+        for address in map(DeviceKey, rows):
             shown = [
                 (band[2], data["texts"][band[3]])
                 for band in rows[address]["bands"]

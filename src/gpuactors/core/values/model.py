@@ -25,7 +25,7 @@ from gpuactors.core.values.selector import Selector
 PciAddress = NewType("PciAddress", str)
 """Domain, bus, device and function as sysfs spells them: `0000:23:00.0`, hex digits in lower case."""
 
-DeviceKey = PciAddress
+DeviceKey = NewType("DeviceKey", str)
 """Names one device of this node in all that is known and decided of it. Of a whole PCI function its address."""
 
 ResourceName = NewType("ResourceName", str)

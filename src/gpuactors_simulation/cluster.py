@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, final
 
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors_simulation.kube.http import serve_loopback
 from gpuactors_simulation.kube.server import FakeApiServer
 from gpuactors_simulation.kube.status import CLAIMS
@@ -90,7 +90,7 @@ class Cluster:
         }
 
     def claims(
-        self, view: KubeletView, entries: Iterable[Entry], named: Callable[[str], str | None]
+        self, view: KubeletView, entries: Iterable[ClaimRecord], named: Callable[[str], str | None]
     ) -> tuple[ClaimSeen, ...]:
         """Each claim, by its name. `entries` has the daemon's words; `named` is how a device is shown, None if it is
         not."""

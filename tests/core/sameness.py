@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpuactors import limits
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims, Entry
+from gpuactors.core.state.claims import ClaimRecord, Claims
 
 
 def ranked(numbers: Iterable[int]) -> dict[int, int]:
@@ -32,7 +32,7 @@ def _of_claims(claims: Claims) -> Iterator[int]:
         yield from (entry.intent, *entry.acts.values())
 
 
-def _entry(entry: Entry, ranks: Mapping[int, int], at: float) -> tuple[object, ...]:
+def _entry(entry: ClaimRecord, ranks: Mapping[int, int], at: float) -> tuple[object, ...]:
     return (
         (entry.state, entry.gpus, entry.domain, entry.problem, entry.missing, entry.claim is None),
         (ranks[entry.intent], frozenset((key, ranks[n]) for key, n in entry.acts.items())),

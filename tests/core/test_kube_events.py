@@ -15,7 +15,7 @@ from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.kube_events import CONTESTED, KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.reports.snapshot import report
-from gpuactors.core.state.claims import Entry, with_entry
+from gpuactors.core.state.claims import ClaimRecord, with_entry
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf
@@ -140,7 +140,7 @@ def test_a_claim_whose_bind_hangs_tells_its_pods_the_write_with_the_gpu() -> Non
 def test_a_claim_that_is_set_aside_says_so() -> None:
     core = ClaimCore(gpu("01:00.0"))
     core.feed(Ticked())
-    broken = Entry(name(), ClaimState.WAITING, 1, broken="the table lacks a row")
+    broken = ClaimRecord(name(), ClaimState.WAITING, 1, broken="the table lacks a row")
     (told,) = kube_events(GPUS.with_claims(core.state, with_entry(core.state.gpus.claims, broken)))
     assert (told.reason, told.message) == ("SetAside", "claim default/one: the table lacks a row")
 

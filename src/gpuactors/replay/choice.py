@@ -13,7 +13,7 @@ from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, P
 from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.host.inspections import last_seen
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import AdvertisedDevice, DeviceKey, Token, function_of
@@ -104,7 +104,7 @@ class Device:
                 self._calls |= {played.event.token} - answered
         return about
 
-    def _claims(self, state: NodeState) -> list[Entry]:
+    def _claims(self, state: NodeState) -> list[ClaimRecord]:
         """The claims that have it or wait for it."""
         return [entry for entry in state.gpus.claims.entries.values() if self.address in devices_of(entry)]
 
@@ -117,7 +117,7 @@ class Device:
         }
 
     def _names(
-        self, state: NodeState, claims: Iterable[Entry], *lists: dict[str, AdvertisedDevice]
+        self, state: NodeState, claims: Iterable[ClaimRecord], *lists: dict[str, AdvertisedDevice]
     ) -> re.Pattern[str]:
         """Its names: its address, the IDs that it is listed by, its name in a slice, a uevent's group; and those of the
         claims that have it or wait for it."""
@@ -132,7 +132,7 @@ class Device:
         return naming(names, (*self._claims(state), *claims))
 
 
-def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[Entry]) -> bool:
+def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[ClaimRecord]) -> bool:
     """An answer to a call about one of these claims, or a result of an act or a read for one."""
     claims, of_it = driver_of(of).claims(played.before), {entry.name.uid: entry for entry in entries}
     answered = {e.token for e in played.effects if isinstance(e, Reply)}
@@ -147,7 +147,7 @@ def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[Entry]) -> b
             return False
 
 
-def naming(names: Iterable[str], claims: Sequence[Entry]) -> re.Pattern[str]:
+def naming(names: Iterable[str], claims: Sequence[ClaimRecord]) -> re.Pattern[str]:
     """Finds these names, and those of the claims, as whole words."""
     all_names = {*names, *(str(entry.name) for entry in claims), *(entry.name.uid for entry in claims)}
     return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(map(re.escape, all_names)))})(?![\w:-])")

@@ -8,7 +8,7 @@ from typing import Final, final
 from gpuactors.core.domains.report import devices_of
 from gpuactors.core.events.domains import ImexRead, LabelPatched, LabelRead, NodeTouched
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainDevice
 from gpuactors.replay.choice import Device, is_about_claims, naming
@@ -57,7 +57,7 @@ class DeviceOfDomains:
         lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
         return any(names.search(line) for line in lines)
 
-    def _claims(self, state: NodeState) -> list[Entry]:
+    def _claims(self, state: NodeState) -> list[ClaimRecord]:
         """The claims that have it or wait for it."""
         domains = state.domains
         return [e for e in domains.claims.entries.values() if self.device in devices_of(domains, e)]

@@ -10,7 +10,7 @@ from gpuactors.core import events
 from gpuactors.core.domains.report import DomainReport
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values import effects
 from gpuactors.core.values.claim import Claim, Prepared, Unprepared
 from gpuactors.core.values.domain import ComputeDomain, ImexFacts, NodeLabel
@@ -212,7 +212,7 @@ def effect_words(effect: effects.Effect) -> str:
             assert_never(effect)
 
 
-def claim_words(entry: Entry) -> str:
+def claim_words(entry: ClaimRecord) -> str:
     """A claim with its state, and why it is not further."""
     return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")
 

@@ -18,7 +18,7 @@ from gpuactors.core.domains.report import devices_of as devices_of_domains
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimCall, Entry
+from gpuactors.core.state.claims import ClaimCall, ClaimRecord
 from gpuactors.core.values import effects
 from gpuactors.core.values.model import DeviceKey, DeviceList, ResourceName, Token
 from gpuactors.replay.choice import Device
@@ -208,7 +208,7 @@ class Page:
                     for lane in self._lanes_of(played.before, entry):
                         lane.marks.append(mark)
 
-    def _lanes_of(self, state: NodeState, entry: Entry) -> Iterator[Lane]:
+    def _lanes_of(self, state: NodeState, entry: ClaimRecord) -> Iterator[Lane]:
         """Those of the claim's devices, as far as they have one."""
         for address in devices_of(entry):
             if (lane := self.lanes.devices.get(address)) is not None:
@@ -430,7 +430,7 @@ class Page:
         )
 
 
-def _claim_mark(at: float, call: ClaimCall, entry: Entry, answer: effects.Answer) -> Mark:
+def _claim_mark(at: float, call: ClaimCall, entry: ClaimRecord, answer: effects.Answer) -> Mark:
     """An answer to a call about a claim."""
     what = "NodePrepareResources" if call.prepares else "NodeUnprepareResources"
     match answer:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from gpuactors.core.drivers import driver_of
 from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Effect, Elsewhere, Log, Refused, Reply
@@ -58,7 +58,7 @@ class CallsCore(Core):
         assert (answer.reason, tuple(map(str, answer.causes))) in said
         return answer
 
-    def entry(self, claim: ClaimName) -> Entry | None:
+    def entry(self, claim: ClaimName) -> ClaimRecord | None:
         return driver_of(self.of).claims(self.state).entries.get(claim.uid)
 
     def claim_state(self, claim: ClaimName) -> ClaimState:

@@ -40,7 +40,7 @@ from gpuactors.core.events.domains import (
 )
 from gpuactors.core.events.host import HostScanned
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Entry, StoredEntry
+from gpuactors.core.state.claims import ClaimRecord, StoredEntry
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared
@@ -159,7 +159,7 @@ class Node(Struct, frozen=True):
     """Of the state."""
 
     @property
-    def entries(self) -> Mapping[ClaimUid, Entry]:
+    def entries(self) -> Mapping[ClaimUid, ClaimRecord]:
         return self.state.domains.claims.entries
 
 
@@ -495,7 +495,7 @@ def happenings(world: World) -> tuple[Happening[Node], ...]:
 # --- what must hold after each step -----------------------------------------------------------------------------------
 
 
-def _channels(node: Node, states: Iterable[ClaimState]) -> list[tuple[Subject, Entry]]:
+def _channels(node: Node, states: Iterable[ClaimState]) -> list[tuple[Subject, ClaimRecord]]:
     """The channels' claims in these states."""
     subjects = node.outside.world.subjects
     found = ((subjects[uid], entry) for uid, entry in node.entries.items() if entry.state in states)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.transitions import refusal
-from gpuactors.core.state.claims import ClaimCall, Claims, Entry
+from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared, PreparedDevice, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -63,7 +63,7 @@ _LATE: Final = {
 """The party that has not answered, for a prepare that times out in a state with no better reason."""
 
 
-def _late(claims: Claims, entry: Entry | None) -> Refused:
+def _late(claims: Claims, entry: ClaimRecord | None) -> Refused:
     """Why a prepare could not be answered in time."""
     if entry is None:
         return refusal(Cause.CLAIM_NOT_FOUND, "the claim is not known")
@@ -77,7 +77,7 @@ def _late(claims: Claims, entry: Entry | None) -> Refused:
     )
 
 
-def prepared(claims: Claims, entry: Entry) -> Prepared:
+def prepared(claims: Claims, entry: ClaimRecord) -> Prepared:
     """The answer for a prepared claim: the same devices in the same order, each time."""
     assert claims.settings is not None
     assert entry.claim is not None

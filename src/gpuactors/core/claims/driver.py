@@ -15,7 +15,7 @@ from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims, Entry, OwedReturn, StoredEntry
+from gpuactors.core.state.claims import ClaimRecord, Claims, OwedReturn, StoredEntry
 from gpuactors.core.values.claim import (
     Claim,
     ClaimsOf,
@@ -70,36 +70,38 @@ class ClaimDriver(Protocol):
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         """Why an allocated claim cannot be prepared here whatever else happens; None if it can."""
 
-    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+    def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """The entry with its claim as it was read, and with what this driver needs of it at every event."""
 
-    def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+    def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         """Request new reads of the devices that the claim has or is to get: earlier ones are not used for it. Returns
         the state and the entry, with the number since which reads are used."""
 
-    def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
+    def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         """The first reason why the claim cannot reserve its devices now; None if it can."""
 
-    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+    def reserved(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
         """The entry with its devices, as they are seen now: they are its own from now on."""
 
-    def binding(self, entry: Entry) -> Sequence[str]:
+    def binding(self, entry: ClaimRecord) -> Sequence[str]:
         """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
 
-    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> Conflict | None:
+    def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         """The unmet prerequisite of the act AWAITED, or the reason why it will never be met; None if nothing is
         missing."""
 
-    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
+    def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:
         """The keys of the acts by which its devices are returned, without those that somebody else has."""
 
-    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+    def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
         """`state` after an act of this entry: what is to be read again."""
 
-    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+    def hindered(
+        self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
+    ) -> Stepped:
         """Record the reason that a failed act of a claim gives for later requests of its device."""
 
-    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+    def owes(self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
         """Record what is left to do later, after a claim's last act failed without holding its release. None: it is
         tried again."""
 
@@ -112,26 +114,26 @@ class ClaimDriver(Protocol):
     def deadline(self, state: NodeState) -> float:
         """When that is; infinite if never."""
 
-    def is_seen(self, state: NodeState, entry: Entry) -> bool:
+    def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
         """Whether the devices of a prepared claim have been read since that was requested."""
 
-    def drift(self, state: NodeState, entry: Entry) -> Reason | None:
+    def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         """Why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
 
-    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
         """The claims whose files are to be removed at once, each with the reason. `before` is the state before the
         event."""
 
-    def may_write(self, state: NodeState, entry: Entry) -> bool:
+    def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         """Whether a claim's files may be written now."""
 
-    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
 
     def in_place(self, state: NodeState, address: DeviceKey) -> bool:
         """Whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier boot."""
 
-    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[DeviceKey, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
         """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:
@@ -141,11 +143,11 @@ class ClaimDriver(Protocol):
         """The contents of the checkpoint beside the claims, each sorted by address: the original drivers of the
         functions whose present driver may be of our making, and the returns that are owed."""
 
-    def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DeviceEdits, ...]:
+    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         """The content of the files for each result of the claim, in their order."""
 
-    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
+    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
         """Directories of the host that belong to the claim's files: there before these, and gone after them."""
 
-    def placed(self, state: NodeState, entry: Entry) -> tuple[PlacedFile, ...]:
+    def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
         """Files in those directories, there before the claim's containers start."""

@@ -33,7 +33,7 @@ from gpuactors.core.events.claims import (
 from gpuactors.core.host import schedule
 from gpuactors.core.requests import Failure
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimCall, Claims, Entry, load_of, with_entry
+from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims, load_of, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, Claim, ClaimName
 from gpuactors.core.values.claim_states import OWNING, ClaimState, ClaimTrigger
@@ -100,7 +100,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
     state, entries = driver.restored(driver.with_claims(state, claims), event)
     for stored in entries:
         claims = replace(driver.claims(state), last=driver.claims(state).last + 1)
-        entry = Entry(
+        entry = ClaimRecord(
             stored.name,
             stored.state,
             order=claims.last,
@@ -137,7 +137,7 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
     why = Reason(Cause.CLAIMS_UNSERVED, event.reason)
     found = {
-        stored.name.uid: Entry(stored.name, ClaimState.STOPPED, claims.last, gpus=stored.gpus, why=why)
+        stored.name.uid: ClaimRecord(stored.name, ClaimState.STOPPED, claims.last, gpus=stored.gpus, why=why)
         for stored in event.entries
     }
     # What was read from the checkpoint before is more than the files say.
@@ -222,11 +222,11 @@ def _answered_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) -
     return None
 
 
-def _entry_of(claims: Claims, name: ClaimName) -> Entry:
+def _entry_of(claims: Claims, name: ClaimName) -> ClaimRecord:
     known = claims.entries.get(name.uid)
     if known is not None and not known.name.is_known:
         return replace(known, name=name)
-    return known if known is not None else Entry(name, ClaimState.ABSENT, order=claims.last + 1)
+    return known if known is not None else ClaimRecord(name, ClaimState.ABSENT, order=claims.last + 1)
 
 
 def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
@@ -260,7 +260,7 @@ def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> 
     return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.FETCHED)), []
 
 
-def _found_again(driver: ClaimDriver, state: NodeState, entry: Entry, claim: Claim) -> Claims:
+def _found_again(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, claim: Claim) -> Claims:
     """A claim whose entry was found out from its files."""
     claims = read_over(driver.claims(state), entry.name.uid)
     invalid = _refused_by_content(driver, state, claim)
@@ -280,7 +280,9 @@ def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> 
     return driver.validate(state, claim)
 
 
-def _missing(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failure, at: float) -> Stepped:
+def _missing(
+    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, reason: Failure, at: float
+) -> Stepped:
     """The API server has no such claim, or another one of that name."""
     claims = driver.claims(state)
     if entry.state is ClaimState.FETCHING:
@@ -305,7 +307,7 @@ def _missing(driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failur
 
 
 def _unreadable(
-    driver: ClaimDriver, state: NodeState, entry: Entry, reason: Failure, at: float, retry_at: float
+    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, reason: Failure, at: float, retry_at: float
 ) -> Stepped:
     """The API server did not answer, or not with the claim: nothing follows from that but another try."""
     if entry.claim is None:
@@ -316,7 +318,7 @@ def _unreadable(
     return driver.with_claims(state, with_entry(driver.claims(state), entry)), []
 
 
-def _of_read(claims: Claims, number: int) -> Entry | None:
+def _of_read(claims: Claims, number: int) -> ClaimRecord | None:
     uid = next((u for u, n in claims.reads.items() if n == number), None)
     return claims.entries.get(uid) if uid is not None else None
 
@@ -409,7 +411,7 @@ def published(driver: ClaimDriver, state: NodeState, publication: Publication) -
     return after, [Log(Level.INFO, "slices.published", fields)]
 
 
-def _of_act(claims: Claims, number: int) -> Entry | None:
+def _of_act(claims: Claims, number: int) -> ClaimRecord | None:
     return next((e for e in claims.entries.values() if number in e.acts.values()), None)
 
 
@@ -441,7 +443,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> set[str]:
     return {claim for name, claim in state.kubelet.ledger.claimed if name == settings.driver}
 
 
-def _is_unlisted(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
+def _is_unlisted(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> bool:
     """Kubelet lists the claim for no pod. An outdated list, and a list from before kubelet knows its pods, are not
     used; nor is its file, which names no claim."""
     ledger, name = state.kubelet.ledger, str(entry.name)

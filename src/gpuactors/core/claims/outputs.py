@@ -19,7 +19,7 @@ from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     FILES,
-    Entry,
+    ClaimRecord,
     OwedReturn,
     StoredEntry,
     load_of,
@@ -161,7 +161,7 @@ def _checkpoint(driver: ClaimDriver, state: NodeState) -> CheckpointWanted:
     return CheckpointWanted(claims.checkpoint, entries, original_drivers, owed, claims.earlier_models)
 
 
-def _on_disk(entry: Entry) -> StoredEntry:
+def _on_disk(entry: ClaimRecord) -> StoredEntry:
     match entry.state:
         case ClaimState.RELEASING:
             state = ClaimState.RELEASING
@@ -183,7 +183,9 @@ def _on_disk(entry: Entry) -> StoredEntry:
     )
 
 
-def _files(driver: ClaimDriver, state: NodeState, acting: Iterable[Entry]) -> Mapping[ClaimUid, FilesAct]:
+def _files(
+    driver: ClaimDriver, state: NodeState, acting: Iterable[ClaimRecord]
+) -> Mapping[ClaimUid, FilesAct]:
     """Those of the claims, in their order, but those that kubelet waits for before the files that are written again for
     a prepared claim. One that would write a claim's files waits while these could be wrong: removals go first. The disk
     does one after the other: at each event only the next few are made."""
@@ -193,7 +195,7 @@ def _files(driver: ClaimDriver, state: NodeState, acting: Iterable[Entry]) -> Ma
     return {e.name.uid: _files_act(driver, state, e) for e in islice(free, FILES_AT_ONCE)}
 
 
-def _files_act(driver: ClaimDriver, state: NodeState, entry: Entry) -> FilesAct:
+def _files_act(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> FilesAct:
     number, directories = entry.acts[FILES], driver.directories(state, entry)
     if entry.state in REMOVING:
         return FilesAct(number, entry.name, None, (), directories)

@@ -25,7 +25,7 @@ from gpuactors.core.claims.transitions import (
 )
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, FILES, ClaimCall, Claims, Entry, with_entry
+from gpuactors.core.state.claims import AWAITED, FILES, ClaimCall, ClaimRecord, Claims, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction, ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
@@ -67,7 +67,7 @@ def _files_withdrawn(driver: ClaimDriver, before: NodeState, state: NodeState, a
     return (driver.on_state_changed(before, state), effects) if effects else (state, [])
 
 
-def _astray(entry: Entry, why: Reason) -> list[Effect]:
+def _astray(entry: ClaimRecord, why: Reason) -> list[Effect]:
     return _logged("claim.astray", entry, cause=why.cause, reason=why.message, level=Level.WARNING)
 
 
@@ -75,7 +75,7 @@ def _dated(before: Claims, claims: Claims, at: float) -> Claims:
     """`claims` with the time at which each entry came to its state; the same object if no state changed."""
     if claims.entries is before.entries:
         return claims
-    dated: dict[ClaimUid, Entry] = {}
+    dated: dict[ClaimUid, ClaimRecord] = {}
     for uid in other_keys(before.entries, claims.entries):
         entry, known = claims.entries[uid], before.entries.get(uid)
         date = known.changed_at if known is not None and known.state is entry.state else at
@@ -125,7 +125,7 @@ def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
     return state, effects + lines
 
 
-def _looked_for(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped:
+def _looked_for(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped:
     """A prepared claim that kubelet did not list for a pod is looked for: in kubelet's list if that is an old one, then
     at the API server."""
     claims = driver.claims(state)
@@ -168,7 +168,7 @@ def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | 
         return quarantine(driver, state, error)
 
 
-def _rests(entry: Entry, called: Container[ClaimUid]) -> bool:
+def _rests(entry: ClaimRecord, called: Container[ClaimUid]) -> bool:
     """Nothing but an event or the clock moves it: most claims of a node are prepared, or remembered."""
     return entry.state is ClaimState.PREPARED or (
         entry.state is ClaimState.TOMBSTONE and entry.retry_at < math.inf and entry.name.uid not in called
@@ -176,7 +176,7 @@ def _rests(entry: Entry, called: Container[ClaimUid]) -> bool:
 
 
 def _further(
-    driver: ClaimDriver, state: NodeState, entry: Entry, at: float, calls: Collection[ClaimCall]
+    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float, calls: Collection[ClaimCall]
 ) -> Stepped | None:
     """`calls`: those about the claim."""
     claims, uid = driver.claims(state), entry.name.uid
@@ -221,7 +221,7 @@ def _further(
     return None
 
 
-def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | None:
+def _awaited(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> Stepped | None:
     """Complete the act that others carry out when no prerequisite is unmet; None if it waits on. The unmet prerequisite
     is the error if the wait takes too long, and at once if waiting does not help."""
     unmet = driver.unmet_prerequisite(state, entry)
@@ -240,7 +240,7 @@ def _awaited(driver: ClaimDriver, state: NodeState, entry: Entry) -> Stepped | N
     return after, _logged("claim.waiting", entry, cause=why.cause, reason=why.message)
 
 
-def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> bool:
+def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> bool:
     """Its intent is on disk, no act is under way or waits for its next try, and who else has its devices is known."""
     return (
         driver.claims(state).durable >= entry.intent
@@ -251,7 +251,7 @@ def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: Entry) -> boo
     )
 
 
-def _verified(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
+def _verified(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped | None:
     """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
     nobody else has them. None if it waits on."""
     if entry.acts or not driver.is_seen(state, entry):
@@ -269,7 +269,7 @@ def _verified(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) ->
 
 
 def _returned_to_files(
-    driver: ClaimDriver, state: NodeState, entry: Entry, at: float, *, is_asked: bool
+    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float, *, is_asked: bool
 ) -> Stepped | None:
     """A claim whose files were removed reserves its devices again, as for a first prepare: when kubelet asks for it, or
     when all are where a prepare leaves them. None if it waits on."""
@@ -282,7 +282,7 @@ def _returned_to_files(
     return known, _astray(entry, why)
 
 
-def _waited(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped | None:
+def _waited(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped | None:
     """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
     is the error if the wait lasts too long."""
     conflict = driver.conflict(state, entry)
@@ -308,7 +308,7 @@ def _waited(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> S
 
 
 def _logged(
-    name: str, entry: Entry, *, cause: Cause | None = None, reason: str = "", level: Level = Level.INFO
+    name: str, entry: ClaimRecord, *, cause: Cause | None = None, reason: str = "", level: Level = Level.INFO
 ) -> list[Effect]:
     fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
     if entry.gpus:
@@ -320,7 +320,7 @@ def _logged(
     return [Log(level, name, {**fields})]
 
 
-def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Reason) -> Stepped:
+def not_prepared(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, why: Reason) -> Stepped:
     """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
     claims, uid = driver.claims(state), entry.name.uid
     answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
@@ -329,7 +329,7 @@ def not_prepared(driver: ClaimDriver, state: NodeState, entry: Entry, why: Reaso
 
 
 def act_over(
-    driver: ClaimDriver, state: NodeState, entry: Entry, number: int, bound: Iterable[BoundFunction]
+    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, number: int, bound: Iterable[BoundFunction]
 ) -> NodeState:
     """`state` after one act of an entry reached its goal: the next transition follows the last one."""
     left = {key: n for key, n in entry.acts.items() if n != number}

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.restoration import CHECKPOINT_LOST, gpus_of
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Entry, with_entry
+from gpuactors.core.state.claims import ClaimRecord, with_entry
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
@@ -33,7 +33,9 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeS
     lines: list[Effect] = []
     for name, devices in _listed(driver, state).items():
         number, gpus = claims.last + 1, gpus_of(devices)
-        found = Entry(name, ClaimState.STOPPED, order=number, gpus=gpus, intent=number, why=CHECKPOINT_LOST)
+        found = ClaimRecord(
+            name, ClaimState.STOPPED, order=number, gpus=gpus, intent=number, why=CHECKPOINT_LOST
+        )
         claims = with_entry(replace(claims, last=number, checkpoint=number), found)
         fields: dict[str, Field] = {
             "claim": str(name),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpuactors.core.state.claims import Claims, Entry
+from gpuactors.core.state.claims import ClaimRecord, Claims
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ClaimState
 
@@ -32,7 +32,7 @@ class ClaimReport(Struct, frozen=True, gc=False):
 
 def claim_report(
     claims: Claims,
-    entry: Entry,
+    entry: ClaimRecord,
     devices: tuple[str, ...],
     *,
     admin_devices: tuple[str, ...] = (),
@@ -51,7 +51,7 @@ def claim_report(
     )
 
 
-def belongs(entry: Entry, of_pods: str = "") -> str:
+def belongs(entry: ClaimRecord, of_pods: str = "") -> str:
     """How a device is tied to a claim that has it, as the predicate of a sentence: `belongs to the claim ns/name`, with
     what that claim waits for. `of_pods`: its pods, as a part of the sentence."""
     why = f" ({entry.problem})" if entry.problem else ""

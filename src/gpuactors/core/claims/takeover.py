@@ -17,7 +17,7 @@ from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.claims.transitions import try_transition
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Claims, Entry, with_entry
+from gpuactors.core.state.claims import ClaimRecord, Claims, with_entry
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ClaimTrigger
 from gpuactors.core.values.effects import Effect, Level, Log
@@ -26,7 +26,7 @@ from gpuactors.core.values.model import LedgerSource
 Stepped = tuple["NodeState", list[Effect]]
 
 
-def named(claims: Claims, state: NodeState, entry: Entry) -> Entry:
+def named(claims: Claims, state: NodeState, entry: ClaimRecord) -> ClaimRecord:
     """The entry with the name by which kubelet lists its devices; itself where that is known, or not said."""
     if entry.name.is_known:
         return entry
@@ -37,7 +37,7 @@ def named(claims: Claims, state: NodeState, entry: Entry) -> Entry:
     return replace(entry, name=ClaimName(namespace, name, entry.name.uid))
 
 
-def listed_as(claims: Claims, state: NodeState, entry: Entry) -> set[str]:
+def listed_as(claims: Claims, state: NodeState, entry: ClaimRecord) -> set[str]:
     """The claims, by namespace and name, as which kubelet lists a claim without a name: by its UID, or, where kubelet's
     list has none, by its device. One of these is it: of several, as sharers of a GPU are, nothing says which."""
     if entry.name.is_known or claims.settings is None:
@@ -49,7 +49,7 @@ def listed_as(claims: Claims, state: NodeState, entry: Entry) -> set[str]:
     return {c.claim for c in strangers(claims, state) if not c.uid and (c.pool, c.device) in own}
 
 
-def unlisted(driver: ClaimDriver, state: NodeState, entry: Entry, at: float) -> Stepped:
+def unlisted(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped:
     """A claim whose name is not known is due to be looked for: the API server cannot be asked, so that kubelet lists it
     for no pod, twice, must do."""
     ledger, claims = state.kubelet.ledger, driver.claims(state)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import FILES, Claims, Entry, with_entry
+from gpuactors.core.state.claims import FILES, ClaimRecord, Claims, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import ENDED, ClaimTrigger, NoTransitionError, Request, follow
@@ -23,7 +23,7 @@ from gpuactors.core.values.effects import Effect, Field, Level, Log, Refusal, Re
 Stepped = tuple[NodeState, list[Effect]]
 
 
-def transition(driver: ClaimDriver, claims: Claims, entry: Entry, on: ClaimTrigger) -> Claims:
+def transition(driver: ClaimDriver, claims: Claims, entry: ClaimRecord, on: ClaimTrigger) -> Claims:
     """`claims` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
     try:
         after, request = follow(entry.state, on)
@@ -78,7 +78,7 @@ def quarantine(driver: ClaimDriver, state: NodeState, error: NoTransitionError) 
     return driver.with_claims(state, claims), [Log(Level.ERROR, "claim.broken", fields)]
 
 
-def try_transition(driver: ClaimDriver, state: NodeState, entry: Entry, on: ClaimTrigger) -> Stepped:
+def try_transition(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, on: ClaimTrigger) -> Stepped:
     """`state` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
     try:
         return driver.with_claims(state, transition(driver, driver.claims(state), entry, on)), []
@@ -86,9 +86,9 @@ def try_transition(driver: ClaimDriver, state: NodeState, entry: Entry, on: Clai
         return quarantine(driver, driver.with_claims(state, with_entry(driver.claims(state), entry)), error)
 
 
-def blank(entry: Entry) -> Entry:
+def blank(entry: ClaimRecord) -> ClaimRecord:
     """The entry of a claim that has nothing here (any more)."""
-    return Entry(entry.name, entry.state, entry.order)
+    return ClaimRecord(entry.name, entry.state, entry.order)
 
 
 def with_read(claims: Claims, uid: ClaimUid) -> Claims:
@@ -100,7 +100,7 @@ def read_over(claims: Claims, uid: ClaimUid) -> Claims:
     return replace(claims, reads={u: n for u, n in claims.reads.items() if u != uid})
 
 
-def with_acts(claims: Claims, entry: Entry, keys: Iterable[str]) -> Claims:
+def with_acts(claims: Claims, entry: ClaimRecord, keys: Iterable[str]) -> Claims:
     acts = dict(zip(keys, count(claims.last + 1), strict=False))
     return with_entry(replace(claims, last=claims.last + len(acts)), replace(entry, acts=acts))
 

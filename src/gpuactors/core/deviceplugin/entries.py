@@ -14,7 +14,7 @@ from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import use_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.entries import Entries, Entry, EntryRow
+from gpuactors.core.state.entries import Entries, EntryRow, ListEntry
 from gpuactors.core.values.inventory import Device, may_be_unbinding
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, ResourceName
 from gpuactors.core.values.remade import amended, changed_keys, other_keys
@@ -35,7 +35,7 @@ def entries(state: NodeState) -> Entries:
         *other_keys(before.offered, offered),
         *(before.offered.keys() - offered.keys()),
     }
-    made: dict[DeviceKey, Entry | None] = {}
+    made: dict[DeviceKey, ListEntry | None] = {}
     for address in other:
         device = devices.get(address)
         row = None if device is None else (device, assessed[address], ids.get(address), offered.get(address))
@@ -46,7 +46,7 @@ def entries(state: NodeState) -> Entries:
 
 
 def _by_resource(
-    before: Entries, of_devices: Mapping[DeviceKey, Entry], made: Iterable[DeviceKey]
+    before: Entries, of_devices: Mapping[DeviceKey, ListEntry], made: Iterable[DeviceKey]
 ) -> Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]:
     """`Entries.of` with the entries of the devices that were `made` anew."""
     other: dict[ResourceName, dict[DeviceId, AdvertisedDevice | None]] = {}
@@ -65,7 +65,7 @@ def _sorted(
     return now if changes.keys() <= before.keys() else dict(sorted(now.items()))
 
 
-def _entry(address: DeviceKey, row: EntryRow) -> Entry | None:
+def _entry(address: DeviceKey, row: EntryRow) -> ListEntry | None:
     device, assessment, device_id, offered = row
     held = assessment.holding
     if not (device.function.vfio_bound or offered or (held is not None and held.is_allocated)):

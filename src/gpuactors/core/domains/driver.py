@@ -22,7 +22,7 @@ from gpuactors.core.domains.config import chosen
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, FILES, Claims, Entry, OwedReturn, StoredEntry
+from gpuactors.core.state.claims import AWAITED, FILES, ClaimRecord, Claims, OwedReturn, StoredEntry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
     Claim,
@@ -100,20 +100,20 @@ class ComputeDomains:
             )
         return None
 
-    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+    def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         config, own = chosen(claim), entry.domain
         if entry.state is ClaimState.TAKEN_OVER and own is not None:  # whatever its configuration was then
             return replace(entry, claim=claim, config=DomainConfig(own.devices[0].kind, own.uid))
         return replace(entry, claim=claim, config=None if isinstance(config, ConfigFault) else config)
 
-    def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+    def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         config = entry.config
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = reads.imex_asked(reads.domain_asked(state.domains, config.domain))
         return schedule.ask_ledger(replace(state, domains_part=domains), at, lists=True), entry
 
-    def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
+    def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         reason = exclusion.conflict(state.domains, entry)
         ledger = state.kubelet.ledger
         # It was asked for when the claim came. After a read that failed its last contents count.
@@ -122,7 +122,7 @@ class ComputeDomains:
             return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
         return reason
 
-    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+    def reserved(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
         domains, config = state.domains, entry.config
         assert config is not None
         assert entry.claim is not None
@@ -133,23 +133,25 @@ class ComputeDomains:
         own = claimed_domain(entry.claim, config, domain, imex, domains.settings)
         return state, replace(entry, domain=own)
 
-    def binding(self, entry: Entry) -> Sequence[str]:  # nothing of it is a worker's
+    def binding(self, entry: ClaimRecord) -> Sequence[str]:  # nothing of it is a worker's
         return (AWAITED,)
 
-    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> Conflict | None:
+    def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         why = exclusion.unmet_prerequisite(state.domains, entry)
         return Conflict(why, is_final=why.cause is Cause.DOMAIN_NOT_FOUND) if why is not None else None
 
-    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:  # the label is not an act
+    def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:  # the label is not an act
         return (FILES,)
 
-    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+    def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
         return state
 
-    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+    def hindered(
+        self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
+    ) -> Stepped:
         return state, []
 
-    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+    def owes(self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
         return None
 
     def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
@@ -161,13 +163,13 @@ class ComputeDomains:
     def deadline(self, state: NodeState) -> float:
         return math.inf
 
-    def is_seen(self, state: NodeState, entry: Entry) -> bool:
+    def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
         config, own = entry.config, entry.domain
         return (
             config is not None and own is not None and exclusion.unseen(state.domains, entry, config) is None
         )
 
-    def drift(self, state: NodeState, entry: Entry) -> Reason | None:
+    def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         config, own, facts = entry.config, entry.domain, state.domains.imex.facts
         if (
             config is not None
@@ -180,24 +182,24 @@ class ComputeDomains:
             )
         return exclusion.unmet_prerequisite(state.domains, entry)
 
-    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
         # A node of theirs is of a driver, and not of one tenant.
         return ()
 
-    def may_write(self, state: NodeState, entry: Entry) -> bool:
+    def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         return True
 
     def in_place(self, state: NodeState, address: DeviceKey) -> bool:  # no device of theirs has an address
         return False
 
-    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Its domain's name and the host's facts are read before its files are written again (`unmet_prerequisite`)."""
         entry = self.with_claim(entry, claim)
         assert entry.config is not None
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
         return replace(entry, domain=ClaimedDomain(entry.config.domain, "", "", devices, None))
 
-    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[DeviceKey, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
         return {}  # nothing of it is bound to a driver
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:
@@ -206,21 +208,21 @@ class ComputeDomains:
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
         return (), ()
 
-    def devices(self, state: NodeState, entry: Entry, claim: Claim) -> tuple[DomainEdits, ...]:
+    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DomainEdits, ...]:
         own = entry.domain
         assert own is not None
         directory = _directory(state, own)
         named = ((result, device_of(result.device)) for result in claim.results or ())
         return tuple(DomainEdits(r, edits_of(own, d, directory)) for r, d in named if d is not None)
 
-    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:
+    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
         """A daemon's container has its domain's."""
         own = entry.domain
         if own is None or all(device.kind is not DeviceKind.DAEMON for device in own.devices):
             return ()
         return (_directory(state, own),)
 
-    def placed(self, state: NodeState, entry: Entry) -> tuple[PlacedFile, ...]:
+    def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
         """The content from which NVIDIA's daemon makes IMEX's configuration."""
         return tuple(
             PlacedFile(f"{d}/{template.NAME}", template.TEXT) for d in self.directories(state, entry)

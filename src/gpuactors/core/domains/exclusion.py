@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.domains import label
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.state.domains import Domains, DomainView
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -38,7 +38,7 @@ STATUS_SETTLES_S: Final = 5.0
 before, and is not made of a clique that has lacked it for so long: NVIDIA's controller writes the status every 2 s."""
 
 
-def conflict(domains: Domains, entry: Entry) -> Conflict | None:
+def conflict(domains: Domains, entry: ClaimRecord) -> Conflict | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     config, settings = entry.config, domains.settings
     assert config is not None
@@ -68,7 +68,7 @@ def conflict(domains: Domains, entry: Entry) -> Conflict | None:
     return None
 
 
-def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> Reason | None:
+def unseen(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reason | None:
     """Facts not read since the claim came: an older view is no fact."""
     view = domains.known.get(config.domain)
     if view is None or view.number <= entry.since:
@@ -81,7 +81,7 @@ def unseen(domains: Domains, entry: Entry, config: DomainConfig) -> Reason | Non
     return None
 
 
-def _refused(domains: Domains, entry: Entry, config: DomainConfig) -> Reason | None:
+def _refused(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reason | None:
     """Why waiting is of no use; None if it may be."""
     if (gone := _without_domain(domains, config.domain)) is not None:
         return gone
@@ -132,7 +132,7 @@ def _incomplete(domains: Domains, kind: DeviceKind) -> Reason | None:
 
 
 def _by_another_claim(
-    domains: Domains, entry: Entry, domain: DomainUid, wanted: tuple[DomainDevice, ...]
+    domains: Domains, entry: ClaimRecord, domain: DomainUid, wanted: tuple[DomainDevice, ...]
 ) -> Reason | None:
     for other in _others(domains, entry):
         if other.is_left and other.domain is not None and other.domain.uid != domain:
@@ -147,7 +147,7 @@ def _by_another_claim(
     return None
 
 
-def _by_strangers(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ...]) -> Reason | None:
+def _by_strangers(domains: Domains, entry: ClaimRecord, wanted: tuple[DomainDevice, ...]) -> Reason | None:
     """A claim that kubelet lists, and that is not here: its pod has the device. Under the claim's own name it is the
     claim itself: kubelet has one of a name."""
     for stranger in domains.strangers or ():
@@ -160,7 +160,7 @@ def _by_strangers(domains: Domains, entry: Entry, wanted: tuple[DomainDevice, ..
     return None
 
 
-def _by_another_domain(domains: Domains, entry: Entry, domain: DomainUid) -> Reason | None:
+def _by_another_domain(domains: Domains, entry: ClaimRecord, domain: DomainUid) -> Reason | None:
     """A node takes part in one domain at a time: its label has one value."""
     for other in _others(domains, entry):
         own = other.domain
@@ -178,12 +178,12 @@ def _in_words(own: ClaimedDomain) -> str:
     return f"{own.namespace}/{own.name} with the UID {own.uid}" if own.name else own.uid
 
 
-def _others(domains: Domains, entry: Entry) -> list[Entry]:
+def _others(domains: Domains, entry: ClaimRecord) -> list[ClaimRecord]:
     entries = domains.claims.entries.values()
     return [other for other in entries if other.name.uid != entry.name.uid and other.state in OWNING]
 
 
-def unmet_prerequisite(domains: Domains, entry: Entry) -> Reason | None:
+def unmet_prerequisite(domains: Domains, entry: ClaimRecord) -> Reason | None:
     """The reason why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone,
     or is being deleted, does not come (DOMAIN_NOT_FOUND)."""
     own, config = entry.domain, entry.config
@@ -271,7 +271,7 @@ def has_daemon(domains: Domains, domain: DomainUid) -> bool:
     return any(is_settled or entry.name.uid not in label_now.before for entry in _daemons(domains, domain))
 
 
-def _daemons(domains: Domains, domain: DomainUid) -> list[Entry]:
+def _daemons(domains: Domains, domain: DomainUid) -> list[ClaimRecord]:
     """The prepared claims of the domain's daemon; while one is being released its daemon ends."""
     return [
         entry

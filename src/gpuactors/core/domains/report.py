@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.domains import exclusion, label, reads
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -77,7 +77,7 @@ def _uids(domains: Domains) -> dict[DomainUid, None]:
     return dict.fromkeys(config.domain for config in configs if config is not None)
 
 
-def _takes_part(entry: Entry, uid: DomainUid, kind: DeviceKind) -> bool:
+def _takes_part(entry: ClaimRecord, uid: DomainUid, kind: DeviceKind) -> bool:
     config = entry.config
     return config is not None and config.domain == uid and config.kind is kind and entry.state in _HERE
 
@@ -104,7 +104,7 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
     )
 
 
-def _name(domains: Domains, uid: DomainUid, of_it: list[Entry]) -> tuple[str, str]:
+def _name(domains: Domains, uid: DomainUid, of_it: list[ClaimRecord]) -> tuple[str, str]:
     """As last read; of one that is gone, or has not been read by this daemon, as a claim of it knew it."""
     view = domains.known.get(uid)
     if view is not None and view.domain is not None:
@@ -113,7 +113,7 @@ def _name(domains: Domains, uid: DomainUid, of_it: list[Entry]) -> tuple[str, st
     return (own.namespace, own.name) if own is not None else ("", "")
 
 
-def _status(domains: Domains, uid: DomainUid, channels: list[Entry]) -> tuple[DomainStatus, str]:
+def _status(domains: Domains, uid: DomainUid, channels: list[ClaimRecord]) -> tuple[DomainStatus, str]:
     """With what is missing."""
     if not channels:
         return DomainStatus.UNUSED, ""
@@ -223,7 +223,7 @@ def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
     )
 
 
-def devices_of(domains: Domains, entry: Entry) -> tuple[DomainDevice, ...]:
+def devices_of(domains: Domains, entry: ClaimRecord) -> tuple[DomainDevice, ...]:
     """Those that a claim has for itself; before it is reserved, those that it waits for."""
     if entry.domain is not None:
         return entry.domain.devices

@@ -33,8 +33,8 @@ from gpuactors.core.state import NodeState, with_inspections
 from gpuactors.core.state.claims import (
     FILES,
     ClaimedGpu,
+    ClaimRecord,
     Claims,
-    Entry,
     OwedReturn,
     StoredEntry,
     one_of_each_group,
@@ -109,34 +109,34 @@ class GpuDriver:
             return Reason(Cause.INVALID_CONFIGURATION, found.sentence)
         return not_given(state, allocated_devices(claim)) if state.host.scanned else None
 
-    def with_claim(self, entry: Entry, claim: Claim) -> Entry:
+    def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         return replace(entry, claim=claim)
 
-    def request_reads(self, state: NodeState, entry: Entry, at: float) -> tuple[NodeState, Entry]:
+    def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for
             functions = frozenset(f.address for gpu in entry.gpus for f in gpu.functions)
             return _with_reads(state, [gpu.address for gpu in entry.gpus], functions, at), entry
         return _with_reads(state, _own_addresses(entry.claim), frozenset(), at), entry
 
-    def conflict(self, state: NodeState, entry: Entry) -> Conflict | None:
+    def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         return exclusion.conflict(state, entry)
 
-    def reserved(self, state: NodeState, entry: Entry) -> tuple[NodeState, Entry]:
+    def reserved(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
         """Their original drivers are in the same checkpoint."""
         own = with_whole_groups(state, [claimed_gpu(state, a) for a in _own_addresses(entry.claim)])
         functions = {f.address for gpu in own for f in gpu.functions}
         gpus = returns.without_owed(state.gpus, functions)
         return _with(state, replace(gpus, acted=gpus.acted | functions)), replace(entry, gpus=own)
 
-    def binding(self, entry: Entry) -> Sequence[str]:
+    def binding(self, entry: ClaimRecord) -> Sequence[str]:
         return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
 
-    def unmet_prerequisite(self, state: NodeState, entry: Entry) -> Conflict | None:
+    def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         # Their acts are all a worker's.
         return None
 
-    def undoing(self, state: NodeState, entry: Entry) -> Sequence[str]:
+    def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:
         """The files are removed, and each device is returned that is to be, and that nobody else has."""
         return [
             FILES,
@@ -147,13 +147,15 @@ class GpuDriver:
             ),
         ]
 
-    def acted(self, state: NodeState, entry: Entry, event: ActDone) -> NodeState:
+    def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
         """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
         the use of its virtual machine, and belongs to nobody any more: it is not offered before both are read again."""
         is_over = entry.state is ClaimState.RELEASING
         return _read_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
 
-    def hindered(self, state: NodeState, entry: Entry, event: ActDone | ActFailed, at: float) -> Stepped:
+    def hindered(
+        self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
+    ) -> Stepped:
         if entry.state is not ClaimState.BINDING:
             return state, []
         if isinstance(event, ActFailed) and event.moved:
@@ -164,7 +166,7 @@ class GpuDriver:
         gpus, lines = fitness.with_findings(state.gpus, findings, at)
         return _with(state, gpus), lines
 
-    def owes(self, state: NodeState, entry: Entry, event: ActFailed, at: float) -> Stepped | None:
+    def owes(self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
         if event.fault is not ActFault.NO_DRIVER:
             return None
         gpus = returns.owed_by(state.gpus, entry, event.number, event.reason, at)
@@ -192,7 +194,7 @@ class GpuDriver:
             if owed.retry_at > at:
                 continue
             claims = state.gpus.claims
-            stub = Entry(owed.claim, ClaimState.TOMBSTONE, 0)
+            stub = ClaimRecord(owed.claim, ClaimState.TOMBSTONE, 0)
             if (
                 not (claims.loaded and state.host.scanned and state.kubelet.ledger.tried)
                 or claims.checkpoint > claims.durable
@@ -207,19 +209,19 @@ class GpuDriver:
         returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
         return min(returned_at, state.gpus.check_at)
 
-    def is_seen(self, state: NodeState, entry: Entry) -> bool:
+    def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
         return placement.is_seen(state, entry)
 
-    def drift(self, state: NodeState, entry: Entry) -> Reason | None:
+    def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         return placement.drift(state, entry)
 
-    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[Entry, Reason]]:
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
         return placement.drifted(before, state)
 
-    def may_write(self, state: NodeState, entry: Entry) -> bool:
+    def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         return placement.may_write(state, entry)
 
-    def found_again(self, entry: Entry, claim: Claim) -> Entry:
+    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Its files name devices with admin access as well."""
         own = _own_addresses(claim)
         return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
@@ -228,7 +230,7 @@ class GpuDriver:
         functions = with_companions(state, device)
         return bool(functions) and all(function.vfio_bound for function in functions)
 
-    def device_acts(self, state: NodeState, acting: Iterable[Entry]) -> Mapping[DeviceKey, DeviceAct]:
+    def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
         """Those of the returns that are owed, and of the claims."""
         return returns.owed_acts(state.gpus) | {
             g.address: _act_of(state.gpus, e, g) for e in acting for g in e.gpus if g.address in e.acts
@@ -243,7 +245,7 @@ class GpuDriver:
         return firsts, tuple(owed for _, owed in sorted(gpus.owed.items()))
 
     def devices(
-        self, state: NodeState, entry: Entry, claim: Claim
+        self, state: NodeState, entry: ClaimRecord, claim: Claim
     ) -> tuple[ClaimDevice, ...]:  # all is in the entry
         configs = config.chosen(claim)
         gpus = {gpu.address: gpu for gpu in entry.gpus}
@@ -256,11 +258,11 @@ class GpuDriver:
             found.append(ClaimDevice(result, functions, chosen))
         return tuple(found)
 
-    def directories(self, state: NodeState, entry: Entry) -> tuple[str, ...]:  # theirs are kubelet's
+    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:  # theirs are kubelet's
         return ()
 
     def placed(
-        self, state: NodeState, entry: Entry
+        self, state: NodeState, entry: ClaimRecord
     ) -> tuple[PlacedFile, ...]:  # no container writes to theirs
         return ()
 
@@ -278,7 +280,7 @@ def _own_addresses(claim: Claim | None) -> list[DeviceKey]:
     return [address for name in names if (address := claimed_address(name)) is not None]
 
 
-def _act_of(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> DeviceAct:
+def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
     beside = tuple(g.address for g in entry.gpus if g.functions == gpu.functions and g.address != gpu.address)
     if entry.state is ClaimState.RELEASING:
@@ -360,7 +362,7 @@ def _with_reads(
     return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)
 
 
-def _bound(entry: Entry, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
+def _bound(entry: ClaimRecord, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
     """The device itself first, then its companions on vfio."""
     own = function_address(gpu.address)
     order = sorted(gpu.functions, key=lambda f: (f.address != own, f.address))

@@ -20,7 +20,7 @@ from gpuactors.core.devices import viability
 from gpuactors.core.devices.presence import another
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import Entry
+from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
@@ -135,7 +135,7 @@ def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Reason | Non
     )
 
 
-def conflict(state: NodeState, entry: Entry) -> Conflict | None:
+def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
     if not state.host.scanned or not state.kubelet.ledger.tried:
@@ -164,7 +164,7 @@ def conflict(state: NodeState, entry: Entry) -> Conflict | None:
     return None
 
 
-def another_model(state: NodeState, entry: Entry, function: PciFunction) -> Reason | None:
+def another_model(state: NodeState, entry: ClaimRecord, function: PciFunction) -> Reason | None:
     """Why the function at a claim's address is not the device that the claim has, or had in an earlier boot: another
     model. None if it may be: no serial number is read."""
     earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
@@ -183,7 +183,7 @@ def _of(device: DeviceKey, why: Reason) -> Reason:
     return Reason(why.cause, f"{device}: {why.message}")
 
 
-def has_another_owner(state: NodeState, entry: Entry, device: DeviceKey) -> Reason | None:
+def has_another_owner(state: NodeState, entry: ClaimRecord, device: DeviceKey) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
     function = function_of(state.host.functions, device)
     functions = _group(state, function) if function is not None else ()
@@ -192,7 +192,7 @@ def has_another_owner(state: NodeState, entry: Entry, device: DeviceKey) -> Reas
     )
 
 
-def _unseen(state: NodeState, entry: Entry, functions: Iterable[PciFunction]) -> Reason | None:
+def _unseen(state: NodeState, entry: ClaimRecord, functions: Iterable[PciFunction]) -> Reason | None:
     """What has not been read since the claim came: an older view is no fact."""
     index, ledger = state.index, state.kubelet.ledger
     for function in functions:
@@ -225,7 +225,7 @@ def _unsettled(
 
 
 def _by_another_claim(
-    state: NodeState, entry: Entry, device: DeviceKey, functions: Iterable[PciFunction]
+    state: NodeState, entry: ClaimRecord, device: DeviceKey, functions: Iterable[PciFunction]
 ) -> Reason | None:
     wanted, index = {f.address: f.iommu_group for f in functions}, state.index
     groups = set(wanted.values()) - {None}
@@ -252,7 +252,7 @@ def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], device: De
     return None
 
 
-def _pods(state: NodeState, entry: Entry, device: DeviceKey) -> str:
+def _pods(state: NodeState, entry: ClaimRecord, device: DeviceKey) -> str:
     """The pods for which kubelet lists a claim, as a part of a sentence; empty if it lists it for none yet."""
     claims = state.kubelet.ledger.claims.get(device, ())
     pods = sorted({str(c.pod) for c in claims if c.claim == str(entry.name) and c.pod is not None})
@@ -266,7 +266,7 @@ def _taken(device: DeviceKey, owned: DeviceKey) -> Cause:
 
 def _by_holding(
     state: NodeState,
-    entry: Entry,
+    entry: ClaimRecord,
     device: DeviceKey,
     functions: Collection[PciFunction],
     *,
@@ -287,7 +287,7 @@ def _by_holding(
     return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")
 
 
-def _is_own(state: NodeState, entry: Entry, given: Allocation) -> bool:
+def _is_own(state: NodeState, entry: ClaimRecord, given: Allocation) -> bool:
     """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
     claim until its pod has ended, and was read some seconds ago. What such a claim owns is in its entry."""
     claimed, settings = given.to, state.gpus.claims.settings

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import FILES, ClaimedGpu, Entry
+from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -37,7 +37,7 @@ _HAVE_FILES: Final = frozenset(
 """The states of a claim that may have files."""
 
 
-def is_seen(state: NodeState, entry: Entry) -> bool:
+def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
     """Each of its functions has been inspected since the look began: an older view is no fact."""
     return all(_is_seen(state, f.address, entry.since) for gpu in entry.gpus for f in gpu.functions)
 
@@ -52,7 +52,7 @@ def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
 # --- drift ------------------------------------------------------------------------------------------------------------
 
 
-def drifted(before: NodeState, state: NodeState) -> list[tuple[Entry, Reason]]:
+def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reason]]:
     """The claims whose files are wrong now, each with the reason. `before`: the state before the event, as only what is
     another since can have moved a device."""
     was, functions, settled = before.host.functions, state.host.functions, state.gpus.settled
@@ -70,27 +70,27 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[Entry, Reason]]:
     ]
 
 
-def _has_files(entry: Entry) -> bool:
+def _has_files(entry: ClaimRecord) -> bool:
     return entry.state in _HAVE_FILES and entry.claim is not None and entry.has_files and not entry.broken
 
 
-def _addresses(entry: Entry) -> Iterator[PciAddress]:
+def _addresses(entry: ClaimRecord) -> Iterator[PciAddress]:
     return (function.address for gpu in entry.gpus for function in gpu.functions)
 
 
-def _is_of(entry: Entry, changed: Set[PciAddress], groups: Collection[int | None]) -> bool:
+def _is_of(entry: ClaimRecord, changed: Set[PciAddress], groups: Collection[int | None]) -> bool:
     """It has one of these functions, or its files name one of these groups."""
     is_in = any(bound.iommu_group in groups for bound in entry.bound.values())
     return is_in or not changed.isdisjoint(_addresses(entry))
 
 
-def drift(state: NodeState, entry: Entry) -> Reason | None:
+def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
     """The first device that is not where the claim's files say; None if all are, or if they have been removed and all
     could be written."""
     return next((found for gpu in entry.gpus if (found := _drift(state, entry, gpu)) is not None), None)
 
 
-def _drift(state: NodeState, entry: Entry, gpu: ClaimedGpu) -> Reason | None:
+def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
     function = function_of(state.host.functions, gpu.address)
     if function is None:
         return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
@@ -132,14 +132,14 @@ def _moved(state: NodeState, bound: BoundFunction, function: PciFunction | None)
 # --- what may be written ----------------------------------------------------------------------------------------------
 
 
-def may_write(state: NodeState, entry: Entry) -> bool:
+def may_write(state: NodeState, entry: ClaimRecord) -> bool:
     """Whether the claim's devices have been seen, and no other claim's files may name one of their nodes."""
     known = state.gpus.of_claims
     nodes = known.of[entry.name.uid].nodes
     return _may_be_healed(state, entry) and not any(known.named[node] > 1 for node in nodes)
 
 
-def named_nodes(entry: Entry) -> frozenset[int | str]:
+def named_nodes(entry: ClaimRecord) -> frozenset[int | str]:
     """The groups and cdevs that the claim's files name, or may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
@@ -147,7 +147,7 @@ def named_nodes(entry: Entry) -> frozenset[int | str]:
     return frozenset(node for b in bound for node in (b.iommu_group, b.cdev) if node is not None)
 
 
-def _may_be_healed(state: NodeState, entry: Entry) -> bool:
+def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
     """The files of a prepared claim are written again only where its devices have been seen in their place."""
     match entry.state:
         case ClaimState.PREPARED:

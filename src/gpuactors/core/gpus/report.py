@@ -13,7 +13,7 @@ from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.offer import why_blocked
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Entry
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING
@@ -30,14 +30,14 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
     )
 
 
-def devices_of(entry: Entry) -> tuple[DeviceKey, ...]:
+def devices_of(entry: ClaimRecord) -> tuple[DeviceKey, ...]:
     """The devices of a claim of GPUs (`ClaimReport.devices`)."""
     if entry.gpus:
         return tuple(gpu.address for gpu in entry.gpus)
     return _named(entry, admin=False)
 
 
-def _named(entry: Entry, *, admin: bool) -> tuple[DeviceKey, ...]:
+def _named(entry: ClaimRecord, *, admin: bool) -> tuple[DeviceKey, ...]:
     results = entry.claim.results or () if entry.claim is not None else ()
     named = (claimed_address(r.device) for r in results if r.admin_access is admin)
     return tuple(dict.fromkeys(address for address in named if address is not None))
@@ -99,7 +99,7 @@ def device_of_claims(state: NodeState, device: DeviceKey) -> DeviceOfClaims | No
     )
 
 
-def _owner_of(state: NodeState, address: DeviceKey) -> tuple[Entry, ClaimedGpu] | tuple[None, None]:
+def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, ClaimedGpu] | tuple[None, None]:
     """The claim that has the device for itself."""
     for entry in state.gpus.claims.entries.values():
         for gpu in entry.gpus if entry.state in OWNING else ():

@@ -17,7 +17,7 @@ from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.placement import named_nodes
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, ClaimSettings, Entry
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, ClaimSettings
 from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
@@ -108,7 +108,7 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     )
 
 
-def _of_claim(settings: ClaimSettings, entry: Entry) -> OfClaim:
+def _of_claim(settings: ClaimSettings, entry: ClaimRecord) -> OfClaim:
     if entry.state not in OWNING:
         return OfClaim(
             entry.name, has_ended=entry.state in ENDED, is_over=entry.state is ClaimState.TOMBSTONE
@@ -130,14 +130,14 @@ def _claimed(settings: ClaimSettings, device: str, claim: ClaimName) -> ClaimedD
     return ClaimedDevice(settings.driver, settings.pool, device, str(claim), None)
 
 
-def _device_name(entry: Entry, gpu: ClaimedGpu) -> str:
+def _device_name(entry: ClaimRecord, gpu: ClaimedGpu) -> str:
     """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
     own = device_name(gpu.address)
     theirs = [device.device for device in entry.given]
     return own if not theirs or own in theirs else theirs[0]
 
 
-def _with_admin_access(entry: Entry) -> set[DeviceKey]:
+def _with_admin_access(entry: ClaimRecord) -> set[DeviceKey]:
     results = entry.claim.results or () if entry.claim is not None else ()
     named = {address for r in results if (address := claimed_address(r.device)) is not None}
     return named - {gpu.address for gpu in entry.gpus}

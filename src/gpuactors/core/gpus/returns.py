@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, Entry, OwedReturn, one_of_each_group
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, OwedReturn, one_of_each_group
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import BoundFunction, OriginalDriver, Target
@@ -140,7 +140,7 @@ def is_to_be_returned(gpus: Gpus, gpu: ClaimedGpu) -> bool:
 # --- returns that are owed --------------------------------------------------------------------------------------------
 
 
-def as_returned(entry: Entry, first: OriginalDriver) -> OriginalDriver:
+def as_returned(entry: ClaimRecord, first: OriginalDriver) -> OriginalDriver:
     """Prepare the return of a function: add what the acts that bound it for its claim know."""
     bound = entry.bound.get(first.address)
     if bound is None:
@@ -150,7 +150,7 @@ def as_returned(entry: Entry, first: OriginalDriver) -> OriginalDriver:
     return replace(first, presence=presence, was_bound=bound.vfio, persistence=bound.persistence)
 
 
-def owed_by(gpus: Gpus, entry: Entry, number: int, reason: str, at: float) -> Gpus:
+def owed_by(gpus: Gpus, entry: ClaimRecord, number: int, reason: str, at: float) -> Gpus:
     """`gpus` after an act of a claim that ends found that the driver is not loaded."""
     addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + RETURN_RETRY_S
     owed = {
@@ -161,7 +161,7 @@ def owed_by(gpus: Gpus, entry: Entry, number: int, reason: str, at: float) -> Gp
     return replace(gpus, owed={**gpus.owed, **owed})
 
 
-def _owed(gpus: Gpus, entry: Entry, gpu: ClaimedGpu) -> ClaimedGpu:
+def _owed(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> ClaimedGpu:
     functions = ours(gpus, gpu).functions
     return replace(gpu, functions=tuple(as_returned(entry, f) for f in functions))
 

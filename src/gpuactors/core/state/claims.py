@@ -54,7 +54,7 @@ def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     return tuple(found.values())
 
 
-class Entry(Struct, frozen=True, gc=False):
+class ClaimRecord(Struct, frozen=True, gc=False):
     """A claim on this node."""
 
     name: ClaimName
@@ -131,9 +131,9 @@ class StoredEntry(Struct, frozen=True, gc=False):
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
     domain: ClaimedDomain | None = None
     given: tuple[PreparedDevice, ...] = ()
-    """See `Entry.given`."""
+    """See `ClaimRecord.given`."""
     unplaced: tuple[str, ...] = ()
-    """See `Entry.unplaced`."""
+    """See `ClaimRecord.unplaced`."""
 
 
 class OwedReturn(Struct, frozen=True, gc=False):
@@ -180,7 +180,7 @@ class Claims(Struct, frozen=True, gc=False):
     that had been issued: only later lists are used. None: nothing is missing."""
     unserved: str = ""
     """Why no claim is served, as a sentence; empty if they are."""
-    entries: Mapping[ClaimUid, Entry] = field(default_factory=dict)
+    entries: Mapping[ClaimUid, ClaimRecord] = field(default_factory=dict)
     """In the order in which they came."""
     calls: Mapping[Token, ClaimCall] = field(default_factory=dict)
     last: int = 0
@@ -215,7 +215,7 @@ NO_CLAIMS: Final = Claims()
 """Of a node without claims."""
 
 
-def with_entry(claims: Claims, entry: Entry) -> Claims:
+def with_entry(claims: Claims, entry: ClaimRecord) -> Claims:
     """`claims` with this entry in place of the one of its UID; without it where it is absent."""
     uid = entry.name.uid
     if uid in claims.earlier_models and (entry.state in OWNING or entry.state in ENDED):

@@ -20,7 +20,7 @@ EntryRow = tuple[Device, Assessment, DeviceId | None, bool | None]
 address, and whether it is offered although it is on no driver; None if that is no question."""
 
 
-Entry = tuple[ResourceName, AdvertisedDevice]
+ListEntry = tuple[ResourceName, AdvertisedDevice]
 
 
 class Entries(Struct, frozen=True, gc=False):
@@ -33,7 +33,7 @@ class Entries(Struct, frozen=True, gc=False):
     offered: Mapping[DeviceKey, bool]
     """Of the devices that may be being unbound, whether they are offered."""
 
-    of_devices: Mapping[DeviceKey, Entry]
+    of_devices: Mapping[DeviceKey, ListEntry]
     """The entry of each device that is advertised, and the resource that it is of."""
     of: Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]
     """By resource and the ID that a device is listed by, sorted by ID; no resource without any."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gpuactors.core.state.claims import NO_CLAIMS, Claims, Entry, OwedReturn
+from gpuactors.core.state.claims import NO_CLAIMS, ClaimRecord, Claims, OwedReturn
 from gpuactors.core.values.claim import ClaimName, ClaimUid, FitnessCheck, OriginalDriver
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, DeviceKey, PciAddress
 from gpuactors.core.values.owner import OwnClaims
@@ -64,7 +64,7 @@ class OfClaim(Struct, frozen=True, gc=False):
     reserved: tuple[tuple[DeviceKey, ClaimedDevice], ...] = ()
     """The devices that it has for itself."""
     unplaced: tuple[str, ...] = ()
-    """See `Entry.unplaced`."""
+    """See `ClaimRecord.unplaced`."""
     admin: tuple[AdminAccess, ...] = ()
     nodes: frozenset[int | str] = frozenset()
     """The IOMMU groups and cdevs that its files name, or may name, or are to name."""
@@ -73,7 +73,7 @@ class OfClaim(Struct, frozen=True, gc=False):
 class OfClaims(Struct, frozen=True, gc=False):
     """What the claims mean for others: derived for an entry that changed only, as a node may have a thousand."""
 
-    entries: Mapping[ClaimUid, Entry] = field(default_factory=dict)
+    entries: Mapping[ClaimUid, ClaimRecord] = field(default_factory=dict)
     of: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
     """Of each of those. The same object until one changes."""
     named: Mapping[int | str, int] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from gpuactors.core.claims.files import ClaimContents, FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted, DiskWanted
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused, CheckpointWritten
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.ports.errors import StateFileError
@@ -110,7 +111,7 @@ async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
             assert refused.reason == "it is of version 9"
             (entry,) = refused.entries
             assert entry.name == ClaimName("default", "one", LOST)
-            assert [gpu.address for gpu in entry.gpus] == ["0000:23:00.0"]
+            assert [gpu.address for gpu in gpus_of(entry).gpus] == ["0000:23:00.0"]
             assert store.removed == []
             nursery.cancel_scope.cancel()
 

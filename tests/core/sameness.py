@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpuactors import limits
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord, Claims
+from gpuactors.core.state.claims import ClaimRecord, Claims, domain_of, gpus_of
 
 
 def ranked(numbers: Iterable[int]) -> dict[int, int]:
@@ -34,9 +34,16 @@ def _of_claims(claims: Claims) -> Iterator[int]:
 
 def _entry(entry: ClaimRecord, ranks: Mapping[int, int], at: float) -> tuple[object, ...]:
     return (
-        (entry.state, entry.gpus, entry.domain, entry.problem, entry.missing, entry.claim is None),
+        (
+            entry.state,
+            gpus_of(entry).gpus,
+            domain_of(entry).domain,
+            entry.problem,
+            entry.missing,
+            entry.claim is None,
+        ),
         (ranks[entry.intent], frozenset((key, ranks[n]) for key, n in entry.acts.items())),
-        frozenset(entry.bound.items()),
+        frozenset(gpus_of(entry).bound.items()),
         (entry.retry_at - at, entry.collect_at - at),
     )
 

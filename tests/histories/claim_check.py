@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import Final, final
 
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.offered_gpu import device_name
@@ -63,7 +64,7 @@ class ClaimRules:
                 gpu.address
                 for entry in state.gpus.claims.entries.values()
                 if entry.state in OWNING
-                for gpu in entry.gpus
+                for gpu in gpus_of(entry).gpus
             )
             if doubles := sorted(card for card, number in owners.items() if number > 1):
                 return "two owners", f"two claims have {doubles[0]}"

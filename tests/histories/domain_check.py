@@ -16,6 +16,7 @@ from gpuactors.core.domains.outputs import LabelPatchWanted
 from gpuactors.core.events.claims import ClaimRead, PrepareAsked, UnprepareAsked
 from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.domains import LabelRead
+from gpuactors.core.state.claims import domain_of
 from gpuactors.core.values.claim import Claim, ClaimsOf
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import LabelChange, NodeLabel
@@ -80,7 +81,9 @@ class DomainRules:
         world, node = self._world, self._node
         for state in states_of(d for d in world.daemons if d.is_serving):
             entries = [e for e in state.domains.claims.entries.values() if e.state in OWNING]
-            owners = Counter(str(d) for e in entries if e.domain is not None for d in e.domain.devices)
+            owners = Counter(
+                str(d) for e in entries if (own := domain_of(e).domain) is not None for d in own.devices
+            )
             if doubles := sorted(device for device, number in owners.items() if number > 1):
                 return "two owners", f"two claims have {doubles[0]}"
         live = [info for info in world.kubelet.view.dra.claims if info.prepared and not info.unpreparing]
@@ -169,7 +172,9 @@ class DomainRules:
         for state in states_of(d for d in self._world.daemons if d.is_serving):
             entries = (e for e in state.domains.claims.entries.values() if e.state in OWNING)
             owners |= {
-                str(e.domain.uid) for e in entries if e.domain is not None and e.name.uid in self._node.made
+                str(own.uid)
+                for e in entries
+                if (own := domain_of(e).domain) is not None and e.name.uid in self._node.made
             }
         waiting = {self._node.made[info.uid].domain for info in infos}
         label = self._node.label

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.selector import matches
@@ -89,7 +90,7 @@ def claimed_cards(world: World) -> tuple[set[str], set[str]]:
         for state in states_of(world.daemons)
         for entry in state.gpus.claims.entries.values()
         if entry.state in OWNING
-        for gpu in entry.gpus
+        for gpu in gpus_of(entry).gpus
     }
     return prepared, others - prepared
 

@@ -17,7 +17,7 @@ DOMAINS: Final = (
     Mutation(
         "a directory that is still being removed is given to its domain's next daemon",
         "core/domains/exclusion.py",
-        "        if other.is_left and other.domain is not None and other.domain.uid != domain:\n",
+        "        if other.is_left and own is not None and own.uid != domain:\n",
         "        if other.is_left:\n",
         "tests/core/domains/test_unprepare.py::test_a_directory_that_cannot_be_removed_costs_its_own_domain_only",
     ),

@@ -77,9 +77,9 @@ HOST: Final = (
         "a companion in another group is no drift",
         "core/gpus/placement.py",
         "    for first in gpu.functions if entry.has_files else ():\n"
-        "        bound = entry.bound.get(first.address)\n",
+        "        bound = gpus_of(entry).bound.get(first.address)\n",
         "    for first in gpu.functions[:1] if entry.has_files else ():\n"
-        "        bound = entry.bound.get(first.address)\n",
+        "        bound = gpus_of(entry).bound.get(first.address)\n",
         "tests/core/gpus/test_renumbering.py::test_a_companion_in_another_group_is_a_drift_as_well",
     ),
     Mutation(

@@ -20,7 +20,7 @@ from gpuactors.core import events
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
 from gpuactors.core.reports.snapshot import project
-from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.state.gpus import NO_GPUS
 from gpuactors.core.values import effects
 from gpuactors.core.values.cause import Cause
@@ -102,8 +102,10 @@ ENTRY = StoredEntry(
     CLAIM.name,
     ClaimState.PREPARED,
     CLAIM,
-    (ClaimedGpu(device_key(GPU), (NVIDIA,), keep_on_vfio="it was found on vfio-pci"),),
-    {GPU: BoundFunction(GPU, "vfio-pci", 35, None, vfio=True)},
+    GpuReservation(
+        (ClaimedGpu(device_key(GPU), (NVIDIA,), keep_on_vfio="it was found on vfio-pci"),),
+        {GPU: BoundFunction(GPU, "vfio-pci", 35, None, vfio=True)},
+    ),
 )
 
 EVENTS: tuple[events.Event, ...] = (

@@ -25,7 +25,13 @@ from gpuactors.acts.disk import Disk, unlink_if_there
 from gpuactors.core.claims import theirs
 from gpuactors.core.claims.checkpoint import Theirs
 from gpuactors.core.claims.theirs import TheirClaim, TheirDevice
-from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.claims import (
+    ClaimedGpu,
+    DomainReservation,
+    GpuReservation,
+    Reservation,
+    StoredEntry,
+)
 from gpuactors.core.values.claim import Claim, ClaimUid, OriginalDriver, PreparedDevice
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
@@ -174,16 +180,19 @@ class TheirClaims:
             gpus |= dict.fromkeys(placed)
             if not placed:
                 unplaced.append(device.prepared.device)
-        domain = ClaimedDomain(claim.domain, "", "", devices, None) if claim.domain and devices else None
+        reservation: Reservation = GpuReservation(
+            tuple(
+                ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), STAYS)
+                for key in sorted(gpus)
+            )
+        )
+        if claim.domain and devices:
+            reservation = DomainReservation(domain=ClaimedDomain(claim.domain, "", "", devices, None))
         return StoredEntry(
             claim.name,
             ClaimState.TAKEN_OVER,
             Claim(claim.name, None, 0, claim.results),
-            tuple(
-                ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), STAYS)
-                for key in sorted(gpus)
-            ),
-            domain=domain,
+            reservation,
             given=tuple(self._with_metadata(claim.name.uid, device.prepared) for device in claim.devices),
             unplaced=tuple(unplaced),
         )

@@ -32,7 +32,7 @@ from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, differences
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 16
+FORMAT: Final = 17
 """Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
 format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
 in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
@@ -42,7 +42,7 @@ what is known of all claims, and the label has a form of request of its own; in 
 first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
 neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a digest is of
 whole lists; in format 15 a read of the ledger has no CDI files, and nothing is known of a group but its PCI
-functions."""
+functions; in format 16 a claim has the fields of both kinds of devices."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from typing import Final, final
 from gpuactors.core.domains.report import devices_of
 from gpuactors.core.events.domains import ImexRead, LabelPatched, LabelRead, NodeTouched
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.state.claims import ClaimRecord, domain_of
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainDevice
 from gpuactors.replay.choice import Device, is_about_claims, naming
@@ -52,7 +52,7 @@ class DeviceOfDomains:
             return True
         if claims and isinstance(played.event, _OF_THE_NODE):
             return True
-        domains = {entry.config.domain for entry in claims if entry.config is not None}
+        domains = {config.domain for entry in claims if (config := domain_of(entry).config) is not None}
         names = naming({str(self.device), *domains}, claims)
         lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
         return any(names.search(line) for line in lines)

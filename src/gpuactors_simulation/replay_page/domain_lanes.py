@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuactors.core.domains.report import domain_reports, label_report
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.state.claims import ClaimRecord, domain_of
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import DomainDevice, DomainUid
 from gpuactors.core.values.model import Role
@@ -103,4 +103,9 @@ def order(device: DomainDevice) -> tuple[str, int]:
 def devices_of_claims(state: NodeState) -> dict[DomainDevice, ClaimRecord]:
     """The claim that has a device of a compute domain for itself."""
     owning = (entry for entry in state.domains.claims.entries.values() if entry.state in OWNING)
-    return {device: entry for entry in owning if entry.domain is not None for device in entry.domain.devices}
+    return {
+        device: entry
+        for entry in owning
+        if (own := domain_of(entry).domain) is not None
+        for device in own.devices
+    }

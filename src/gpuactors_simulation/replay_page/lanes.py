@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from gpuactors.core.deviceplugin.registration import is_registered
 from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import DeviceKey, ResourceName, Role
@@ -155,7 +155,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
 def _claims(state: NodeState) -> dict[DeviceKey, ClaimRecord]:
     """The claim that has a device for itself."""
     owning = (entry for entry in state.gpus.claims.entries.values() if entry.state in OWNING)
-    return {gpu.address: entry for entry in owning for gpu in entry.gpus}
+    return {gpu.address: entry for entry in owning for gpu in gpus_of(entry).gpus}
 
 
 def _offered(state: NodeState) -> frozenset[DeviceKey]:

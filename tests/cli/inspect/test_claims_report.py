@@ -28,7 +28,7 @@ from gpuactors.control.node_view import view_of
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.events.claims import CheckpointRefused, FitnessChecked, SlicesPublished
 from gpuactors.core.events.host import UeventsOpened
-from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import (
     ActFault,
@@ -281,10 +281,12 @@ def test_a_gpu_of_a_container_that_was_taken_over_stays_on_its_hosts_driver() ->
         ClaimName("", "", uid),
         ClaimState.TAKEN_OVER,
         Claim(ClaimName("", "", uid), None, 0, ()),
-        (
-            ClaimedGpu(
-                DeviceKey(FREE), (OriginalDriver(PciAddress(FREE), None, vfio=True),), "it stays as it is"
-            ),
+        GpuReservation(
+            (
+                ClaimedGpu(
+                    DeviceKey(FREE), (OriginalDriver(PciAddress(FREE), None, vfio=True),), "it stays as it is"
+                ),
+            )
         ),
     )
     core = ClaimCore(gpu(FREE, group=3, driver="nvidia"), disk=CheckpointWanted(1, (entry,), ()))

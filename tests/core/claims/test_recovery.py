@@ -13,6 +13,7 @@ from gpuactors.core.events.claims import CheckpointRead
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -232,7 +233,7 @@ def test_a_claim_is_found_with_all_its_devices_or_not_at_all() -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     entry = core.entry(name("one"))
     assert entry is not None
-    assert [gpu.address for gpu in entry.gpus] == [A, B]
+    assert [gpu.address for gpu in gpus_of(entry).gpus] == [A, B]
 
 
 def test_a_device_that_another_claim_has_by_now_stays_its_own() -> None:

@@ -10,7 +10,7 @@ from gpuactors.core.claims.outputs import ClaimsWanted
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, ShutdownRequested, SuccessorLost
 from gpuactors.core.gpus.driver import GPUS
-from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ClaimsOf, OriginalDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -162,7 +162,10 @@ def rebuilt(*addresses: str) -> CheckpointRead:
     first = (OriginalDriver(PciAddress(a), None, vfio=True) for a in addresses)
     gpus = tuple(ClaimedGpu(device_key(f.address), (f,), "the checkpoint is lost") for f in first)
     return CheckpointRead(
-        (StoredEntry(name("one"), ClaimState.PREPARED, None, gpus),), (), "it is lost", of=ClaimsOf.GPUS
+        (StoredEntry(name("one"), ClaimState.PREPARED, None, GpuReservation(gpus)),),
+        (),
+        "it is lost",
+        of=ClaimsOf.GPUS,
     )
 
 

@@ -13,7 +13,7 @@ from gpuactors.core.claims.files import FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.restoration import Restoration, next_content, restoration
 from gpuactors.core.claims.stored import encoded_entry
-from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.state.claims import DomainReservation, StoredEntry, gpus_of
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainUid
@@ -42,7 +42,7 @@ def restored(
 
 def stored(uid: ClaimUid, state: ClaimState = ClaimState.PREPARED) -> StoredEntry:
     name = ClaimName("default", "one", uid)
-    return StoredEntry(name, state, Claim(name, None, 0, ()), ())
+    return StoredEntry(name, state, Claim(name, None, 0, ()), None)
 
 
 def on_disk(*entries: StoredEntry) -> Checkpoint:
@@ -96,7 +96,7 @@ def test_where_the_checkpoint_is_lost_the_files_name_the_claims(origin: Origin) 
     found = restored(Restored(Checkpoint(), origin, "it is damaged"), (files(ONE, "gpu-0000-23-00-0"),))
     (entry,) = found.entries
     assert (entry.name, entry.state) == (ClaimName("default", "one", ONE), ClaimState.PREPARED)
-    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in entry.gpus] == [(device_key(GPU), True)]
+    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in gpus_of(entry).gpus] == [(device_key(GPU), True)]
     assert (found.stray, found.warning) == ((), "it is damaged")
 
 
@@ -153,7 +153,7 @@ def test_each_state_of_nvidias_checkpoint_is_taken_over_once() -> None:
 
 def for_domain(uid: ClaimUid, domain: DomainUid | None) -> StoredEntry:
     own = ClaimedDomain(domain, "", "", (), None) if domain is not None else None
-    return replace(stored(uid, ClaimState.TAKEN_OVER), domain=own)
+    return replace(stored(uid, ClaimState.TAKEN_OVER), reservation=DomainReservation(domain=own))
 
 
 @pytest.mark.parametrize("origin", [Origin.NONE, Origin.FOUND, Origin.OTHER_BOOT])

@@ -11,7 +11,15 @@ import pytest
 from gpuactors.acts.checkpoint import _json
 from gpuactors.core.claims.checkpoint import MalformedError
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
-from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
+from gpuactors.core.state.claims import (
+    ClaimedGpu,
+    DomainReservation,
+    GpuReservation,
+    OwedReturn,
+    StoredEntry,
+    domain_of,
+    gpus_of,
+)
 from gpuactors.core.values.claim import (
     AllocatedDevice,
     BoundFunction,
@@ -67,30 +75,34 @@ PREPARED = StoredEntry(
     NAME,
     ClaimState.PREPARED,
     CLAIM,
-    (ClaimedGpu(device_key(GPU), FUNCTIONS, "it was on vfio-pci"),),
-    {
-        GPU: BoundFunction(GPU, "vfio-pci", 51, "vfio3", True, 3, persistence=True),
-        AUDIO: BoundFunction(AUDIO, None, None, None),
-    },
+    GpuReservation(
+        (ClaimedGpu(device_key(GPU), FUNCTIONS, "it was on vfio-pci"),),
+        {
+            GPU: BoundFunction(GPU, "vfio-pci", 51, "vfio3", True, 3, persistence=True),
+            AUDIO: BoundFunction(AUDIO, None, None, None),
+        },
+    ),
 )
 TAKEN_OVER = StoredEntry(
     ClaimName("", "", UID),
     ClaimState.TAKEN_OVER,
     Claim(ClaimName("", "", UID), None, 0, ()),
-    (),
+    None,
     given=(PreparedDevice(("gpu",), "node-1", "gpu-0", ("nvidia.com/gpu=0",), "s1"),),
     unplaced=("gpu-0",),
 )
-FOUND_BY_FILES = StoredEntry(NAME, ClaimState.RELEASING, None, (), {})
+FOUND_BY_FILES = StoredEntry(NAME, ClaimState.RELEASING, None, None)
 OF_A_DOMAIN = StoredEntry(
     NAME,
     ClaimState.RESERVED,
     Claim(NAME, None, 1, None),
-    (),
-    domain=ClaimedDomain(DOMAIN, "blue", "team", (CHANNEL,), IMEX, every=True),
+    DomainReservation(domain=ClaimedDomain(DOMAIN, "blue", "team", (CHANNEL,), IMEX, every=True)),
 )
 OF_A_DOMAIN_WITHOUT_FACTS = StoredEntry(
-    NAME, ClaimState.RESERVED, None, (), domain=ClaimedDomain(DOMAIN, "blue", "team", (CHANNEL,), None)
+    NAME,
+    ClaimState.RESERVED,
+    None,
+    DomainReservation(domain=ClaimedDomain(DOMAIN, "blue", "team", (CHANNEL,), None)),
 )
 
 
@@ -172,7 +184,7 @@ def test_an_entry_is_read_as_it_was(entry: StoredEntry) -> None:
 
 
 def test_a_return_that_is_owed_is_written_and_read_as_before() -> None:
-    owed = OwedReturn(PREPARED.gpus[0], NAME)
+    owed = OwedReturn(gpus_of(PREPARED).gpus[0], NAME)
     assert as_bytes(encoded_return(owed)) == RETURN
     assert decoded_return(read(RETURN)) == owed
 
@@ -198,16 +210,16 @@ FIRST_OF_DOMAINS: Final = (
 def test_what_the_first_daemons_wrote_is_read() -> None:
     bound = {GPU: BoundFunction(GPU, "vfio-pci", 51, None, vfio=True)}
     gpus = (ClaimedGpu(device_key(GPU), (OriginalDriver(GPU, "nvidia"),)),)
-    entry = StoredEntry(NAME, ClaimState.PREPARED, Claim(NAME, None, 1, ()), gpus, bound)
+    entry = StoredEntry(NAME, ClaimState.PREPARED, Claim(NAME, None, 1, ()), GpuReservation(gpus, bound))
     assert decoded_entry(UID, read(FIRST_OF_GPUS)) == entry
     own = ClaimedDomain(DOMAIN, "blue", "team", (CHANNEL,), None)
-    assert decoded_entry(UID, read(FIRST_OF_DOMAINS)).domain == own
+    assert domain_of(decoded_entry(UID, read(FIRST_OF_DOMAINS))).domain == own
 
 
 def test_imex_of_before_its_channels_were_counted_has_the_driver_s_default() -> None:
     content = json.loads(RECORDED["of a domain"][1])
     del content["domain"]["imex"]["channels"], content["domain"]["imex"]["management"]
-    own = decoded_entry(UID, read(json.dumps(content))).domain
+    own = domain_of(decoded_entry(UID, read(json.dumps(content)))).domain
     assert own is not None
     assert own.imex == ImexFacts(channel_major=501, caps_major=502, mgmt_minor=7, clique_id="c0ffee.1")
 

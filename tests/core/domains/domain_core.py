@@ -27,7 +27,7 @@ from gpuactors.core.events.domains import (
     NodeTouched,
 )
 from gpuactors.core.events.host import HostScanned
-from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.state.claims import StoredEntry, domain_of
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import (
     ActFault,
@@ -97,7 +97,7 @@ DAEMON = name("daemon", NAMESPACE)
 
 def found_by_files(*claims: ClaimName) -> CheckpointWanted:
     """What the checkpoint keeper finds out from the CDI files."""
-    entries = tuple(StoredEntry(claim, ClaimState.PREPARED, None, ()) for claim in claims)
+    entries = tuple(StoredEntry(claim, ClaimState.PREPARED, None, None) for claim in claims)
     return CheckpointWanted(1, entries, ())
 
 
@@ -206,8 +206,9 @@ class DomainCore(CallsCore):
     def own(self, claim: ClaimName) -> ClaimedDomain:
         entry = self.entry(claim)
         assert entry is not None
-        assert entry.domain is not None
-        return entry.domain
+        own = domain_of(entry).domain
+        assert own is not None
+        return own
 
     @property
     def wanted(self) -> DomainsWanted:

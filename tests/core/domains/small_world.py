@@ -306,7 +306,7 @@ def lost(node: Node) -> Node:
     """The daemon is killed, and its checkpoint lost: the claims whose files are there are found by these."""
     o = node.outside
     names = (o.world.subjects[uid].claim.name for uid in sorted(o.files))
-    found = tuple(StoredEntry(name, ClaimState.PREPARED, None, ()) for name in names)
+    found = tuple(StoredEntry(name, ClaimState.PREPARED, None, None) for name in names)
     return restarted(with_(node, disk=CheckpointWanted(0, found, ())))
 
 

@@ -16,6 +16,7 @@ from gpuactors.core.claims import answers
 from gpuactors.core.claims import machine as claims
 from gpuactors.core.domains import exclusion, label
 from gpuactors.core.events.domains import LabelPatched
+from gpuactors.core.state.claims import domain_of
 from gpuactors.core.state.domains import Domains, Label
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import ClaimState
@@ -157,7 +158,9 @@ def _a_daemon_whose_claim_is_not_read_yet_is_of_the_next_label(monkeypatch: pyte
     daemons = label._daemons
 
     def of_read_claims(domains: Domains) -> frozenset[ClaimUid]:
-        return frozenset(u for u in daemons(domains) if domains.claims.entries[u].config is not None)
+        return frozenset(
+            u for u in daemons(domains) if domain_of(domains.claims.entries[u]).config is not None
+        )
 
     monkeypatch.setattr(label, "_daemons", of_read_claims)
 
@@ -183,7 +186,9 @@ def _what_was_ready_before_the_label_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _a_lost_checkpoint_frees_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     others = exclusion._others
-    monkeypatch.setattr(exclusion, "_others", lambda *of: [e for e in others(*of) if e.domain is not None])
+    monkeypatch.setattr(
+        exclusion, "_others", lambda *of: [e for e in others(*of) if domain_of(e).domain is not None]
+    )
 
 
 def _a_late_call_is_answered_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

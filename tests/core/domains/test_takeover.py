@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.domains import label
-from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.state.claims import DomainReservation, StoredEntry
 from gpuactors.core.values.claim import (
     AllocatedDevice,
     Claim,
@@ -35,8 +35,7 @@ def theirs(claim: ClaimName, device: str = "channel-0", *, named: bool = False) 
         known,
         ClaimState.TAKEN_OVER,
         Claim(known, None, 0, (AllocatedDevice("r", NODE, device),)),
-        (),
-        domain=ClaimedDomain(RED, "", "", (own,), None),
+        DomainReservation(domain=ClaimedDomain(RED, "", "", (own,), None)),
         given=(given,),
     )
 
@@ -150,7 +149,7 @@ def test_a_claim_without_a_name_gets_it_from_kubelet_or_ends_when_nobody_lists_i
 
 def test_of_an_unknown_domain_the_label_stays_and_nothing_is_given_away() -> None:
     """A device of a compute domain whose configuration cannot be read."""
-    core = taken_over(replace(theirs(OLD, named=True), domain=None))
+    core = taken_over(replace(theirs(OLD, named=True), reservation=None))
     core.created(channel(NEW))
     token = core.prepare(NEW)
     core.pass_time(10)

@@ -33,6 +33,7 @@ from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.claim import ActFault, ClaimName, ClaimsOf, ClaimUid, Prepared, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -326,7 +327,8 @@ def _rebooted(node: Node) -> Node:
     functions = tuple(replace(f, device=OTHER_MODEL) if f.address == GPU else f for f in o.world.functions)
     models = dict(o.disk.earlier_models) if o.disk is not None else {}
     models |= {
-        uid: {device_key(GPU): entry.gpus[0].functions[0].ids} for uid, entry in stored(o.disk).items()
+        uid: {device_key(GPU): gpus_of(entry).gpus[0].functions[0].ids}
+        for uid, entry in stored(o.disk).items()
     }
     disk = CheckpointWanted(o.disk.number, (), (), earlier_models=models) if o.disk is not None else None
     kubelet = replace(o.kubelet.failed(), prepared=frozenset())
@@ -721,6 +723,9 @@ def canonical(node: Node) -> object:
 def _disk(outside: Outside) -> object:
     if outside.disk is None:
         return None
-    entries = tuple((e.name.uid, e.state, e.gpus, frozenset(e.bound.items())) for e in outside.disk.entries)
+    entries = tuple(
+        (e.name.uid, e.state, gpus_of(e).gpus, frozenset(gpus_of(e).bound.items()))
+        for e in outside.disk.entries
+    )
     models = frozenset((uid, *of_claim.items()) for uid, of_claim in outside.disk.earlier_models.items())
     return entries, outside.disk.original_drivers, outside.disk.owed, models

@@ -15,6 +15,7 @@ from gpuactors.core.host import schedule
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.ledger.ledger import LEDGER_SETTLING_S
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim import Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
@@ -293,7 +294,7 @@ def test_a_claim_owns_its_iommu_group_also_where_it_has_one_function_of_it_only(
     core.prepare(name("one"))
     entry = core.entry(name("one"))
     assert entry is not None
-    assert [f.address for one in entry.gpus for f in one.functions] == [A]
+    assert [f.address for one in gpus_of(entry).gpus for f in one.functions] == [A]
     two = core.prepare(name("two"))
     assert core.claim_state(name("two")) is ClaimState.WAITING
     core.pass_time(limits.CLAIM_ANSWER_S)

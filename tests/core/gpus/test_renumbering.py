@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims import outputs
 from gpuactors.core.claims.files import contents_of
-from gpuactors.core.claims.restoration import gpus_of
+from gpuactors.core.claims.restoration import gpus_by_name
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead, FilesTouched
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.gpus.cdi import ClaimDevice, nodes
 from gpuactors.core.gpus.report import claim_reports
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
-from gpuactors.core.state.claims import StoredEntry
+from gpuactors.core.state.claims import GpuReservation, StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Json, OpaqueConfig, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction
@@ -398,7 +398,8 @@ def test_files_whose_numbers_nobody_knows_are_removed_when_the_card_is_pulled(wh
     core.held_back = {"device"}
     core.api[str(ONE)] = allocated(ONE, A)
     core.files = {ONE.uid: frozenset({"/dev/vfio/1", "/dev/vfio/vfio"})}
-    found = StoredEntry(ONE, ClaimState.PREPARED, None, gpus_of([device_name(DeviceKey(A))]))
+    own = GpuReservation(gpus_by_name([device_name(DeviceKey(A))]))
+    found = StoredEntry(ONE, ClaimState.PREPARED, None, own)
     core.feed(CheckpointRead(entries=(found,), is_lost=True, of=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)
     core.unplugged(A)

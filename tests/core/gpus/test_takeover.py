@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.gpus.offer import offered
-from gpuactors.core.state.claims import ClaimedGpu, StoredEntry
+from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.claim import (
     AllocatedDevice,
@@ -39,7 +39,9 @@ def theirs(*addresses: str, device: str = "gpu-vfio-0", unplaced: tuple[str, ...
     )
     given = (PreparedDevice(("gpu",), POOL, device, (f"k8s.gpu.nvidia.com/claim={OLD.uid}-{device}",)),)
     claim = Claim(unnamed, None, 0, (AllocatedDevice("gpu", POOL, device),))
-    return StoredEntry(unnamed, ClaimState.TAKEN_OVER, claim, gpus, given=given, unplaced=unplaced)
+    return StoredEntry(
+        unnamed, ClaimState.TAKEN_OVER, claim, GpuReservation(gpus), given=given, unplaced=unplaced
+    )
 
 
 @pytest.fixture(params=["vfio-pci", "nvidia"])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.transitions import refusal
-from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims
+from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims, domain_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared, PreparedDevice, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -83,8 +83,8 @@ def prepared(claims: Claims, entry: ClaimRecord) -> Prepared:
     assert entry.claim is not None
     results = entry.claim.results or ()
     ids = list(cdi.cdi_ids(claims.settings.driver, entry.name.uid, results))
-    if entry.domain is not None and entry.domain.cdi_ids:
-        ids[0] += entry.domain.cdi_ids
+    if (own := domain_of(entry).domain) is not None and own.cdi_ids:
+        ids[0] += own.cdi_ids
     return Prepared(
         tuple(
             PreparedDevice((r.base_request,), r.pool, r.device, of_result, r.share_id)

@@ -33,7 +33,7 @@ from gpuactors.core.events.claims import (
 from gpuactors.core.host import schedule
 from gpuactors.core.requests import Failure
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims, load_of, with_entry
+from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims, load_of, with_bound, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, Claim, ClaimName
 from gpuactors.core.values.claim_states import OWNING, ClaimState, ClaimTrigger
@@ -104,9 +104,7 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
             stored.name,
             stored.state,
             order=claims.last,
-            gpus=stored.gpus,
-            domain=stored.domain,
-            bound=stored.bound,
+            reservation=stored.reservation,
         )
         entry = replace(entry, given=stored.given, unplaced=stored.unplaced, has_files=True)
         if stored.claim is not None:
@@ -137,7 +135,9 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
     why = Reason(Cause.CLAIMS_UNSERVED, event.reason)
     found = {
-        stored.name.uid: ClaimRecord(stored.name, ClaimState.STOPPED, claims.last, gpus=stored.gpus, why=why)
+        stored.name.uid: ClaimRecord(
+            stored.name, ClaimState.STOPPED, claims.last, reservation=stored.reservation, why=why
+        )
         for stored in event.entries
     }
     # What was read from the checkpoint before is more than the files say.
@@ -371,7 +371,7 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     why = Reason(_FAULTS[event.fault], event.reason)
     stopped = replace(entry, acts={}, why=why, retry_at=again_at)
     if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
-        stopped = replace(stopped, bound={**entry.bound, **{b.address: b for b in event.moved}})
+        stopped = with_bound(stopped, event.moved)
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
     claims = transition(driver, driver.claims(state), stopped, on)
     if claims.entries[entry.name.uid].state is ClaimState.STOPPED and entry.has_unplaced_files:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.cdi import DeviceEdits
@@ -20,7 +21,9 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     FILES,
     ClaimRecord,
+    DomainReservation,
     OwedReturn,
+    Reservation,
     StoredEntry,
     load_of,
 )
@@ -175,12 +178,17 @@ def _on_disk(entry: ClaimRecord) -> StoredEntry:
         entry.name,
         state,
         entry.claim,
-        entry.gpus,
-        entry.bound,
-        entry.domain,
+        _reservation_on_disk(entry),
         given=entry.given,
         unplaced=entry.unplaced,
     )
+
+
+def _reservation_on_disk(entry: ClaimRecord) -> Reservation | None:
+    """A domain's configuration is in the claim."""
+    if not isinstance(entry.reservation, DomainReservation):
+        return entry.reservation
+    return replace(entry.reservation, config=None) if entry.reservation.domain is not None else None
 
 
 def _files(

@@ -25,7 +25,16 @@ from gpuactors.core.claims.transitions import (
 )
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, FILES, ClaimCall, ClaimRecord, Claims, with_entry
+from gpuactors.core.state.claims import (
+    AWAITED,
+    FILES,
+    ClaimCall,
+    ClaimRecord,
+    Claims,
+    gpus_of,
+    with_bound,
+    with_entry,
+)
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction, ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
@@ -311,8 +320,8 @@ def _logged(
     name: str, entry: ClaimRecord, *, cause: Cause | None = None, reason: str = "", level: Level = Level.INFO
 ) -> list[Effect]:
     fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
-    if entry.gpus:
-        fields["devices"] = tuple(gpu.address for gpu in entry.gpus)
+    if gpus_of(entry).gpus:
+        fields["devices"] = tuple(gpu.address for gpu in gpus_of(entry).gpus)
     if cause is not None:
         fields["cause"] = str(cause)
     if reason:
@@ -334,11 +343,10 @@ def act_over(
     """`state` after one act of an entry reached its goal: the next transition follows the last one."""
     left = {key: n for key, n in entry.acts.items() if n != number}
     # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
-    had = {a for a, b in entry.bound.items() if b.persistence}
-    found = {b.address: replace(b, persistence=b.persistence or b.address in had) for b in bound}
-    known = {**entry.bound, **found}
+    had = {a for a, b in gpus_of(entry).bound.items() if b.persistence}
+    found = [replace(b, persistence=b.persistence or b.address in had) for b in bound]
     is_removal = entry.state in REMOVING and entry.acts.get(FILES) == number
-    entry = replace(entry, acts=left, bound=known, has_files=entry.has_files and not is_removal)
+    entry = replace(with_bound(entry, found), acts=left, has_files=entry.has_files and not is_removal)
     claims = driver.claims(state)
     return driver.with_claims(
         state, with_entry(claims, entry) if left else transition(driver, claims, entry, ClaimTrigger.DONE)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import ClaimDriver
-from gpuactors.core.claims.restoration import CHECKPOINT_LOST, gpus_of
+from gpuactors.core.claims.restoration import CHECKPOINT_LOST, gpus_by_name
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord, with_entry
+from gpuactors.core.state.claims import ClaimRecord, GpuReservation, gpus_of, with_entry
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
@@ -32,9 +32,14 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeS
         return state, []
     lines: list[Effect] = []
     for name, devices in _listed(driver, state).items():
-        number, gpus = claims.last + 1, gpus_of(devices)
+        number, gpus = claims.last + 1, gpus_by_name(devices)
         found = ClaimRecord(
-            name, ClaimState.STOPPED, order=number, gpus=gpus, intent=number, why=CHECKPOINT_LOST
+            name,
+            ClaimState.STOPPED,
+            order=number,
+            reservation=GpuReservation(gpus),
+            intent=number,
+            why=CHECKPOINT_LOST,
         )
         claims = with_entry(replace(claims, last=number, checkpoint=number), found)
         fields: dict[str, Field] = {
@@ -55,7 +60,7 @@ def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
-    owned = {device_key(f.address) for e in owning for gpu in e.gpus for f in gpu.functions}
+    owned = {device_key(f.address) for e in owning for gpu in gpus_of(e).gpus for f in gpu.functions}
     found: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(state.kubelet.ledger.claims.items()):
         is_free = address not in owned and not _is_pods(state, address)

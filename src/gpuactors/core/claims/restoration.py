@@ -20,7 +20,7 @@ from gpuactors.core.claims.files import FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
 from gpuactors.core.ledger.identity import claimed_address
-from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
+from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, OwedReturn, StoredEntry, domain_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
 from gpuactors.core.values.claim_states import ClaimState
@@ -86,7 +86,7 @@ def restoration(
     entries, checkpoint = _taken_over(entries, checkpoint, restored.theirs)
     is_over = restored.origin is Origin.OTHER_BOOT and not (restored.theirs and restored.theirs.claims)
     says_all = of is ClaimsOf.DOMAINS and restored.theirs is not None and not lost
-    domains = [entry.domain.uid for entry in entries if entry.domain is not None]
+    domains = [own.uid for entry in entries if (own := domain_of(entry).domain) is not None]
     return Restoration(
         entries=entries,
         original_drivers=drivers,
@@ -119,11 +119,13 @@ def entries_of(
     domain's claim are read from the API server again; a GPU must not be offered until then."""
     entries, unknown = [], []
     for uid, of_claim in found.items():
-        gpus = gpus_of(of_claim.devices or ())
+        gpus = gpus_by_name(of_claim.devices or ())
         if of_claim.claim is None or (of is ClaimsOf.GPUS and not gpus):
             unknown.append(uid)
         else:
-            entries.append(StoredEntry(of_claim.claim, ClaimState.PREPARED, None, gpus))
+            entries.append(
+                StoredEntry(of_claim.claim, ClaimState.PREPARED, None, GpuReservation(gpus) if gpus else None)
+            )
     return tuple(entries), tuple(unknown)
 
 
@@ -131,7 +133,7 @@ CHECKPOINT_LOST: Final = Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost
 """Why a claim that was found out without the checkpoint is stopped, until it is read from the API server again."""
 
 
-def gpus_of(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
+def gpus_by_name(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
     """The GPUs of a claim, by the names of its devices, where the checkpoint is lost."""
     why = "its original driver in this boot is not known, as the checkpoint is lost"
     return tuple(

@@ -17,7 +17,16 @@ from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, field, t
 from msgspec.structs import asdict, replace
 
 from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError
-from gpuactors.core.state.claims import ClaimedGpu, OwedReturn, StoredEntry
+from gpuactors.core.state.claims import (
+    ClaimedGpu,
+    DomainReservation,
+    GpuReservation,
+    OwedReturn,
+    Reservation,
+    StoredEntry,
+    domain_of,
+    gpus_of,
+)
 from gpuactors.core.values.claim import (
     BoundFunction,
     Claim,
@@ -180,11 +189,11 @@ def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
         "namespace": entry.name.namespace,
         "name": entry.name.name,
         "state": entry.state,
-        "gpus": entry.gpus,
-        "bound": tuple(entry.bound.values()),
+        "gpus": gpus_of(entry).gpus,
+        "bound": tuple(gpus_of(entry).bound.values()),
     }
-    if entry.domain is not None:
-        content["domain"] = {**asdict(entry.domain), "devices": tuple(map(str, entry.domain.devices))}
+    if (own := domain_of(entry).domain) is not None:
+        content["domain"] = {**asdict(own), "devices": tuple(map(str, own.devices))}
     if entry.state is ClaimState.TAKEN_OVER:
         content |= {"given": entry.given, "unplaced": entry.unplaced}
     encoded = _encoded(content, _Entry)
@@ -206,16 +215,20 @@ def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
         name,
         stored.state,
         claim,
-        _value(stored.gpus, tuple[ClaimedGpu, ...]),
-        {PciAddress(b.address): _value(b, BoundFunction) for b in stored.bound},
-        _domain(stored.domain) if stored.domain else None,
+        _reservation(stored),
         given=_value(stored.given or (), tuple[PreparedDevice, ...]),
         unplaced=stored.unplaced or (),
     )
 
 
-def _domain(stored: _Domain) -> ClaimedDomain:
-    return _value({**asdict(stored), "devices": tuple(map(device_of, stored.devices))}, ClaimedDomain)
+def _reservation(stored: _Entry) -> Reservation | None:
+    if own := stored.domain:
+        named = {**asdict(own), "devices": tuple(map(device_of, own.devices))}
+        return DomainReservation(domain=_value(named, ClaimedDomain))
+    if not (stored.gpus or stored.bound):
+        return None
+    bound = {PciAddress(b.address): _value(b, BoundFunction) for b in stored.bound}
+    return GpuReservation(_value(stored.gpus, tuple[ClaimedGpu, ...]), bound)
 
 
 def models_of(checkpoint: Checkpoint) -> ClaimedModels:
@@ -235,7 +248,7 @@ def _models_of(
     uid: ClaimUid, content: Mapping[str, Json], known: Mapping[PciAddress, OriginalDriver]
 ) -> Mapping[DeviceKey, str]:
     try:
-        gpus = decoded_entry(uid, content).gpus
+        gpus = gpus_of(decoded_entry(uid, content)).gpus
     except MalformedError:
         return {}
     firsts = {**known} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}

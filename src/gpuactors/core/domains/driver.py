@@ -22,7 +22,16 @@ from gpuactors.core.domains.config import chosen
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import AWAITED, FILES, ClaimRecord, Claims, OwedReturn, StoredEntry
+from gpuactors.core.state.claims import (
+    AWAITED,
+    FILES,
+    ClaimRecord,
+    Claims,
+    DomainReservation,
+    OwedReturn,
+    StoredEntry,
+    domain_of,
+)
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
     Claim,
@@ -101,13 +110,15 @@ class ComputeDomains:
         return None
 
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        config, own = chosen(claim), entry.domain
+        config, own = chosen(claim), domain_of(entry).domain
         if entry.state is ClaimState.TAKEN_OVER and own is not None:  # whatever its configuration was then
-            return replace(entry, claim=claim, config=DomainConfig(own.devices[0].kind, own.uid))
-        return replace(entry, claim=claim, config=None if isinstance(config, ConfigFault) else config)
+            known: DomainConfig | None = DomainConfig(own.devices[0].kind, own.uid)
+        else:
+            known = None if isinstance(config, ConfigFault) else config
+        return replace(entry, claim=claim, reservation=DomainReservation(known, own))
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
-        config = entry.config
+        config = domain_of(entry).config
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = reads.imex_asked(reads.domain_asked(state.domains, config.domain))
@@ -123,7 +134,7 @@ class ComputeDomains:
         return reason
 
     def reserved(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
-        domains, config = state.domains, entry.config
+        domains, config = state.domains, domain_of(entry).config
         assert config is not None
         assert entry.claim is not None
         assert domains.settings is not None
@@ -131,7 +142,7 @@ class ComputeDomains:
         assert domain is not None
         assert imex is not None
         own = claimed_domain(entry.claim, config, domain, imex, domains.settings)
-        return state, replace(entry, domain=own)
+        return state, replace(entry, reservation=DomainReservation(config, own))
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:  # nothing of it is a worker's
         return (AWAITED,)
@@ -164,13 +175,13 @@ class ComputeDomains:
         return math.inf
 
     def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
-        config, own = entry.config, entry.domain
+        config, own = domain_of(entry).config, domain_of(entry).domain
         return (
             config is not None and own is not None and exclusion.unseen(state.domains, entry, config) is None
         )
 
     def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
-        config, own, facts = entry.config, entry.domain, state.domains.imex.facts
+        config, own, facts = domain_of(entry).config, domain_of(entry).domain, state.domains.imex.facts
         if (
             config is not None
             and own is not None
@@ -195,9 +206,11 @@ class ComputeDomains:
     def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Its domain's name and the host's facts are read before its files are written again (`unmet_prerequisite`)."""
         entry = self.with_claim(entry, claim)
-        assert entry.config is not None
+        config = domain_of(entry).config
+        assert config is not None
         devices = tuple(d for r in claim.results or () if (d := device_of(r.device)) is not None)
-        return replace(entry, domain=ClaimedDomain(entry.config.domain, "", "", devices, None))
+        own = ClaimedDomain(config.domain, "", "", devices, None)
+        return replace(entry, reservation=DomainReservation(config, own))
 
     def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
         return {}  # nothing of it is bound to a driver
@@ -209,7 +222,7 @@ class ComputeDomains:
         return (), ()
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DomainEdits, ...]:
-        own = entry.domain
+        own = domain_of(entry).domain
         assert own is not None
         directory = _directory(state, own)
         named = ((result, device_of(result.device)) for result in claim.results or ())
@@ -217,7 +230,7 @@ class ComputeDomains:
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
         """A daemon's container has its domain's."""
-        own = entry.domain
+        own = domain_of(entry).domain
         if own is None or all(device.kind is not DeviceKind.DAEMON for device in own.devices):
             return ()
         return (_directory(state, own),)

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.domains import label
-from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.state.claims import ClaimRecord, domain_of
 from gpuactors.core.state.domains import Domains, DomainView
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -40,7 +40,7 @@ before, and is not made of a clique that has lacked it for so long: NVIDIA's con
 
 def conflict(domains: Domains, entry: ClaimRecord) -> Conflict | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
-    config, settings = entry.config, domains.settings
+    config, settings = domain_of(entry).config, domains.settings
     assert config is not None
     assert entry.claim is not None
     assert settings is not None
@@ -135,14 +135,15 @@ def _by_another_claim(
     domains: Domains, entry: ClaimRecord, domain: DomainUid, wanted: tuple[DomainDevice, ...]
 ) -> Reason | None:
     for other in _others(domains, entry):
-        if other.is_left and other.domain is not None and other.domain.uid != domain:
+        own = domain_of(other).domain
+        if other.is_left and own is not None and own.uid != domain:
             continue  # what is left of it is another domain's directory
-        if other.domain is None:
+        if own is None:
             why = f" ({other.problem})" if other.problem else ""
             unknown = f"the devices of the claim {other.name} are not known yet{why}"
             return Reason(Cause.CLAIMED_ELSEWHERE, unknown)
         for device in wanted:
-            if device in other.domain.devices:
+            if device in own.devices:
                 return Reason(Cause.CLAIMED_ELSEWHERE, f"{device}: it {belongs(other)}")
     return None
 
@@ -163,7 +164,7 @@ def _by_strangers(domains: Domains, entry: ClaimRecord, wanted: tuple[DomainDevi
 def _by_another_domain(domains: Domains, entry: ClaimRecord, domain: DomainUid) -> Reason | None:
     """A node takes part in one domain at a time: its label has one value."""
     for other in _others(domains, entry):
-        own = other.domain
+        own = domain_of(other).domain
         if own is not None and own.uid != domain and own.devices[0].kind is DeviceKind.CHANNEL:
             return Reason(
                 Cause.OTHER_DOMAIN,
@@ -186,7 +187,7 @@ def _others(domains: Domains, entry: ClaimRecord) -> list[ClaimRecord]:
 def unmet_prerequisite(domains: Domains, entry: ClaimRecord) -> Reason | None:
     """The reason why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone,
     or is being deleted, does not come (DOMAIN_NOT_FOUND)."""
-    own, config = entry.domain, entry.config
+    own, config = domain_of(entry).domain, domain_of(entry).config
     assert own is not None
     assert config is not None
     if (why := unseen(domains, entry, config) or _refused(domains, entry, config)) is not None:
@@ -277,7 +278,7 @@ def _daemons(domains: Domains, domain: DomainUid) -> list[ClaimRecord]:
         entry
         for entry in domains.claims.entries.values()
         if entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING, ClaimState.TAKEN_OVER)
-        and entry.domain is not None
-        and entry.domain.uid == domain
-        and entry.domain.devices[0].kind is DeviceKind.DAEMON
+        and (own := domain_of(entry).domain) is not None
+        and own.uid == domain
+        and own.devices[0].kind is DeviceKind.DAEMON
     ]

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from gpuactors.core import requests
 from gpuactors.core.events.domains import LabelPatched
 from gpuactors.core.requests import Failure
+from gpuactors.core.state.claims import domain_of
 from gpuactors.core.state.domains import Domains, Label
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
@@ -92,8 +93,8 @@ def held(domains: Domains) -> Held:
         for s in domains.strangers
     )
     for entry in domains.claims.entries.values():
-        config = entry.config
-        if entry.state in OWNING and (entry.claim is None or (entry.domain is None and entry.given)):
+        config, own = domain_of(entry).config, domain_of(entry).domain
+        if entry.state in OWNING and (entry.claim is None or (own is None and entry.given)):
             is_complete = False
         if config is None or config.kind is not DeviceKind.CHANNEL:
             continue
@@ -342,7 +343,8 @@ def _daemons(domains: Domains) -> frozenset[ClaimUid]:
     return frozenset(
         entry.name.uid
         for entry in domains.claims.entries.values()
-        if entry.state in _KEEPS and (entry.config is None or entry.config.kind is DeviceKind.DAEMON)
+        if entry.state in _KEEPS
+        and ((config := domain_of(entry).config) is None or config.kind is DeviceKind.DAEMON)
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gpuactors.core.state.claims import domain_of
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import OWNING
@@ -50,5 +51,5 @@ def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:
 
 def _claimed(domains: Domains) -> tuple[ClaimedDomain, ...]:
     """The devices that claims have."""
-    owning = (entry.domain for entry in domains.claims.entries.values() if entry.state in OWNING)
+    owning = (domain_of(entry).domain for entry in domains.claims.entries.values() if entry.state in OWNING)
     return tuple(own for own in owning if own is not None)

@@ -13,6 +13,7 @@ from gpuactors.core.domains.driver import DOMAINS
 from gpuactors.core.domains.reads import waited_for
 from gpuactors.core.domains.step import is_serving
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import domain_of
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.domain import DeviceKind, DomainUid, LabelPatch
 
@@ -56,7 +57,7 @@ NO_DOMAINS_WANTED = DomainsWanted()
 
 def _namespace(domains: Domains, uid: DomainUid) -> str:
     assert domains.settings is not None
-    configs = ((e.config, e.name.namespace) for e in domains.claims.entries.values())
+    configs = ((domain_of(e).config, e.name.namespace) for e in domains.claims.entries.values())
     found = (
         namespace
         for config, namespace in configs

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpuactors.core.domains import label
 from gpuactors.core.events.domains import DomainRead
 from gpuactors.core.requests import Failure, Refresh, asked
-from gpuactors.core.state.claims import Claims, ClaimSettings
+from gpuactors.core.state.claims import Claims, ClaimSettings, domain_of
 from gpuactors.core.state.domains import Domains, DomainView, ImexView
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode, DomainSettings, DomainUid, ImexFacts
@@ -118,7 +118,7 @@ def without_nodes(facts: ImexFacts) -> str:
 def on_state_changed(domains: Domains, at: float) -> Domains:
     """After each event: domains without a claim are forgotten, and what claims wait for is read now or soon."""
     entries = domains.claims.entries.values()
-    uids = {entry.config.domain for entry in entries if entry.config is not None}
+    uids = {config.domain for entry in entries if (config := domain_of(entry).config) is not None}
     if not domains.known.keys() <= uids:
         domains = replace(domains, known={u: v for u, v in domains.known.items() if u in uids})
     waited = waited_for(domains)
@@ -166,7 +166,7 @@ def deadline(domains: Domains) -> float:
 
 def waited_for(domains: Domains) -> tuple[DomainUid, ...]:
     """The domains that a claim waits for, or the label, which is added only if the domain is there."""
-    waiting = (e.config for e in domains.claims.entries.values() if e.state in _WAIT)
+    waiting = (domain_of(e).config for e in domains.claims.entries.values() if e.state in _WAIT)
     found = [config.domain for config in waiting if config is not None]
     if (needed := label.wanted_of(domains)) is not None and not _is_gone(domains, needed):
         found.append(needed)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.domains import exclusion, label, reads
-from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.state.claims import ClaimRecord, domain_of
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -73,18 +73,22 @@ def statuses(domains: Domains) -> dict[DomainUid, DomainStatus]:
 
 def _uids(domains: Domains) -> dict[DomainUid, None]:
     """The domains, in the order in which their claims came."""
-    configs = (entry.config for entry in domains.claims.entries.values())
+    configs = (domain_of(entry).config for entry in domains.claims.entries.values())
     return dict.fromkeys(config.domain for config in configs if config is not None)
 
 
 def _takes_part(entry: ClaimRecord, uid: DomainUid, kind: DeviceKind) -> bool:
-    config = entry.config
+    config = domain_of(entry).config
     return config is not None and config.domain == uid and config.kind is kind and entry.state in _HERE
 
 
 def _report(domains: Domains, uid: DomainUid) -> DomainReport:
     assert domains.settings is not None
-    of_it = [e for e in domains.claims.entries.values() if e.config is not None and e.config.domain == uid]
+    of_it = [
+        e
+        for e in domains.claims.entries.values()
+        if (config := domain_of(e).config) is not None and config.domain == uid
+    ]
     daemons = [e.name.uid for e in of_it if _takes_part(e, uid, DeviceKind.DAEMON)]
     view = domains.known.get(uid)
     namespace, name = _name(domains, uid, of_it)
@@ -109,7 +113,7 @@ def _name(domains: Domains, uid: DomainUid, of_it: list[ClaimRecord]) -> tuple[s
     view = domains.known.get(uid)
     if view is not None and view.domain is not None:
         return view.domain.namespace, view.domain.name
-    own = next((entry.domain for entry in of_it if entry.domain is not None and entry.domain.name), None)
+    own = next((own for entry in of_it if (own := domain_of(entry).domain) is not None and own.name), None)
     return (own.namespace, own.name) if own is not None else ("", "")
 
 
@@ -217,7 +221,7 @@ def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
             domains.claims,
             entry,
             tuple(map(str, devices_of(domains, entry))),
-            domain=entry.config.domain if entry.config is not None else "",
+            domain=config.domain if (config := domain_of(entry).config) is not None else "",
         )
         for entry in domains.claims.entries.values()
     )
@@ -225,8 +229,9 @@ def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
 
 def devices_of(domains: Domains, entry: ClaimRecord) -> tuple[DomainDevice, ...]:
     """Those that a claim has for itself; before it is reserved, those that it waits for."""
-    if entry.domain is not None:
-        return entry.domain.devices
-    if entry.claim is None or entry.config is None or domains.settings is None:
+    config, own = domain_of(entry).config, domain_of(entry).domain
+    if own is not None:
+        return own.devices
+    if entry.claim is None or config is None or domains.settings is None:
         return ()
-    return devices_wanted(entry.claim, entry.config, domains.settings)
+    return devices_wanted(entry.claim, config, domains.settings)

@@ -37,7 +37,9 @@ from gpuactors.core.state.claims import (
     Claims,
     OwedReturn,
     StoredEntry,
+    gpus_of,
     one_of_each_group,
+    with_gpus,
 )
 from gpuactors.core.state.gpus import Gpus, Returned
 from gpuactors.core.values import prebound
@@ -84,7 +86,7 @@ class GpuDriver:
     def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
         known = {f.address: f for f in event.original_drivers}
         owed = {o.gpu.address: o for o in event.owed}
-        having = [gpu for e in event.entries for gpu in e.gpus] + [o.gpu for o in event.owed]
+        having = [gpu for e in event.entries for gpu in gpus_of(e).gpus] + [o.gpu for o in event.owed]
         # An older daemon, which noted no presence, kept those as well that it had returned.
         acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
         acted &= known.keys()
@@ -92,7 +94,7 @@ class GpuDriver:
         gpus = replace(state.gpus, original_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
         operator = gpus.settings.operator
         return _with(state, gpus), [
-            replace(stored, gpus=tuple(_with_operators_word(operator, gpu) for gpu in stored.gpus))
+            with_gpus(stored, [_with_operators_word(operator, gpu) for gpu in gpus_of(stored).gpus])
             for stored in event.entries
         ]
 
@@ -115,8 +117,8 @@ class GpuDriver:
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for
-            functions = frozenset(f.address for gpu in entry.gpus for f in gpu.functions)
-            return _with_reads(state, [gpu.address for gpu in entry.gpus], functions, at), entry
+            functions = frozenset(f.address for gpu in gpus_of(entry).gpus for f in gpu.functions)
+            return _with_reads(state, [gpu.address for gpu in gpus_of(entry).gpus], functions, at), entry
         return _with_reads(state, _own_addresses(entry.claim), frozenset(), at), entry
 
     def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
@@ -127,10 +129,10 @@ class GpuDriver:
         own = with_whole_groups(state, [claimed_gpu(state, a) for a in _own_addresses(entry.claim)])
         functions = {f.address for gpu in own for f in gpu.functions}
         gpus = returns.without_owed(state.gpus, functions)
-        return _with(state, replace(gpus, acted=gpus.acted | functions)), replace(entry, gpus=own)
+        return _with(state, replace(gpus, acted=gpus.acted | functions)), with_gpus(entry, own)
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:
-        return [str(gpu.address) for gpu in one_of_each_group(entry.gpus)]
+        return [str(gpu.address) for gpu in one_of_each_group(gpus_of(entry).gpus)]
 
     def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         # Their acts are all a worker's.
@@ -142,7 +144,7 @@ class GpuDriver:
             FILES,
             *(
                 str(g.address)
-                for g in one_of_each_group(entry.gpus)
+                for g in one_of_each_group(gpus_of(entry).gpus)
                 if returns.is_to_be_returned(state.gpus, g) and not has_another_owner(state, entry, g.address)
             ),
         ]
@@ -151,7 +153,7 @@ class GpuDriver:
         """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
         the use of its virtual machine, and belongs to nobody any more: it is not offered before both are read again."""
         is_over = entry.state is ClaimState.RELEASING
-        return _read_again(state, entry.name, entry.gpus if is_over else (), event, returned=is_over)
+        return _read_again(state, entry.name, gpus_of(entry).gpus if is_over else (), event, returned=is_over)
 
     def hindered(
         self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
@@ -161,7 +163,7 @@ class GpuDriver:
         if isinstance(event, ActFailed) and event.moved:
             state = _with(state, returns.half_done(state, event.moved))
         fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
-        devices = (g.address for g in entry.gpus if entry.acts.get(g.address) == event.number)
+        devices = (g.address for g in gpus_of(entry).gpus if entry.acts.get(g.address) == event.number)
         findings = [FitnessFinding(address, fault, reason) for address in devices]
         gpus, lines = fitness.with_findings(state.gpus, findings, at)
         return _with(state, gpus), lines
@@ -224,7 +226,7 @@ class GpuDriver:
     def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Its files name devices with admin access as well."""
         own = _own_addresses(claim)
-        return replace(entry, claim=claim, gpus=tuple(gpu for gpu in entry.gpus if gpu.address in own))
+        return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.address in own])
 
     def in_place(self, state: NodeState, device: DeviceKey) -> bool:
         functions = with_companions(state, device)
@@ -233,7 +235,10 @@ class GpuDriver:
     def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
         """Those of the returns that are owed, and of the claims."""
         return returns.owed_acts(state.gpus) | {
-            g.address: _act_of(state.gpus, e, g) for e in acting for g in e.gpus if g.address in e.acts
+            g.address: _act_of(state.gpus, e, g)
+            for e in acting
+            for g in gpus_of(e).gpus
+            if g.address in e.acts
         }
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:
@@ -248,7 +253,7 @@ class GpuDriver:
         self, state: NodeState, entry: ClaimRecord, claim: Claim
     ) -> tuple[ClaimDevice, ...]:  # all is in the entry
         configs = config.chosen(claim)
-        gpus = {gpu.address: gpu for gpu in entry.gpus}
+        gpus = {gpu.address: gpu for gpu in gpus_of(entry).gpus}
         found = []
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
@@ -282,7 +287,9 @@ def _own_addresses(claim: Claim | None) -> list[DeviceKey]:
 
 def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.address]
-    beside = tuple(g.address for g in entry.gpus if g.functions == gpu.functions and g.address != gpu.address)
+    beside = tuple(
+        g.address for g in gpus_of(entry).gpus if g.functions == gpu.functions and g.address != gpu.address
+    )
     if entry.state is ClaimState.RELEASING:
         functions = returns.ours(gpus, gpu).functions
         return DeviceAct(
@@ -366,5 +373,5 @@ def _bound(entry: ClaimRecord, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
     """The device itself first, then its companions on vfio."""
     own = function_address(gpu.address)
     order = sorted(gpu.functions, key=lambda f: (f.address != own, f.address))
-    known = (entry.bound.get(f.address) for f in order)
+    known = (gpus_of(entry).bound.get(f.address) for f in order)
     return tuple(b for b in known if b is not None and (b.vfio or b.address == own))

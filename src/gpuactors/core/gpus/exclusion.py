@@ -20,7 +20,7 @@ from gpuactors.core.devices import viability
 from gpuactors.core.devices.presence import another
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
@@ -168,7 +168,9 @@ def another_model(state: NodeState, entry: ClaimRecord, function: PciFunction) -
     """Why the function at a claim's address is not the device that the claim has, or had in an earlier boot: another
     model. None if it may be: no serial number is read."""
     earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
-    firsts = (first for gpu in entry.gpus for first in gpu.functions if first.address == function.address)
+    firsts = (
+        first for gpu in gpus_of(entry).gpus for first in gpu.functions if first.address == function.address
+    )
     ids = next((first.ids for first in firsts), "") or earlier.get(device_key(function.address), "")
     now = ids_of(function)
     if not ids or not now or now == ids:
@@ -232,7 +234,7 @@ def _by_another_claim(
     for other in state.gpus.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
-        for gpu in other.gpus:
+        for gpu in gpus_of(other).gpus:
             owned = {f.address for f in gpu.functions}
             numbers = {f.iommu_group for a in owned if (f := index.functions.get(a)) is not None}
             if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):

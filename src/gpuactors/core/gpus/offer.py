@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gpuactors.core.assessment.blockers import OF_A_PART, without_group
 from gpuactors.core.gpus.exclusion import of_the_host, of_the_hosts_fabric
 from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.state.offered import Offered, OfferRow
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
@@ -105,7 +106,7 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
         gpu.address
         for entry in state.gpus.claims.entries.values()
         if entry.state in _PREPARED
-        for gpu in entry.gpus
+        for gpu in gpus_of(entry).gpus
         if gpu.address in before
         or (r := single.get(function_address(gpu.address))) is None
         or r.outstanding is None

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord
+from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.claim_states import OWNING, ClaimState
@@ -39,7 +39,7 @@ _HAVE_FILES: Final = frozenset(
 
 def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
     """Each of its functions has been inspected since the look began: an older view is no fact."""
-    return all(_is_seen(state, f.address, entry.since) for gpu in entry.gpus for f in gpu.functions)
+    return all(_is_seen(state, f.address, entry.since) for gpu in gpus_of(entry).gpus for f in gpu.functions)
 
 
 def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
@@ -75,19 +75,21 @@ def _has_files(entry: ClaimRecord) -> bool:
 
 
 def _addresses(entry: ClaimRecord) -> Iterator[PciAddress]:
-    return (function.address for gpu in entry.gpus for function in gpu.functions)
+    return (function.address for gpu in gpus_of(entry).gpus for function in gpu.functions)
 
 
 def _is_of(entry: ClaimRecord, changed: Set[PciAddress], groups: Collection[int | None]) -> bool:
     """It has one of these functions, or its files name one of these groups."""
-    is_in = any(bound.iommu_group in groups for bound in entry.bound.values())
+    is_in = any(bound.iommu_group in groups for bound in gpus_of(entry).bound.values())
     return is_in or not changed.isdisjoint(_addresses(entry))
 
 
 def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
     """The first device that is not where the claim's files say; None if all are, or if they have been removed and all
     could be written."""
-    return next((found for gpu in entry.gpus if (found := _drift(state, entry, gpu)) is not None), None)
+    return next(
+        (found for gpu in gpus_of(entry).gpus if (found := _drift(state, entry, gpu)) is not None), None
+    )
 
 
 def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
@@ -101,7 +103,7 @@ def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | No
             on = f"on {quoted_id(member.driver)}" if member.driver is not None else "without a driver"
             return Reason(Cause.NOT_BOUND, f"{member.address} is {on}, and no longer on a vfio driver")
     for first in gpu.functions if entry.has_files else ():
-        bound = entry.bound.get(first.address)
+        bound = gpus_of(entry).bound.get(first.address)
         if bound is not None and bound.vfio:
             moved = _moved(state, bound, state.host.functions.get(first.address))
             if moved is not None:
@@ -143,7 +145,7 @@ def named_nodes(entry: ClaimRecord) -> frozenset[int | str]:
     """The groups and cdevs that the claim's files name, or may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
-    bound = [b for b in entry.bound.values() if b.vfio]
+    bound = [b for b in gpus_of(entry).bound.values() if b.vfio]
     return frozenset(node for b in bound for node in (b.iommu_group, b.cdev) if node is not None)
 
 

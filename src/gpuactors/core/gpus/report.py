@@ -13,7 +13,7 @@ from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.offer import why_blocked
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING
@@ -32,8 +32,8 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
 
 def devices_of(entry: ClaimRecord) -> tuple[DeviceKey, ...]:
     """The devices of a claim of GPUs (`ClaimReport.devices`)."""
-    if entry.gpus:
-        return tuple(gpu.address for gpu in entry.gpus)
+    if gpus_of(entry).gpus:
+        return tuple(gpu.address for gpu in gpus_of(entry).gpus)
     return _named(entry, admin=False)
 
 
@@ -102,7 +102,7 @@ def device_of_claims(state: NodeState, device: DeviceKey) -> DeviceOfClaims | No
 def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, ClaimedGpu] | tuple[None, None]:
     """The claim that has the device for itself."""
     for entry in state.gpus.claims.entries.values():
-        for gpu in entry.gpus if entry.state in OWNING else ():
+        for gpu in gpus_of(entry).gpus if entry.state in OWNING else ():
             if gpu.address == address:
                 return entry, gpu
     return None, None

@@ -17,7 +17,7 @@ from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.placement import named_nodes
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, ClaimSettings
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, ClaimSettings, gpus_of
 from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
@@ -118,7 +118,7 @@ def _of_claim(settings: ClaimSettings, entry: ClaimRecord) -> OfClaim:
         entry.name,
         owns=True,
         reserved=tuple(
-            (g.address, _claimed(settings, _device_name(entry, g), entry.name)) for g in entry.gpus
+            (g.address, _claimed(settings, _device_name(entry, g), entry.name)) for g in gpus_of(entry).gpus
         ),
         unplaced=entry.unplaced,
         admin=tuple((name, address) for address in admin),
@@ -140,4 +140,4 @@ def _device_name(entry: ClaimRecord, gpu: ClaimedGpu) -> str:
 def _with_admin_access(entry: ClaimRecord) -> set[DeviceKey]:
     results = entry.claim.results or () if entry.claim is not None else ()
     named = {address for r in results if (address := claimed_address(r.device)) is not None}
-    return named - {gpu.address for gpu in entry.gpus}
+    return named - {gpu.address for gpu in gpus_of(entry).gpus}

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, OwedReturn, one_of_each_group
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, OwedReturn, gpus_of, one_of_each_group
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import BoundFunction, OriginalDriver, Target
@@ -86,7 +86,7 @@ def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[Pc
         f.address
         for entry in gpus.claims.entries.values()
         if entry.state in _UNDER_WAY
-        for gpu in entry.gpus
+        for gpu in gpus_of(entry).gpus
         for f in gpu.functions
     }
     under_way |= {f.address for owed in gpus.owed.values() if owed.act for f in owed.gpu.functions}
@@ -112,7 +112,7 @@ def settled_by(state: NodeState, bound: Iterable[BoundFunction], *, returned: bo
     known = {**gpus.original_drivers}
     if not met.keys() <= known.keys():
         # One that was unplugged, and seen to be gone, before the act met the next one is noted with its claim only.
-        noted = (f for e in gpus.claims.entries.values() for g in e.gpus for f in g.functions)
+        noted = (f for e in gpus.claims.entries.values() for g in gpus_of(e).gpus for f in g.functions)
         known |= {f.address: f for f in noted if f.address in met.keys() - known.keys()}
     for a in met.keys() & known.keys():
         known[a] = replace(known[a], presence=met[a].presence or known[a].presence)
@@ -142,7 +142,7 @@ def is_to_be_returned(gpus: Gpus, gpu: ClaimedGpu) -> bool:
 
 def as_returned(entry: ClaimRecord, first: OriginalDriver) -> OriginalDriver:
     """Prepare the return of a function: add what the acts that bound it for its claim know."""
-    bound = entry.bound.get(first.address)
+    bound = gpus_of(entry).bound.get(first.address)
     if bound is None:
         return first
     # The presence that our own act has met: it may have come after the reservation.
@@ -155,7 +155,7 @@ def owed_by(gpus: Gpus, entry: ClaimRecord, number: int, reason: str, at: float)
     addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + RETURN_RETRY_S
     owed = {
         gpu.address: OwedReturn(_owed(gpus, entry, gpu), entry.name, reason, retry_at=again_at)
-        for gpu in one_of_each_group(entry.gpus)
+        for gpu in one_of_each_group(gpus_of(entry).gpus)
         if gpu.address in addresses
     }
     return replace(gpus, owed={**gpus.owed, **owed})
@@ -193,7 +193,7 @@ def over(gpus: Gpus, device: DeviceKey) -> Gpus:
         f.address
         for entry in gpus.claims.entries.values()
         if entry.state in OWNING
-        for gpu in entry.gpus
+        for gpu in gpus_of(entry).gpus
         for f in gpu.functions
     }
     gone = {f.address for f in gpus.owed[device].gpu.functions} - owned

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -54,6 +54,34 @@ def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     return tuple(found.values())
 
 
+class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):
+    """What a claim has of GPUs."""
+
+    gpus: tuple[ClaimedGpu, ...] = ()
+    """Those that it has for itself: none with admin access. Set when they are reserved."""
+    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+    """The drivers of its devices, as an act last saw them."""
+
+    @property
+    def is_unplaced(self) -> bool:
+        """It was found out by the files of its claim: where the devices were when these were written is not known."""
+        models = [function.ids for gpu in self.gpus for function in gpu.functions]
+        return bool(models) and not any(models) and not self.bound
+
+
+class DomainReservation(Struct, frozen=True, gc=False, tag="domain"):
+    """What a claim has of a compute domain."""
+
+    config: DomainConfig | None = None
+    """The claim's configuration, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
+    domain: ClaimedDomain | None = None
+    """Its domain and its devices, set when they are reserved."""
+
+
+Reservation = GpuReservation | DomainReservation
+"""What a claim has, by the kind of its devices."""
+
+
 class ClaimRecord(Struct, frozen=True, gc=False):
     """A claim on this node."""
 
@@ -65,21 +93,15 @@ class ClaimRecord(Struct, frozen=True, gc=False):
     """The last number that had been issued when the claim was read: only later inspections and polls are used."""
     claim: Claim | None = None
     """As the API server had it when it was read; None before."""
-    gpus: tuple[ClaimedGpu, ...] = ()
-    """Those that it has for itself: none with admin access. Set when they are reserved."""
+    reservation: Reservation | None = None
+    """None before it is known what it asks for, and when nothing is left of it."""
     intent: int = 0
     """Number of the checkpoint that has the present state."""
     acts: Mapping[str, int] = field(default_factory=dict)
     """The acts that are requested, with their numbers: by a device's address, or FILES."""
     has_files: bool = False
-    """It may have files: they were to be written since they were last removed. They name the nodes of `bound`."""
-    domain: ClaimedDomain | None = None
-    """The same of a compute domain's claim."""
-    config: DomainConfig | None = None
-    """The configuration of a compute domain's claim, decoded once (`ClaimDriver.with_claim`); None before it has been
-    read."""
-    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
-    """The drivers of its devices, as an act last saw them."""
+    """It may have files: they were to be written since they were last removed. They name the nodes of
+    `GpuReservation.bound`."""
     given: tuple[PreparedDevice, ...] = ()
     """The answer of NVIDIA's driver to the prepare of a claim that was taken over from it."""
     unplaced: tuple[str, ...] = ()
@@ -111,8 +133,7 @@ class ClaimRecord(Struct, frozen=True, gc=False):
     def has_unplaced_files(self) -> bool:
         """It was found out by its files, without a checkpoint: where its devices were when they were written is not
         known, and a number in them may be another tenant's by now."""
-        models = [function.ids for gpu in self.gpus for function in gpu.functions]
-        return self.has_files and bool(models) and not any(models) and not self.bound
+        return self.has_files and gpus_of(self).is_unplaced
 
     @property
     def problem(self) -> str:
@@ -127,13 +148,41 @@ class StoredEntry(Struct, frozen=True, gc=False):
     state: ClaimState
     """RESERVED, PREPARED, TAKEN_OVER or RELEASING."""
     claim: Claim | None
-    gpus: tuple[ClaimedGpu, ...]
-    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
-    domain: ClaimedDomain | None = None
+    reservation: Reservation | None
     given: tuple[PreparedDevice, ...] = ()
     """See `ClaimRecord.given`."""
     unplaced: tuple[str, ...] = ()
     """See `ClaimRecord.unplaced`."""
+
+
+_NO_GPUS: Final = GpuReservation()
+_NO_DOMAIN: Final = DomainReservation()
+
+
+def gpus_of(record: ClaimRecord | StoredEntry) -> GpuReservation:
+    """What a claim has of GPUs; an empty one if it has none."""
+    return record.reservation if isinstance(record.reservation, GpuReservation) else _NO_GPUS
+
+
+def domain_of(record: ClaimRecord | StoredEntry) -> DomainReservation:
+    """What a claim has of a compute domain; an empty one if it has nothing."""
+    return record.reservation if isinstance(record.reservation, DomainReservation) else _NO_DOMAIN
+
+
+R = TypeVar("R", ClaimRecord, StoredEntry)
+
+
+def with_gpus(record: R, gpus: Iterable[ClaimedGpu]) -> R:
+    """`record` with these GPUs for itself."""
+    return replace(record, reservation=replace(gpus_of(record), gpus=tuple(gpus)))
+
+
+def with_bound(record: ClaimRecord, bound: Iterable[BoundFunction]) -> ClaimRecord:
+    """`record` with what an act has last seen of these functions."""
+    if not (seen := {b.address: b for b in bound}):
+        return record
+    own = gpus_of(record)
+    return replace(record, reservation=replace(own, bound={**own.bound, **seen}))
 
 
 class OwedReturn(Struct, frozen=True, gc=False):

@@ -13,9 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.core.devices import holdings, others
+from gpuactors.core.events import Event
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
-from gpuactors.core.values.model import ClaimedDevice, Pod
+from gpuactors.core.values.model import Asking, ClaimedDevice, LedgerFile, Pod, PodAnswer, SeenPods
 from tests.core.orders import Happening
 
 N = TypeVar("N")
@@ -67,6 +68,24 @@ def files(claim: OthersClaim | None) -> CdiSpecs:
     return CdiSpecs((claim.spec,) if claim is not None and claim.has_file else ())
 
 
+def as_asked(answer: LedgerRead, asking: Asking, claim: OthersClaim | None, came: int) -> LedgerRead:
+    """The same read beside another driver: List is called only where the daemon asks for that. Else there are the file,
+    and what kubelet says of the pods that it is asked for. `came` is the number of that driver's pods so far."""
+    answer = replace(answer, cdi=files(claim), pods=SeenPods(came=came))
+    if asking.lists:
+        return answer
+    answers = (
+        PodAnswer(
+            pod,
+            tuple((e.resource, e.device) for e in answer.listed if e.pod.name == pod.name),
+            tuple(c for c in answer.claims if c.pod == pod),
+        )
+        for pod in asking.pods
+    )
+    file = LedgerFile(tuple(replace(e, pod=Pod("", "", f"uid-{e.pod.name}")) for e in answer.listed))
+    return replace(answer, passive=True, listed=(), claims=(), file=file, answers=tuple(answers))
+
+
 class Told(Struct, frozen=True):
     """What the daemon has been told of a claim that is there."""
 
@@ -78,8 +97,10 @@ class Told(Struct, frozen=True):
     def __bool__(self) -> bool:
         return self.by_list or self.by_file
 
-    def after(self, read: LedgerRead, claim: OthersClaim) -> Told:
-        """The same after a read of the ledger."""
+    def after(self, read: Event, claim: OthersClaim | None) -> Told:
+        """The same after an event, which may be a read of the ledger."""
+        if claim is None or not isinstance(read, LedgerRead):
+            return self
         by_list = self.by_list or claim.device in read.claims
         has_file = read.cdi is not None and claim.spec in read.cdi.specs
         return Told(by_list, has_file or (self.by_file and by_list))

@@ -1,55 +1,49 @@
-"""Every order of a few events in a world of two GPUs, and what kubelet has after each: only the core, nothing drawn.
+"""A world of two GPUs of the device plugin, and what kubelet has after each event: only the core.
 
-The world outside (two functions, kubelet's ledger, who holds which group) is a value like the core's state, and both
-change by pure functions, so a tree of orders shares all its beginnings. What the daemon asks for (inspections, polls,
-reads of the ledger) is answered when an event says so, with what was there when it was asked for or with what is there
-then:
-every true answer lies between the two. A world and a state that were met before with as many events left are not
-followed again; numbers of inspections are compared by their order, which is all that the core does with them.
+The world outside is two functions, kubelet's ledger, and who holds which group. What the daemon reads (inspections,
+polls, kubelet's ledger) is answered when an event says so, with what was there when it was requested or with what is
+there then: every true answer lies between the two. Numbers of inspections are compared by their order, which is all
+that the core does with them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.core.events import Event
-from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
-from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
-from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
-from gpuactors.core.reports.snapshot import project
-from gpuactors.core.state import NodeState
+from gpuactors.core.events.host import HostChanged
+from gpuactors.core.events.kubelet import LedgerEvent, LedgerUnreadable
+from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.step import initial_state, next_deadline
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause
-from gpuactors.core.values.effects import Effect, Granted, Ready, Refusal, Refused, Reply
+from gpuactors.core.values.effects import Granted, Ready, Refusal, Refused, Reply
 from gpuactors.core.values.model import (
+    AdvertisedDevice,
     Asking,
     DeviceId,
     GroupUse,
     Health,
     Holder,
     LedgerEntry,
-    LedgerFile,
     PciAddress,
     PciFunction,
     Pod,
-    PodAnswer,
     ResourceName,
-    SeenPods,
     Token,
     device_key,
 )
 from tests.core import orders
 from tests.core.builders import H100, SETTINGS, gpu, ledger_read
-from tests.core.orders import Count, Happening, Rules, WrongError
-from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed, losses
+from tests.core.host_side import answers
+from tests.core.orders import Happening, SmallWorld, WrongError, all_answered
+from tests.core.other_driver import NOTHING, OthersClaim, Told, as_asked, listed, losses
 from tests.core.sameness import numbers_of, of_node, ranked
-from tests.support.derived_anew import checked_step as step
 
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
@@ -110,6 +104,36 @@ class Outside(Struct, frozen=True):
     told: Told = NOTHING
     """What the daemon has been told of the claim."""
 
+    @property
+    def functions(self) -> tuple[PciFunction, ...]:
+        """The functions in sysfs."""
+        on_vfio = {self.group(s) + 1 for s in SLOTS if self.bound[s] or s in self.waiting}
+        return tuple(
+            gpu(
+                ADDRESSES[s],
+                group := self.group(s) + 1,
+                driver="vfio-pci" if self.bound[s] else None,
+                has_node=group in on_vfio,
+            )
+            for s in SLOTS
+            if self.is_there(s)
+        )
+
+    def ledger_event(self, read: int, asking: Asking) -> LedgerEvent:
+        """What kubelet's ledger says."""
+        if not self.readable:
+            return LedgerUnreadable(read, "kubelet is away")
+        answer = ledger_read(read, _entries(self), listed(self.claim))
+        return as_asked(answer, asking, self.claim, self.claims) if self.has_driver else answer
+
+    def group_use(self, target: PollTarget) -> GroupUse:
+        """Who holds a group."""
+        holder = self.holders[target.group - 1] if target.group <= len(SLOTS) else None
+        found = (_process(target.group, holder),) if holder is not None else ()
+        enabled = {a: int(holder is not None and _is_open(self, a)) for a in target.functions}
+        active = frozenset(a for a, count in enabled.items() if count)
+        return GroupUse(target.group, enabled, active, found if self.names else None, None)
+
     def group(self, slot: int) -> int:
         """The IOMMU group of a function, counted from 0."""
         return 2 if self.moved and slot == 0 else 0 if self.shared else slot
@@ -138,29 +162,79 @@ class Outside(Struct, frozen=True):
         return slot == 0 or self.bound[slot] or slot in self.waiting
 
 
-class Node(Struct, frozen=True):
-    """The world, the daemon's state, and what was there when each outstanding request was made."""
+class Node(orders.Node[Outside], frozen=True):
+    """The world, the daemon's state, and what was there when each outstanding read was requested."""
 
-    outside: Outside
-    state: NodeState
-    asked: Mapping[int, Outside]
-    at: float
+    asked: Mapping[int, Outside] = {}
+
+    @property
+    def answers(self) -> dict[int, Callable[[], Event]]:
+        """The answer to each outstanding read, as it is now."""
+        return answers(self.state, self.outside)
+
+    @property
+    def listed(self) -> dict[DeviceId, AdvertisedDevice]:
+        """The devices in kubelet's list."""
+        return {device.id: device for device in self.state.published.device_lists.get(H100, ())}
+
+    def with_asked(self) -> Self:
+        """The node with what is there now remembered for each new read."""
+        wanted = self.answers.keys()
+        if wanted == self.asked.keys():
+            return self
+        return replace(self, asked={number: self.asked.get(number, self.outside) for number in wanted})
+
+    def noticed(self, before: Self, event: Event) -> Self:
+        o = before.outside
+        if o.admitting is not None and (left := before.listed.keys() - self.listed.keys()):
+            raise WrongError(f"{left} left the list during a call: kubelet panics")
+        gone = {d.address for d in before.listed.values()} - {d.address for d in self.listed.values()}
+        for slot in sorted(o.waiting):
+            if device_key(ADDRESSES[slot]) in gone:
+                raise WrongError(f"device {slot} left the list although somebody has it open")
+        node = self.with_(told=o.told.after(event, o.claim)).with_asked()
+        read = frozenset(pod.name for pod in self.state.kubelet.ledger.entries.values())
+        return node.with_(known=o.known | read)
+
+    def replied(self, before: Self, reply: Reply) -> Self:
+        o = self.outside
+        match reply.answer:
+            case Granted():
+                assert o.admitting is not None
+                slot, pod = o.admitting
+                _check_grant(self, slot, reply.answer)
+                return _starts(self.with_(admitting=None, ledger=_set(o.ledger, slot, pod)), slot)
+            case Ready():
+                slot = _slot_of(reply.token)
+                if o.holder(slot) is not None:
+                    raise WrongError(
+                        f"device {slot} is held by {o.holder(slot)}: the virtual machine meets EBUSY"
+                    )
+                if not o.bound[slot]:
+                    raise WrongError(f"device {slot} is not bound, and the virtual machine was let start")
+                return _held_by(self.with_(starting=o.starting - {slot}), slot, o.ledger[slot])
+            case Refused() if reply.token > _STARTS:
+                return self.with_(starting=o.starting - {_slot_of(reply.token)})
+            case Refused():
+                assert o.admitting is not None
+                _check_refusal(o, o.admitting[0], reply.answer)
+                return self.with_(admitting=None)
+            case _:
+                return self
 
 
 def start(outside: Outside) -> Node:
     """A daemon that has just started in that world, and has seen it."""
-    return answered(_asked(Node(outside, initial_state(SETTINGS), {}, 0.0)), early=False)
+    return answered(Node(outside, initial_state(SETTINGS), 0.0).with_asked(), early=False)
 
+
+N = TypeVar("N", bound=Node)
 
 # --- what happens -----------------------------------------------------------------------------------------
 
 
 def _set(values: tuple[object, object], slot: int, value: object) -> tuple[object, object]:
     return (value, values[1]) if slot == 0 else (values[0], value)
-
-
-def _changed(node: Node, **changes: object) -> Node:
-    return replace(node, outside=replace(node.outside, **changes))
 
 
 def _binds(slot: int, bound: bool) -> Happening[Node]:
@@ -176,8 +250,8 @@ def _binds(slot: int, bound: bool) -> Happening[Node]:
         told = o.uevents if o.silent and slot in waiting else o.uevents | {slot}
         bounds = _set(o.bound, slot, bound)
         if slot == 0 and o.older and bound:
-            node = _changed(node, moved=not o.moved)
-        return _changed(node, bound=bounds, waiting=waiting, uevents=told, disputed=disputed)
+            node = node.with_(moved=not o.moved)
+        return node.with_(bound=bounds, waiting=waiting, uevents=told, disputed=disputed)
 
     words = (("unbind", "bind"), ("unplug", "plug"))[slot]
     return Happening(f"{words[bound]} {slot}", enabled, happens)
@@ -194,11 +268,11 @@ def _takes(slot: int) -> Happening[Node]:
     )
 
 
-def _held_by(node: Node, slot: int, holder: str | None) -> Node:
+def _held_by(node: N, slot: int, holder: str | None) -> N:
     o = node.outside
     ended = frozenset(s for s in o.waiting if holder is None and o.group(s) == o.group(slot))
     holders = _set(o.holders, o.group(slot), holder)
-    return _changed(node, holders=holders, waiting=o.waiting - ended, uevents=o.uevents | ended)
+    return node.with_(holders=holders, waiting=o.waiting - ended, uevents=o.uevents | ended)
 
 
 def _is_chosen(outside: Outside, slot: int) -> bool:
@@ -232,7 +306,7 @@ def _pod_goes(slot: int, *, forced: bool) -> Happening[Node]:
         pod = o.ledger[slot]
         left = tuple(None if given == pod else given for given in o.ledger)
         older = o.older and left[0] is not None
-        return _changed(node, ledger=left, older=older)
+        return node.with_(ledger=left, older=older)
 
     return Happening(f"the pod of {slot} {'is deleted by force' if forced else 'ends'}", enabled, happens)
 
@@ -246,7 +320,7 @@ def _other_takes(slot: int) -> Happening[Node]:
     def happens(node: Node) -> Node:
         o = node.outside
         disputed = o.disputed or _is_chosen(o, slot)
-        return _changed(node, others=_set(o.others, slot, f"other-{slot}"), disputed=disputed)
+        return node.with_(others=_set(o.others, slot, f"other-{slot}"), disputed=disputed)
 
     return Happening(f"another plugin gives {slot} away", enabled, happens)
 
@@ -255,7 +329,7 @@ def _other_leaves(slot: int) -> Happening[Node]:
     return Happening(
         f"another plugin's pod gives {slot} back",
         lambda node: node.outside.others[slot] is not None,
-        lambda node: _changed(node, others=_set(node.outside.others, slot, None)),
+        lambda node: node.with_(others=_set(node.outside.others, slot, None)),
     )
 
 
@@ -270,23 +344,21 @@ def _driver_gives(*, has_file: bool) -> Happening[Node]:
         # A pod that is being admitted may have been asked about since: what nobody knows the GPU of may be any.
         disputed = node.outside.disputed or not has_file
         claim = OthersClaim(number, node.outside.group(0) + 1, has_file=has_file)
-        return _changed(node, claim=claim, claims=number, disputed=disputed)
+        return node.with_(claim=claim, claims=number, disputed=disputed)
 
     words = "" if has_file else ", and no file says which"
     return Happening(f"another driver gives 0 to a claim{words}", enabled, happens)
 
 
 def _claim_ends(node: Node) -> Node:
-    return _changed(node, claim=None, told=NOTHING)
+    return node.with_(claim=None, told=NOTHING)
 
 
 def _pod_comes(*, last: bool) -> Happening[Node]:
     """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
 
     def choices(node: Node) -> list[int]:
-        healthy = {
-            a.address for a in node.state.published.device_lists.get(H100, ()) if a.health is Health.HEALTHY
-        }
+        healthy = {d.address for d in node.listed.values() if d.health is Health.HEALTHY}
         return [s for s in SLOTS if device_key(ADDRESSES[s]) in healthy and node.outside.ledger[s] is None]
 
     def enabled(node: Node) -> bool:
@@ -297,32 +369,31 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
         o = node.outside
         disputed = o.holder(slot) not in {None, *o.known} or bool(o.owners(slot)) or not o.bound[slot]
         disputed = disputed or o.is_vague
-        node = _changed(node, pods=number, admitting=(slot, f"vm-{number}"), disputed=disputed)
-        return _stepped(node, AllocateAsked(Token(number), H100, ((DeviceId(ADDRESSES[slot]),),)))
+        node = node.with_(pods=number, admitting=(slot, f"vm-{number}"), disputed=disputed)
+        return node.stepped(AllocateAsked(Token(number), H100, ((DeviceId(ADDRESSES[slot]),),)))
 
     return Happening(f"a pod comes{', and gets the last one' if last else ''}", enabled, happens)
 
 
 def _uevents_arrive(node: Node) -> Node:
     for slot in sorted(node.outside.uevents):
-        node = _stepped(node, HostChanged(ADDRESSES[slot], None, "bind pci"))
-    return _changed(node, uevents=frozenset())
+        node = node.stepped(HostChanged(ADDRESSES[slot], None, "bind pci"))
+    return node.with_(uevents=frozenset())
 
 
 def _daemon_restarts(node: Node) -> Node:
     """Kubelet's calls fail with the old daemon: the pod that was being admitted is refused; the start is repeated."""
     outside = replace(node.outside, admitting=None, starting=frozenset(), known=frozenset(), told=NOTHING)
-    return _asked(Node(outside, initial_state(SETTINGS), {}, node.at))
+    return Node(outside, initial_state(SETTINGS), node.at).with_asked()
 
 
 def _time_passes(node: Node) -> Node:
     """To the next thing that the daemon wants to do."""
-    node = replace(node, at=max(node.at, next_deadline(node.state)))
-    return _stepped(node, Ticked())
+    return node.ticked(max(node.at, next_deadline(node.state)))
 
 
 def _has_asked(node: Node) -> bool:
-    return bool(_outstanding(node.state))
+    return bool(node.answers)
 
 
 HAPPENINGS: Final = (
@@ -334,7 +405,7 @@ HAPPENINGS: Final = (
     *(_other_leaves(s) for s in SLOTS),
     _driver_gives(has_file=True),
     _driver_gives(has_file=False),
-    *losses(lambda node: node.outside.claim, lambda node, claim: _changed(node, claim=claim)),
+    *losses(lambda node: node.outside.claim, lambda node, claim: node.with_(claim=claim)),
     Happening("the claim ends", lambda n: n.outside.claim is not None, _claim_ends),
     _pod_comes(last=False),
     _pod_comes(last=True),
@@ -345,7 +416,7 @@ HAPPENINGS: Final = (
         lambda node: len(node.asked) > 1,
         lambda node: answered(node, early=True, reverse=True),
     ),
-    Happening("kubelet cannot be asked", lambda n: n.outside.readable, lambda n: _changed(n, readable=False)),
+    Happening("kubelet cannot be asked", lambda n: n.outside.readable, lambda n: n.with_(readable=False)),
     Happening("answers come, as now", _has_asked, lambda node: answered(node, early=False)),
     Happening("time passes", lambda node: next_deadline(node.state) < math.inf, _time_passes),
     Happening("the daemon restarts", lambda _node: True, _daemon_restarts),
@@ -353,57 +424,7 @@ HAPPENINGS: Final = (
 """Everything that can happen, in no order."""
 
 
-# --- the daemon, and kubelet's part in its calls ------------------------------------------------------------
-
-
-def _stepped(node: Node, event: Event) -> Node:
-    if isinstance(event, LedgerRead) and (claim := node.outside.claim) is not None:
-        node = _changed(node, told=node.outside.told.after(event, claim))
-    state, effects = step(node.state, event, node.at)
-    if node.outside.admitting is not None:
-        listed, left = ({a.id for a in s.published.device_lists.get(H100, ())} for s in (node.state, state))
-        if not listed <= left:
-            raise WrongError(f"{listed - left} left the list during a call: kubelet panics")
-    for slot in sorted(node.outside.waiting):
-        was, is_ = ({a.address for a in s.published.device_lists.get(H100, ())} for s in (node.state, state))
-        if device_key(ADDRESSES[slot]) in was - is_:
-            raise WrongError(f"device {slot} left the list although somebody has it open")
-    node = _asked(replace(node, state=state))
-    read = frozenset(pod.name for pod in state.kubelet.ledger.entries.values())
-    node = _changed(node, known=node.outside.known | read)
-    for effect in effects:
-        node = _replied(node, effect)
-    return node
-
-
-def _replied(node: Node, effect: Effect) -> Node:
-    """Kubelet goes on with what was answered."""
-    if not isinstance(effect, Reply):
-        return node
-    o = node.outside
-    match effect.answer:
-        case Granted():
-            assert o.admitting is not None
-            slot, pod = o.admitting
-            _check_grant(node, slot, effect.answer)
-            return _starts(_changed(node, admitting=None, ledger=_set(o.ledger, slot, pod)), slot)
-        case Ready():
-            slot = _slot_of(effect.token)
-            if o.holder(slot) is not None:
-                raise WrongError(
-                    f"device {slot} is held by {o.holder(slot)}: the virtual machine meets EBUSY"
-                )
-            if not o.bound[slot]:
-                raise WrongError(f"device {slot} is not bound, and the virtual machine was let start")
-            return _held_by(_changed(node, starting=o.starting - {slot}), slot, o.ledger[slot])
-        case Refused() if effect.token > _STARTS:
-            return _changed(node, starting=o.starting - {_slot_of(effect.token)})
-        case Refused():
-            assert o.admitting is not None
-            _check_refusal(o, o.admitting[0], effect.answer)
-            return _changed(node, admitting=None)
-        case _:
-            return node
+# --- kubelet's calls ------------------------------------------------------------
 
 
 def _check_grant(node: Node, slot: int, grant: Granted) -> None:
@@ -437,72 +458,12 @@ def _slot_of(token: Token) -> int:
     return token - _STARTS - 1
 
 
-def _starts(node: Node, slot: int) -> Node:
-    node = _changed(node, starting=node.outside.starting | {slot})
-    return _stepped(node, PreStartAsked(Token(_STARTS + 1 + slot), H100, (_id(node.outside, slot),)))
+def _starts(node: N, slot: int) -> N:
+    node = node.with_(starting=node.outside.starting | {slot})
+    return node.stepped(PreStartAsked(Token(_STARTS + 1 + slot), H100, (_id(node.outside, slot),)))
 
 
 # --- what the daemon asks for --------------------------------------------------------------------------------
-
-
-def _outstanding(state: NodeState) -> dict[int, Callable[[Outside, NodeState], Event]]:
-    """Every outstanding request by its number, with how to answer it."""
-    wanted: dict[int, Callable[[Outside, NodeState], Event]] = {}
-    if (scan := state.host.inspections.scan) is not None:
-        wanted[scan] = lambda o, _state: HostScanned(scan, _functions(o))
-    for address, inspection in state.host.inspections.functions.items():
-        wanted[inspection] = _inspection(inspection, address)
-    if (read := state.kubelet.ledger.outstanding) is not None:
-        wanted[read] = lambda o, now: (
-            _ledger(read, o, now.kubelet.ledger.asking)
-            if o.readable
-            else LedgerUnreadable(read, "kubelet is away")
-        )
-    if (poll := state.host.polls.outstanding) is not None:
-        wanted[poll] = lambda o, now: GroupsObserved(poll, _uses(o, now))
-    return wanted
-
-
-def _inspection(inspection: int, address: PciAddress) -> Callable[[Outside, NodeState], Event]:
-    slot = ADDRESSES.index(address)
-    return lambda o, _state: FunctionInspected(
-        inspection, address, tuple(f for f in _functions(o) if f.iommu_group == o.group(slot) + 1)
-    )
-
-
-def _functions(outside: Outside) -> tuple[PciFunction, ...]:
-    on_vfio = {outside.group(s) + 1 for s in SLOTS if outside.bound[s] or s in outside.waiting}
-    return tuple(
-        gpu(
-            ADDRESSES[s],
-            group := outside.group(s) + 1,
-            driver="vfio-pci" if outside.bound[s] else None,
-            has_node=group in on_vfio,
-        )
-        for s in SLOTS
-        if outside.is_there(s)
-    )
-
-
-def _ledger(read: int, outside: Outside, asking: Asking) -> LedgerRead:
-    """The list, or what there is without it: the file, and what kubelet says of the pods that it is asked for."""
-    claims, entries = listed(outside.claim), _entries(outside)
-    answer = ledger_read(read, entries, claims)
-    if not outside.has_driver:
-        return answer
-    answer = replace(answer, cdi=files(outside.claim), pods=SeenPods(came=outside.claims))
-    if asking.lists:
-        return answer
-    answers = (
-        PodAnswer(
-            pod,
-            tuple((e.resource, e.device) for e in entries if e.pod.name == pod.name),
-            tuple(c for c in claims if c.pod == pod),
-        )
-        for pod in asking.pods
-    )
-    file = LedgerFile(tuple(replace(e, pod=Pod("", "", f"uid-{e.pod.name}")) for e in entries))
-    return replace(answer, passive=True, listed=(), claims=(), file=file, answers=tuple(answers))
 
 
 def _entries(outside: Outside) -> tuple[LedgerEntry, ...]:
@@ -525,17 +486,6 @@ def _id(outside: Outside, slot: int) -> DeviceId:
     return DeviceId("1" if outside.older and slot == 0 else ADDRESSES[slot])
 
 
-def _uses(outside: Outside, state: NodeState) -> tuple[GroupUse, ...]:
-    uses = []
-    for target in project(state).any_poll.targets:
-        holder = outside.holders[target.group - 1] if target.group <= len(SLOTS) else None
-        found = (_process(target.group, holder),) if holder is not None else ()
-        enabled = {a: int(holder is not None and _is_open(outside, a)) for a in target.functions}
-        active = frozenset(a for a, count in enabled.items() if count)
-        uses.append(GroupUse(target.group, enabled, active, found if outside.names else None, None))
-    return tuple(uses)
-
-
 def _is_open(outside: Outside, address: PciAddress) -> bool:
     """If its group is held, it is."""
     slot = ADDRESSES.index(address)
@@ -548,28 +498,19 @@ def _process(group: int, holder: str) -> Holder:
     return Holder(int(holder.removeprefix("vm-")), "qemu-system-x86", f"uid-{holder}")
 
 
-def _asked(node: Node) -> Node:
-    """Remembers for each new request what is there now."""
-    wanted = _outstanding(node.state)
-    if wanted.keys() == node.asked.keys():
-        return node
-    return replace(node, asked={n: node.asked.get(n, node.outside) for n in wanted})
+FIRST_ANSWER: Final[Happening[Node]] = Happening(
+    "the first answer comes", _has_asked, lambda node: node.stepped(node.answers[min(node.answers)]())
+)
 
 
 def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
     """All that is outstanding is answered, with what was there when it was asked for, or with what is there now. What
     is asked for because of an answer is answered with what is there now."""
     for number, asked in sorted(node.asked.items(), reverse=reverse):
-        answer = _outstanding(node.state).get(number)
+        answer = answers(node.state, asked if early else node.outside).get(number)
         if answer is not None:
-            node = _stepped(node, answer(asked if early else node.outside, node.state))
-    for _ in range(20):
-        wanted = _outstanding(node.state)
-        if not wanted:
-            return node
-        number = min(wanted)
-        node = _stepped(node, wanted[number](node.outside, node.state))
-    raise WrongError("the daemon asks without end")
+            node = node.stepped(answer())
+    return all_answered(node, (FIRST_ANSWER,))
 
 
 # --- what must hold -----------------------------------------------------------------------------------------
@@ -578,13 +519,13 @@ def answered(node: Node, *, early: bool, reverse: bool = False) -> Node:
 def check_always(node: Node) -> None:
     """After every event: what kubelet has given away is listed, and counted once."""
     o = node.outside
-    listed = {a.id: a.health for a in node.state.published.device_lists.get(H100, ())}
+    listed = node.listed
     for entry in (a for entries in node.state.published.device_lists.values() for a in entries):
         if MEANINGS[entry.cause].health not in (entry.health, AS_BEFORE):
             raise WrongError(f"{entry.id} is {entry.health}, and its cause is {entry.cause}")
     if not node.state.published.device_lists:
         return
-    free = {a.id for a in node.state.published.device_lists[H100] if a.cause is Cause.FREE}
+    free = {device.id for device in listed.values() if device.cause is Cause.FREE}
     for slot in SLOTS if o.told else ():
         if _id(o, slot) in free and (o.is_claimed(slot) or o.is_vague):
             raise WrongError(f"device {slot} is another driver's claim's, or may be, and is offered")
@@ -597,7 +538,7 @@ def check_always(node: Node) -> None:
         return
     for slot in SLOTS:
         given = o.ledger[slot] is not None and _id(o, slot) in known
-        if given and o.bound[slot] and listed[_id(o, slot)] is not Health.HEALTHY:
+        if given and o.bound[slot] and listed[_id(o, slot)].health is not Health.HEALTHY:
             raise WrongError(f"device {slot} is allocated and Unhealthy: it is subtracted twice")
 
 
@@ -615,7 +556,7 @@ def _is_lost(node: Node) -> bool:
 
 def settled(node: Node) -> Node:
     """Nothing happens any more, and time passes; kubelet repeats the starts that were refused."""
-    node = answered(_uevents_arrive(_changed(node, readable=True)), early=False)
+    node = answered(_uevents_arrive(node.with_(readable=True)), early=False)
     for seconds in SETTLING_S:
         o = node.outside
         for slot in SLOTS:
@@ -624,15 +565,13 @@ def settled(node: Node) -> Node:
             waits = waits and not _is_elsewhere(o, slot)
             if waits:
                 node = _starts(node, slot)
-        node = replace(node, at=node.at + seconds)
-        node = answered(_stepped(node, Ticked()), early=False)
+        node = answered(node.ticked(node.at + seconds), early=False)
     return node
 
 
 def check_settled(node: Node) -> None:
     """When it is quiet, each device is what a naive reading of the world says."""
     o = node.outside
-    listed = {a.id: (str(a.health), a.cause) for a in node.state.published.device_lists.get(H100, ())}
     if o.admitting is not None:
         raise WrongError("Allocate was never answered")
     if o.claim is not None and not o.told:
@@ -640,7 +579,8 @@ def check_settled(node: Node) -> None:
     if _is_lost(node):
         return
     for slot in SLOTS:
-        said = listed.get(_id(o, slot))
+        device = node.listed.get(_id(o, slot))
+        said = (str(device.health), device.cause) if device is not None else None
         given, holder = o.ledger[slot], o.holder(slot)
         if given is None and not o.bound[slot] and slot not in o.waiting:
             wanted: str | None = None
@@ -684,9 +624,9 @@ def _check_holder(node: Node, slot: int) -> None:
 # --- every order --------------------------------------------------------------------------------------------
 
 
-def every_order(world: Outside, length: int) -> Count:
-    """Tries every order of at most `length` events. Raises `WrongError` with the order that fails."""
-    return orders.every_order(start(world), Rules(HAPPENINGS, _check, _canonical), length)
+def small_world(outside: Outside) -> SmallWorld[Node]:
+    """All that can happen there."""
+    return SmallWorld(start(outside), HAPPENINGS, _check, _canonical)
 
 
 def _check(node: Node) -> None:

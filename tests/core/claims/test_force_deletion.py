@@ -9,28 +9,25 @@ with the daemon.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import pytest
 
 from gpuactors.core.values.claim_states import ClaimState
 from tests.core import orders
 from tests.core.builders import audio, gpu
+from tests.core.claims.small_world import At, calls_once, within
 from tests.core.gpus.small_world import (
     CLAIMS,
     GPU,
     HAPPENINGS,
     Node,
     World,
-    asked,
     canonical,
     check_settled,
     restarted,
     seen,
     start,
 )
-from tests.core.orders import Count
+from tests.core.orders import Count, Happening
 
 OLD, NEW = CLAIMS
 ON_HOST = gpu(GPU, 1, driver="nvidia")
@@ -39,58 +36,48 @@ AUDIO = audio("0000:01:00.1", 1, driver="snd_hda_intel")
 
 BEGINS = ("one is to be prepared", "all that is asked for is done", "one is deleted by force")
 
-STEPS = {
-    happening.name: happening
-    for happening in HAPPENINGS
-    if happening.name
-    in ("the claim is read", "the checkpoint is written", "the act is done", "the last act is done")
-}
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A node, and how often the daemon is still to restart."""
-
-    node: Node
-    restarts: int
+STEPS = (
+    *calls_once(OLD, NEW),
+    *(
+        happening
+        for happening in HAPPENINGS
+        if happening.name
+        in ("the claim is read", "the checkpoint is written", "the act is done", "the last act is done")
+    ),
+)
 
 
 def every_interleaving(world: World, restarts: int) -> Count:
-    """Follows every order of the steps with that many restarts to its end, and checks what is there then. What must
-    hold after each step the step checks itself (`small_world.check_always`)."""
-    begin = At(start(world), restarts)
-    return orders.every_interleaving(begin, _steps, _is_end, lambda at: (canonical(at.node), at.restarts))
+    """Follow every order of the steps with that many restarts to its end, and check what is there then. What must hold
+    after each step the step checks itself (`small_world.check_always`)."""
+    return orders.every_interleaving(
+        At(start(world), restarts), COMING, _is_end, lambda at: (canonical(at.node), at.restarts)
+    )
 
 
-def _steps(at: At) -> dict[str, Callable[[At], At]]:
-    """What can come next: each call once, and again after a restart that it got no answer from."""
-    kubelet, found = at.node.outside.kubelet, dict[str, Callable[[At], At]]()
-    is_asked = {call.uid for call in kubelet.calls.values()}
-    if at.restarts:
-        found["restart"] = lambda at: At(seen(restarted(at.node)), at.restarts - 1)
-    if OLD.uid not in is_asked | kubelet.unprepared:
-        found["the old claim is unprepared"] = _seen(lambda n: asked(n, OLD, prepares=False))
-    if NEW.uid not in is_asked | kubelet.prepared:
-        found["the new claim is prepared"] = _seen(lambda n: asked(n, NEW, prepares=True))
-    for name, happening in STEPS.items():
-        if happening.enabled(at.node):
-            found[name] = _seen(happening.happens)
-    return found
+def _seen(step: Happening[Node]) -> Happening[Node]:
+    """The node is seen after the step."""
+    return Happening(step.name, step.enabled, lambda node: seen(step.happens(node)))
 
 
-def _seen(step: Callable[[Node], Node]) -> Callable[[At], At]:
-    return lambda at: At(seen(step(at.node)), at.restarts)
+COMING = (
+    Happening(
+        "restart", lambda at: at.restarts > 0, lambda at: At(seen(restarted(at.node)), at.restarts - 1)
+    ),
+    *(within(_seen(step)) for step in STEPS),
+)
+"""What can come next."""
 
 
-def _is_end(at: At) -> bool:
+def _is_end(at: At[Node]) -> bool:
     """Nothing can happen any more: what must hold then."""
-    if _steps(at):
+    if any(coming.enabled(at) for coming in COMING):
         return False
-    o, entries = at.node.outside, at.node.state.gpus.claims.entries
+    o, entries = at.node.outside, at.node.entries
     assert o.kubelet.prepared == {NEW.uid}
     assert entries[NEW.uid].state is ClaimState.PREPARED
     assert OLD.uid not in entries or entries[OLD.uid].state is ClaimState.TOMBSTONE
-    assert {uid for uid, _ in o.files} == {NEW.uid}
+    assert o.files.keys() == {NEW.uid}
     assert o.disk is not None
     assert [e.name for e in o.disk.entries] == [NEW]
     assert all(f.vfio_bound for f in o.functions)

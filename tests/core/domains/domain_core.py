@@ -15,7 +15,6 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    CheckpointRead,
     CheckpointWritten,
     ClaimRead,
 )
@@ -55,6 +54,7 @@ from gpuactors.core.values.domain import (
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
 from tests.core.claims.calls_core import CallsCore
+from tests.core.claims.on_disk import read_back
 
 NODE = "node-1"
 NAMESPACE = "dra-driver-nvidia-gpu"
@@ -223,8 +223,7 @@ class DomainCore(CallsCore):
         wanted = self.wanted
         claims = wanted.claims
         if claims.load and not self.state.domains.claims.loaded and "load" not in self.held_back:
-            entries = self.disk.entries if self.disk is not None else ()
-            return CheckpointRead(entries, of=ClaimsOf.DOMAINS)
+            return read_back(self.disk, self.of)
         if claims.checkpoint is not None and "checkpoint" not in self.held_back:
             self.disk = claims.checkpoint
             return CheckpointWritten(claims.checkpoint.number, ClaimsOf.DOMAINS)

@@ -1,8 +1,8 @@
-"""A small world of compute domains, step by step: channels, their daemons and the node's label. Only the core.
+"""A world of compute domains: channels, their daemons and the node's label. Only the core.
 
-As `tests/core/gpus/small_world.py`. What the daemon reads of the node (the host's functions, IMEX, kubelet's ledger)
-and of the disk at its start is answered at once; what it asks of the API server and what it writes, one by one.
-NVIDIA's controller says Ready of the node as long as the domain's daemon is prepared.
+What the daemon reads of the node (the host's functions, IMEX, kubelet's ledger) and of the disk at its start is
+answered at once; what it asks of the API server and what it writes, one by one. NVIDIA's controller says Ready of the
+node as long as the domain's daemon is prepared.
 """
 
 from __future__ import annotations
@@ -10,26 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
+from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.domains.exclusion import DAEMON_SETTLES_S
 from gpuactors.core.domains.outputs import DomainsWanted, LabelPatchWanted, domains_wanted
 from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import (
-    ActDone,
-    ActFailed,
-    CheckpointRead,
-    CheckpointWritten,
-    ClaimRead,
-)
-from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.claims import ActFailed
 from gpuactors.core.events.domains import (
     DomainRead,
     DomainsTouched,
@@ -43,7 +36,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, StoredEntry
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.step import initial_state
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.domain import (
     DRIVER,
@@ -55,15 +48,13 @@ from gpuactors.core.values.domain import (
     LabelChange,
     NodeLabel,
 )
-from gpuactors.core.values.effects import Effect, Reply
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
-from tests.core.claims.kubelet_side import NO_CALLS, Kubelet
-from tests.core.claims.on_disk import check_prepared, stored
+from tests.core.claims.on_disk import read_back, stored
+from tests.core.claims.small_world import ClaimsNode, ClaimsOutside, calls, forced_deletion
 from tests.core.domains.domain_core import DOMAIN_SETTINGS, IMEX, NODE
-from tests.core.orders import Happening, WrongError
+from tests.core.orders import Happening, SmallWorld, WrongError, all_answered, begun, until_answered
 from tests.core.sameness import of_claims, of_ledger, ranked
-from tests.support.derived_anew import checked_step as step
 
 SOMEBODY_S: Final = "33333333-3333-3333-3333-333333333333"
 """The label's value that somebody else sets."""
@@ -71,7 +62,6 @@ SOMEBODY_S: Final = "33333333-3333-3333-3333-333333333333"
 PASSING_S: Final = 36.0
 """How far the clock jumps: beyond the deadline of a call and all retries."""
 
-_OF: Final = ClaimsOf.DOMAINS
 _LIVE: Final = OWNING | {ClaimState.WAITING}
 _KEPT: Final = OWNING - {ClaimState.RELEASING}
 _HAVE_DAEMON: Final = (ClaimState.PREPARED, ClaimState.VERIFYING)
@@ -117,11 +107,10 @@ def world_of(*claims: Claim, channels: int = 1, begins: Iterable[str] = ()) -> W
     return World({claim.name.uid: _subject(claim) for claim in claims}, channels, tuple(begins))
 
 
-class Outside(Struct, frozen=True):
+class Outside(ClaimsOutside, frozen=True, kw_only=True):
     """The node without the daemon, its kubelet and its API server."""
 
     world: World
-    kubelet: Kubelet = NO_CALLS
     label: str | None = None
     is_edited: bool = False
     """Somebody has changed the label since the daemon read it, or patched it."""
@@ -135,10 +124,6 @@ class Outside(Struct, frozen=True):
     following the other; nobody else has changed the label meanwhile."""
     ready: frozenset[DomainUid] = frozenset()
     """The domains that the API server has said to be Ready here since their label was added."""
-    disk: CheckpointWanted | None = None
-    files: frozenset[ClaimUid] = frozenset()
-    deleted: frozenset[ClaimUid] = frozenset()
-    """Claims that the API server does not have any more."""
     gone: frozenset[DomainUid] = frozenset()
     """Domains that somebody has deleted; NVIDIA's controller has taken their label away."""
     adds: int = 0
@@ -148,29 +133,65 @@ class Outside(Struct, frozen=True):
     old_until: float = 0.0
     """Those that are still there then are not ended."""
 
+    @property
+    def listed(self) -> tuple[ClaimedDevice, ...]:
+        """Kubelet lists what it has prepared, for pods that it knows."""
+        return tuple(
+            ClaimedDevice(DRIVER, NODE, of.device, str(of.claim.name), Pod("default", of.claim.name.name, ""))
+            for uid, of in self.world.subjects.items()
+            if uid in self.kubelet.prepared - self.deleted
+        )
 
-class Node(Struct, frozen=True):
+
+class Node(ClaimsNode[Outside], frozen=True):
     """The world and the daemon's state."""
 
-    outside: Outside
-    state: NodeState
-    at: float
+    of = ClaimsOf.DOMAINS
     wanted: DomainsWanted
     """Of the state."""
 
     @property
-    def entries(self) -> Mapping[ClaimUid, ClaimRecord]:
-        return self.state.domains.claims.entries
+    def orders(self) -> ClaimsWanted:
+        return self.wanted.claims
+
+    def in_api(self, claim: ClaimName) -> Claim:
+        return self.outside.world.subjects[claim.uid].claim
+
+    def in_state(self, state: NodeState) -> Self:
+        return replace(self, state=state, wanted=domains_wanted(state))
+
+    def noticed(self, before: Self, event: Event) -> Self:
+        return _counted(before, _watched(self))
+
+    def check_step(self, before: Self) -> None:
+        check_always(before, self)
+
+    def check_prepared(self, before: Self, uid: ClaimUid) -> None:
+        super().check_prepared(before, uid)
+        of = self.outside.world.subjects[uid]
+        if of.is_channel and before.entries[uid].state is ClaimState.VERIFYING:
+            _check_usable(self, of)
+
+    def answer_at_once(self) -> Event | None:
+        if (scan := self.state.host.inspections.scan) is not None:
+            return HostScanned(scan, ())
+        if (read := self.state.kubelet.ledger.outstanding) is not None:
+            return ledger_read(read, claims=self.outside.listed)
+        if self.orders.load and not self.claims.loaded:
+            return read_back(self.outside.disk, self.of)
+        return ImexRead(self.wanted.imex, IMEX) if self.wanted.imex else None
+
+    def asked(self, claim: ClaimName, *, prepares: bool) -> Self:
+        old = self.outside.old if prepares else self.outside.old - {claim.uid}
+        return ClaimsNode.asked(self.with_(old=old), claim, prepares=prepares)
+
+
+N = TypeVar("N", bound=Node)
 
 
 def start(world: World) -> Node:
     """A daemon that has started in this world."""
-    node = _started(Outside(world), 0.0)
-    can_happen = {happening.name: happening for happening in happenings(world)}
-    for name in world.begins:
-        assert can_happen[name].enabled(node), f"that cannot happen there: {name}"
-        node = can_happen[name].happens(node)
-    return node
+    return begun(_started(Outside(world=world), 0.0), happenings(world), world.begins)
 
 
 def _started(outside: Outside, at: float) -> Node:
@@ -185,116 +206,53 @@ def _started(outside: Outside, at: float) -> Node:
         old=frozenset(),
     )  # `old`: a daemon of ours that starts does not know since when a label is there
     state = initial_state(SETTINGS, domain_settings=settings)
-    return stepped(Node(outside, state, at, domains_wanted(state)), Ticked())
-
-
-def with_(node: Node, **changes: object) -> Node:
-    """The node with another outside."""
-    return replace(node, outside=replace(node.outside, **changes))
+    return Node(outside, state, at, domains_wanted(state)).ticked(at)
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------------
 
 
-def stepped(node: Node, event: Event) -> Node:
-    """The node after an event, and after what is answered at once; checked after each."""
-    following: Event | None = event
-    for _ in range(100):
-        if following is None:
-            return node
-        before = node
-        try:
-            state, effects = step(node.state, following, node.at)
-        except (AssertionError, KeyError) as error:
-            raise WrongError(f"the core ends with {error!r} at {type(following).__name__}") from error
-        node = Node(node.outside, state, node.at, domains_wanted(state))
-        for effect in effects:
-            node = _replied(before, node, effect)
-        node = _counted(before, _watched(node))
-        check_always(before, node)
-        following = _at_once(node)
-    raise WrongError("the daemon reads the node without end")
-
-
-def _at_once(node: Node) -> Event | None:
-    if (scan := node.state.host.inspections.scan) is not None:
-        return HostScanned(scan, ())
-    if (read := node.state.kubelet.ledger.outstanding) is not None:
-        return ledger_read(read, claims=_listed(node.outside))
-    wanted = node.wanted
-    if wanted.claims.load and not node.state.domains.claims.loaded:
-        disk = node.outside.disk
-        return CheckpointRead(disk.entries if disk is not None else (), of=_OF)
-    return ImexRead(wanted.imex, IMEX) if wanted.imex else None
-
-
-def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
-    """Kubelet lists what it has prepared, for pods that it knows."""
-    return tuple(
-        ClaimedDevice(DRIVER, NODE, of.device, str(of.claim.name), Pod("default", of.claim.name.name, ""))
-        for uid, of in outside.world.subjects.items()
-        if uid in outside.kubelet.prepared - outside.deleted
-    )
-
-
-def _replied(before: Node, node: Node, effect: Effect) -> Node:
-    if not isinstance(effect, Reply):
-        return node
-    kubelet = node.outside.kubelet
-    call, after = kubelet.calls.get(effect.token), kubelet.answered(effect.token, effect.answer)
-    if call is not None and isinstance(effect.answer, Prepared):
-        _check_prepared(before, node, call.uid)
-    return with_(node, kubelet=after)
-
-
-def _watched(node: Node) -> Node:
+def _watched(node: N) -> N:
     """The node with what follows for the label from the claims as they are now."""
     o = node.outside
     if o.is_stale is None and node.state.domains.label.known:
         is_read = all(entry.claim is not None for entry in node.entries.values() if entry.state in OWNING)
-        node = with_(node, is_stale=not _channels(node, OWNING)) if is_read else node
+        node = node.with_(is_stale=not _channels(node, OWNING)) if is_read else node
     owned = {of.domain for of, _ in _channels(node, OWNING)}
     live = {of.domain for of, _ in _channels(node, _LIVE)}
     held = frozenset((o.held | (owned & {o.label})) & live)
-    return node if held == o.held else with_(node, held=held)
+    return node if held == o.held else node.with_(held=held)
 
 
-def _counted(before: Node, node: Node) -> Node:
+def _counted(before: N, node: N) -> N:
     """The node with a new patch counted that adds the label of a domain that was deleted."""
     wanted, o = node.wanted.label_patch, node.outside
     if wanted is None or wanted == before.wanted.label_patch:
         return node
     is_back = wanted.patch.change is LabelChange.ADD and wanted.patch.value in o.gone
-    return with_(node, adds=o.adds + 1) if is_back else node
+    return node.with_(adds=o.adds + 1) if is_back else node
 
 
 # --- what kubelet and others do -----------------------------------------------------------------------------------
 
 
-def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
-    """A prepare or an unprepare comes."""
-    kubelet, event = node.outside.kubelet.asked(claim, _OF, node.at, prepares=prepares)
-    old = node.outside.old if prepares else node.outside.old - {claim.uid}
-    return stepped(with_(node, kubelet=kubelet, old=old), event)
-
-
 def edited(node: Node, value: str | None) -> Node:
     """Somebody changes the label; our watch of the Node says so."""
     node = _taken_away(node) if value is None else node
-    return stepped(with_(node, label=value, is_edited=True, held=frozenset()), NodeTouched())
+    return node.with_(label=value, is_edited=True, held=frozenset()).stepped(NodeTouched())
 
 
 def _taken_away(node: Node) -> Node:
     """The label goes: Kubernetes ends the daemons."""
     o = node.outside
     old = o.kubelet.prepared & {uid for uid, of in o.world.subjects.items() if not of.is_channel}
-    return with_(node, label=None, old=old, old_until=node.at + DAEMON_SETTLES_S)
+    return node.with_(label=None, old=old, old_until=node.at + DAEMON_SETTLES_S)
 
 
 def domain_deleted(node: Node, domain: DomainUid) -> Node:
     """Somebody deletes a domain, and NVIDIA's controller takes its label away."""
-    node = with_(node, gone=node.outside.gone | {domain})
-    return edited(node, None) if node.outside.label == domain else stepped(node, DomainsTouched())
+    node = node.with_(gone=node.outside.gone | {domain})
+    return edited(node, None) if node.outside.label == domain else node.stepped(DomainsTouched())
 
 
 def restarted(node: Node) -> Node:
@@ -307,25 +265,17 @@ def lost(node: Node) -> Node:
     o = node.outside
     names = (o.world.subjects[uid].claim.name for uid in sorted(o.files))
     found = tuple(StoredEntry(name, ClaimState.PREPARED, None, None) for name in names)
-    return restarted(with_(node, disk=CheckpointWanted(0, found, ())))
+    return restarted(node.with_(disk=CheckpointWanted(0, found, ())))
 
 
 def passed(node: Node, seconds: float = PASSING_S) -> Node:
     """Time passes; what is due in the meantime is due now."""
     at = node.at + seconds
     old = node.outside.old if at < node.outside.old_until else frozenset()
-    return stepped(replace(with_(node, old=old), at=at), Ticked())
+    return node.with_(old=old).ticked(at)
 
 
 # --- what the daemon asks for ---------------------------------------------------------------------------------------
-
-
-def claim_read(node: Node) -> Node:
-    """The API server answers the first read of a claim."""
-    wanted, o = node.wanted.claims.reads[0], node.outside
-    if wanted.claim.uid in o.deleted:
-        return stepped(node, ClaimRead(wanted.number, "it was deleted", _OF, missing=True))
-    return stepped(node, ClaimRead(wanted.number, o.world.subjects[wanted.claim.uid].claim, _OF))
 
 
 def domain_read(node: Node) -> Node:
@@ -333,18 +283,18 @@ def domain_read(node: Node) -> Node:
     o, read = node.outside, node.wanted.domains[0]
     daemons = (uid for uid, of in o.world.subjects.items() if not of.is_channel and of.domain == read.uid)
     is_ready = any(uid in o.kubelet.prepared for uid in daemons)
-    node = with_(node, ready=o.ready | {read.uid} if is_ready else o.ready - {read.uid})
+    node = node.with_(ready=o.ready | {read.uid} if is_ready else o.ready - {read.uid})
     found = ComputeDomain(read.uid, "some", "default", is_deleted=read.uid in o.gone)
     clique = Clique(frozenset({NODE} if is_ready else ()))
-    return stepped(node, DomainRead(read.number, read.uid, found, clique))
+    return node.stepped(DomainRead(read.number, read.uid, found, clique))
 
 
 def label_read(node: Node) -> Node:
     """The API server answers the read of the label."""
     o = node.outside
     found = o.found if node.state.domains.label.known else o.label
-    return stepped(
-        with_(node, is_edited=False, found=found), LabelRead(node.wanted.label_read, NodeLabel(o.label))
+    return node.with_(is_edited=False, found=found).stepped(
+        LabelRead(node.wanted.label_read, NodeLabel(o.label))
     )
 
 
@@ -360,93 +310,57 @@ def patched_there(node: Node) -> Node:
     if patch.change is LabelChange.ADD:
         if o.label is not None:
             return node
-        return with_(node, label=patch.value, is_edited=False, ready=o.ready - {patch.value})
+        return node.with_(label=patch.value, is_edited=False, ready=o.ready - {patch.value})
     if o.label != patch.value:
         return node
     _check_removal(node, patch.value, OWNING)
-    return with_(_taken_away(node), is_edited=False)
+    return _taken_away(node).with_(is_edited=False)
 
 
 def label_patched(node: Node) -> Node:
     """The patch is answered."""
     after = patched_there(node)
-    return conflicted(node) if after is node else stepped(after, LabelPatched(_patch(node).number))
+    return conflicted(node) if after is node else after.stepped(LabelPatched(_patch(node).number))
 
 
 def conflicted(node: Node) -> Node:
     """The label is another one; also where somebody has changed it, and changed it back."""
-    return stepped(node, LabelPatched(_patch(node).number, "the label is another one", conflict=True))
+    return node.stepped(LabelPatched(_patch(node).number, "the label is another one", conflict=True))
 
 
 def patch_lost(node: Node) -> Node:
     """The patch is made, and its answer lost."""
-    return stepped(patched_there(node), LabelPatched(_patch(node).number, "the connection broke"))
-
-
-def checkpoint_written(node: Node) -> Node:
-    """The newest contents are on disk."""
-    wanted = node.wanted.claims.checkpoint
-    assert wanted is not None
-    return stepped(with_(node, disk=wanted), CheckpointWritten(wanted.number, _OF))
+    return patched_there(node).stepped(LabelPatched(_patch(node).number, "the connection broke"))
 
 
 def _first_act(node: Node) -> FilesAct:
     return min(node.wanted.claims.files.values(), key=lambda act: act.number)
 
 
-def files_done(node: Node) -> Node:
-    """The first act on files is carried out."""
-    act, files = _first_act(node), node.outside.files
-    left = files - {act.name.uid} if act.claim is None else files | {act.name.uid}
-    return stepped(with_(node, files=left), ActDone(act.number, of=_OF))
-
-
 def files_failed(node: Node) -> Node:
     """It is not."""
-    return stepped(node, ActFailed(_first_act(node).number, "the disk is full", of=_OF))
+    return node.stepped(ActFailed(_first_act(node).number, "the disk is full", of=ClaimsOf.DOMAINS))
 
 
 ANSWERS: Final[tuple[Happening[Node], ...]] = (
-    Happening("a claim is read", lambda n: bool(n.wanted.claims.reads), claim_read),
+    Happening("a claim is read", lambda n: bool(n.wanted.claims.reads), Node.claim_read),
     Happening("a domain is read", lambda n: bool(n.wanted.domains), domain_read),
     Happening("the label is read", lambda n: bool(n.wanted.label_read), label_read),
     Happening("the label is patched", lambda n: n.wanted.label_patch is not None, label_patched),
     Happening(
-        "the checkpoint is written", lambda n: n.wanted.claims.checkpoint is not None, checkpoint_written
+        "the checkpoint is written", lambda n: n.wanted.claims.checkpoint is not None, Node.checkpoint_written
     ),
-    Happening("files are done", lambda n: bool(n.wanted.claims.files), files_done),
+    Happening("files are done", lambda n: bool(n.wanted.claims.files), lambda n: n.files_done(_first_act(n))),
 )
 """What the daemon asks for is done, each by itself."""
 
 
-def all_answered(node: Node) -> Node:
+def all_done(node: Node) -> Node:
     """Everything that the daemon asks for is done."""
-    for _ in range(200):
-        answer = next((h for h in ANSWERS if h.enabled(node)), None)
-        if answer is None:
-            return node
-        node = answer.happens(node)
-    raise WrongError("the daemon asks without end")
+    return all_answered(node, ANSWERS)
 
 
 # --- what happens ---------------------------------------------------------------------------------------------------
-
-
-def _calls(claim: ClaimName, *, prepares: bool) -> Happening[Node]:
-    return Happening(
-        f"{claim.name} is to be {'prepared' if prepares else 'unprepared'}",
-        lambda node: not node.outside.kubelet.waits_for(claim, prepares=prepares),
-        lambda node: asked(node, claim, prepares=prepares),
-    )
-
-
-def _deleted_by_force(claim: ClaimName) -> Happening[Node]:
-    """Its pod and itself are gone from the API server; its containers run on."""
-    return Happening(
-        f"{claim.name} is deleted by force",
-        lambda node: claim.uid in node.outside.kubelet.prepared - node.outside.deleted,
-        lambda node: with_(node, deleted=node.outside.deleted | {claim.uid}),
-    )
 
 
 def _is_patched(node: Node) -> bool:
@@ -456,10 +370,10 @@ def _is_patched(node: Node) -> bool:
 def happenings(world: World) -> tuple[Happening[Node], ...]:
     """Everything that can happen, in no order."""
     return (
-        *(_calls(claim, prepares=prepares) for claim in world.claims for prepares in (True, False)),
-        _deleted_by_force(world.claims[0]),
+        *calls(world.claims),
+        forced_deletion(world.claims[0]),
         *ANSWERS,
-        Happening("all that is asked for is done", lambda _: True, all_answered),
+        Happening("all that is asked for is done", lambda _: True, all_done),
         Happening("a patch conflicts", _is_patched, conflicted),
         Happening("a patch's answer is lost", _is_patched, patch_lost),
         Happening("files fail", lambda n: bool(n.wanted.claims.files), files_failed),
@@ -561,14 +475,6 @@ def _check_usable(node: Node, of: Subject) -> None:
         raise WrongError(f"{of.claim.name} gets its channel, and its domain was not Ready since the label")
 
 
-def _check_prepared(before: Node, node: Node, uid: ClaimUid) -> None:
-    o = node.outside
-    check_prepared(uid, o.disk, o.files)
-    of = o.world.subjects[uid]
-    if of.is_channel and before.entries[uid].state is ClaimState.VERIFYING:
-        _check_usable(node, of)
-
-
 def _check_patch(node: Node, wanted: LabelPatchWanted) -> None:
     """When a patch is wanted that was not before."""
     o, patch = node.outside, wanted.patch
@@ -607,36 +513,32 @@ def check_settled(node: Node, met: set[object]) -> None:
     if settled.outside.label == SOMEBODY_S:
         if settled.outside.is_stale and settled.outside.found == SOMEBODY_S:
             raise WrongError("a stale label stays")
-        settled = all_answered(edited(settled, None))
+        settled = all_done(edited(settled, None))
     # A claim of no pod is released, what failed is tried again, and then the label lingers.
     for _ in range(4):
         if _wrong_label(settled):
-            settled = all_answered(passed(settled))
+            settled = all_done(passed(settled))
     if wrong := _wrong_label(settled):
         raise WrongError(wrong)
-    ended: Node | None = with_(settled, deleted=frozenset())
+    ended: Node | None = settled.with_(deleted=frozenset())
     for claim in settled.outside.world.claims:
-        ended = ended and asked(ended, claim, prepares=False)
+        ended = ended and ended.asked(claim, prepares=False)
     ended = ended and _answered(ended, "ended", met)
     for passing in range(3):  # the tombstones are forgotten
         ended = ended and _answered(passed(ended), f"ended, {passing}", met)
     if ended is not None:
         _check_nothing(ended)
-        _check_claimed_again(with_(ended, gone=frozenset()))
+        _check_claimed_again(ended.with_(gone=frozenset()))
 
 
 def _answered(node: Node, end: str, met: set[object]) -> Node | None:
     """As `all_answered`; None if a node on the way is known to come to this end."""
-    for _ in range(200):
-        key = end, canonical(node)
+    for on_the_way in until_answered(node, ANSWERS):
+        key = end, canonical(on_the_way)
         if key in met:
             return None
         met.add(key)
-        answer = next((h for h in ANSWERS if h.enabled(node)), None)
-        if answer is None:
-            return node
-        node = answer.happens(node)
-    raise WrongError("the daemon asks without end")
+    return on_the_way
 
 
 def _wrong_label(node: Node) -> str:
@@ -671,10 +573,16 @@ def _check_claimed_again(node: Node) -> None:
         u for u, of in subjects.items() if of is first or (of.domain == first.domain and not of.is_channel)
     }
     for uid in sorted(again):
-        node = asked(node, subjects[uid].claim.name, prepares=True)
-    node = all_answered(passed(all_answered(node), DOMAIN_READ_S))
+        node = node.asked(subjects[uid].claim.name, prepares=True)
+    node = all_done(passed(all_done(node), DOMAIN_READ_S))
     if node.outside.kubelet.prepared != again:
         raise WrongError(f"the channel cannot be claimed again: {[e.problem for e in node.entries.values()]}")
+
+
+def small_world(world: World) -> SmallWorld[Node]:
+    """All that can happen there."""
+    met: set[object] = set()
+    return SmallWorld(start(world), happenings(world), lambda node: check_settled(node, met), canonical)
 
 
 # --- what makes two nodes the same ------------------------------------------------------------------------------------
@@ -694,7 +602,7 @@ def canonical(node: Node) -> object:
             o.held,
             o.ready,
             _disk(o),
-            o.files,
+            frozenset(o.files),
             (o.deleted, o.gone, o.adds, o.old, o.old_until - at if o.old else 0.0),
             o.kubelet.key,
         ),

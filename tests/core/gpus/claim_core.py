@@ -10,7 +10,6 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    CheckpointRead,
     CheckpointWritten,
     ClaimRead,
 )
@@ -36,6 +35,7 @@ from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, PciFunc
 from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import H100, SETTINGS
 from tests.core.claims.calls_core import CallsCore
+from tests.core.claims.on_disk import read_back
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
@@ -84,17 +84,6 @@ class ClaimCore(CallsCore):
         self.state = initial_state(settings, claim_settings=CLAIM_SETTINGS, gpu_settings=gpu_settings)
         if functions:
             self.scanned()
-
-    def _read_back(self) -> CheckpointRead:
-        if self.disk is None:
-            return CheckpointRead(of=ClaimsOf.GPUS)
-        return CheckpointRead(
-            self.disk.entries,
-            self.disk.original_drivers,
-            owed=self.disk.owed,
-            earlier_models=self.disk.earlier_models,
-            of=ClaimsOf.GPUS,
-        )
 
     def restarted(self, *held_back: str, settings: GpuSettings | None = None) -> ClaimCore:
         """A new process on the same node: it knows what is on disk, and what it sees. Of the old one's acts those that
@@ -172,7 +161,7 @@ class ClaimCore(CallsCore):
     def _claims_answer(self) -> Event | None:
         wanted = self.wanted
         if wanted.load and not self.state.gpus.claims.loaded and "load" not in self.held_back:
-            return self._read_back()
+            return read_back(self.disk, self.of)
         if wanted.reads and "read" not in self.held_back:
             return self.read_event(wanted.reads[0].number, wanted.reads[0].claim)
         if wanted.checkpoint is not None and "checkpoint" not in self.held_back:

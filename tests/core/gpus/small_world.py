@@ -1,41 +1,31 @@
-"""Every order of a few events in a world of two claims and one GPU, and what must hold after each: only the core.
+"""A world of two claims and one GPU, and what must hold after each event: only the core.
 
-As `tests/core/small_world.py`: the world outside (functions, disk, files, kubelet, API server) is a value like the
-core's state, both change by pure functions, and a node that was met before is not followed again. What the daemon reads
-of the node (sysfs, the groups' use, kubelet's ledger) is answered as it is at that moment when an event says so; what
-it asks of the API server, of the disk and of the drivers is answered one by one.
+The world outside is the functions, the disk, the files, kubelet and the API server. What the daemon reads of the node
+(sysfs, the groups' use, kubelet's ledger) is answered as it is at that moment when an event says so; what it asks of
+the API server, of the disk and of the drivers is answered one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Final
+from typing import Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import DeviceAct
-from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct, claims_wanted
+from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import (
-    ActDone,
-    ActFailed,
-    CheckpointRead,
-    CheckpointWritten,
-    ClaimRead,
-)
-from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.claims import ActDone, ActFailed
 from gpuactors.core.events.deviceplugin import AllocateAsked
-from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
+from gpuactors.core.events.host import HostChanged
 from gpuactors.core.events.kubelet import LedgerRead
-from gpuactors.core.gpus.cdi import ClaimDevice
-from gpuactors.core.gpus.driver import GPUS
-from gpuactors.core.reports.snapshot import project
+from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.step import initial_state, step
-from gpuactors.core.values.claim import ActFault, ClaimName, ClaimsOf, ClaimUid, Prepared, Target
+from gpuactors.core.values.claim import ActFault, Claim, ClaimName, ClaimsOf, ClaimUid, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Granted, Reply
 from gpuactors.core.values.model import (
@@ -45,20 +35,16 @@ from gpuactors.core.values.model import (
     GroupUse,
     Health,
     LedgerEntry,
-    LedgerFile,
     PciAddress,
     PciFunction,
     Pod,
-    PodAnswer,
-    SeenPods,
     Token,
     device_key,
 )
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core import orders
 from tests.core.builders import H100, SETTINGS, ledger_read
-from tests.core.claims.kubelet_side import NO_CALLS, Kubelet
-from tests.core.claims.on_disk import check_prepared, stored
+from tests.core.claims.on_disk import stored
+from tests.core.claims.small_world import ClaimsNode, ClaimsOutside, calls, forced_deletion
 from tests.core.gpus.claim_core import (
     CLAIM_SETTINGS,
     DRIVER,
@@ -69,8 +55,9 @@ from tests.core.gpus.claim_core import (
     name,
     on_driver,
 )
-from tests.core.orders import Count, Happening, Rules, WrongError
-from tests.core.other_driver import NOTHING, OthersClaim, Told, files, listed, losses
+from tests.core.host_side import answers
+from tests.core.orders import Happening, SmallWorld, WrongError, all_answered, begun
+from tests.core.other_driver import NOTHING, OthersClaim, Told, as_asked, listed, losses
 from tests.core.sameness import numbers_of, of_claims, of_node, ranked
 
 GPU: Final = PciAddress("0000:01:00.0")
@@ -101,17 +88,11 @@ class World(Struct, frozen=True):
         return self.functions[0].vfio_bound
 
 
-class Outside(Struct, frozen=True):
+class Outside(ClaimsOutside, frozen=True, kw_only=True):
     """The node without the daemon, its kubelet and its API server."""
 
     world: World
     functions: tuple[PciFunction, ...]
-    disk: CheckpointWanted | None = None
-    files: frozenset[tuple[ClaimUid, frozenset[int | None]]] = frozenset()
-    """The claims whose files are there, each with the IOMMU groups that they name."""
-    deleted: frozenset[ClaimUid] = frozenset()
-    """Claims that the API server does not have any more."""
-    kubelet: Kubelet = NO_CALLS
     admitting: Token | None = None
     """The Allocate that is not answered yet."""
     pod: bool = False
@@ -129,115 +110,90 @@ class Outside(Struct, frozen=True):
     pods: int = 0
     """Pods of other drivers' claims that there have been."""
 
+    def ledger_event(self, read: int, asking: Asking) -> LedgerRead:
+        """Kubelet lists the pod, and what it has prepared for pods that it knows."""
+        entries = (LedgerEntry(H100, DeviceId(GPU), Pod("default", "vm", "")),) if self.pod else ()
+        ours = (
+            ClaimedDevice(
+                DRIVER, POOL, device_name(device_key(GPU)), str(claim), Pod("default", claim.name, "")
+            )
+            for claim in CLAIMS
+            if claim.uid in self.kubelet.prepared - self.deleted
+        )
+        answer = ledger_read(read, entries, (*ours, *listed(self.others)))
+        return as_asked(answer, asking, self.others, self.pods) if self.world.has_other_driver else answer
 
-class Node(Struct, frozen=True):
+    def group_use(self, target: PollTarget) -> GroupUse:
+        """No process holds a group."""
+        return GroupUse(target.group, dict.fromkeys(target.functions, 0), frozenset(), None, None)
+
+
+class Node(ClaimsNode[Outside], frozen=True):
     """The world and the daemon's state."""
 
-    outside: Outside
-    state: NodeState
-    at: float
+    of = ClaimsOf.GPUS
 
     @property
-    def wanted(self) -> ClaimsWanted:
-        return claims_wanted(self.state, GPUS)
+    def owners(self) -> set[ClaimUid]:
+        """Our claims that have the GPU."""
+        return {uid for uid, entry in self.entries.items() if entry.state in OWNING}
+
+    @property
+    def acts(self) -> list[DeviceAct | FilesAct]:
+        """What is to be done at devices and files, in the order in which it was asked for."""
+        found: list[DeviceAct | FilesAct] = [*self.orders.devices.values(), *self.orders.files.values()]
+        return sorted(found, key=lambda act: act.number)
+
+    def in_api(self, claim: ClaimName) -> Claim:
+        return allocated(claim, GPU)
+
+    def apply(self, event: Event) -> tuple[NodeState, list[Effect]]:
+        return step(self.state, event, self.at)  # what is derived the device plugin's world compares
+
+    def noticed(self, before: Self, event: Event) -> Self:
+        o = self.outside
+        if _is_others(o) and (taken := self.owners - before.owners):
+            raise WrongError(f"another driver's claim has the GPU, and {taken} gets it")
+        return self.with_(told=o.told.after(event, o.others))
+
+    def replied(self, before: Self, reply: Reply) -> Self:
+        o = self.outside
+        if reply.token != o.admitting:
+            return super().replied(before, reply)
+        granted = isinstance(reply.answer, Granted)
+        if granted:
+            _check_grant(self)
+        return self.with_(admitting=None, pod=o.pod or granted)
+
+    def check_prepared(self, before: Self, uid: ClaimUid) -> None:
+        super().check_prepared(before, uid)
+        o = self.outside
+        if uid in o.had and any(f.address == GPU and f.device == OTHER_MODEL for f in o.functions):
+            raise WrongError(f"{uid} is said to be prepared, and another model is in the slot than it had")
+        if uid in o.kubelet.prepared and (seen := _seen_driver(self)) != "vfio-pci":
+            raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
+
+    def check_step(self, before: Self) -> None:
+        check_always(self)
+
+    def asked(self, claim: ClaimName, *, prepares: bool) -> Self:
+        had = self.outside.had if prepares else self.outside.had - {claim.uid}
+        return ClaimsNode.asked(self.with_(had=had), claim, prepares=prepares)
 
 
 def start(world: World) -> Node:
     """A daemon that has started in this world, and has seen it."""
-    node = seen(_started(Node(Outside(world, world.functions), initial_state(SETTINGS), 0.0)))
-    for happened in world.begins:
-        happening = next(h for h in HAPPENINGS if h.name == happened)
-        assert happening.enabled(node), f"that cannot happen there: {happened}"
-        node = happening.happens(node)
-    return node
+    node = seen(_started(Outside(world=world, functions=world.functions), 0.0))
+    return begun(node, HAPPENINGS, world.begins)
 
 
-def _started(node: Node) -> Node:
+def _started(outside: Outside, at: float) -> Node:
     """A new daemon reads the checkpoint at once, and the node when it is seen."""
-    fresh = replace(node, state=initial_state(SETTINGS, claim_settings=CLAIM_SETTINGS))
-    disk = node.outside.disk
-    if disk is None:
-        return stepped(fresh, CheckpointRead(of=ClaimsOf.GPUS))
-    return stepped(
-        fresh,
-        CheckpointRead(
-            disk.entries,
-            disk.original_drivers,
-            owed=disk.owed,
-            earlier_models=disk.earlier_models,
-            of=ClaimsOf.GPUS,
-        ),
-    )
-
-
-# --- the daemon ---------------------------------------------------------------------------------------------
-
-
-def stepped(node: Node, event: Event) -> Node:
-    """The node after an event, and after what kubelet does with the answers; checked."""
-    owners = _owners(node)
-    try:
-        state, effects = step(node.state, event, node.at)
-    except (AssertionError, KeyError) as error:
-        raise WrongError(f"the core ends with {error!r} at {type(event).__name__}") from error
-    node = replace(node, state=state)
-    if _is_others(node.outside) and (taken := _owners(node) - owners):
-        raise WrongError(f"another driver's claim has the GPU, and {taken} gets it")
-    for effect in effects:
-        node = _replied(node, effect)
-    check_always(node)
-    return node
-
-
-def _replied(node: Node, effect: Effect) -> Node:
-    if not isinstance(effect, Reply):
-        return node
-    o, token, answer = node.outside, effect.token, effect.answer
-    if token == o.admitting:
-        granted = isinstance(answer, Granted)
-        if granted:
-            _check_grant(node)
-        return _with(node, admitting=None, pod=o.pod or granted)
-    call, kubelet = o.kubelet.calls.get(token), o.kubelet.answered(token, answer)
-    if call is not None and isinstance(answer, Prepared):
-        _check_prepared(node, call.uid)
-    return _with(node, kubelet=kubelet)
-
-
-def _owners(node: Node) -> set[ClaimUid]:
-    """Our claims that have the GPU."""
-    return {uid for uid, e in node.state.gpus.claims.entries.items() if e.state in OWNING}
-
-
-def _with(node: Node, **changes: object) -> Node:
-    return replace(node, outside=replace(node.outside, **changes))
+    state = initial_state(SETTINGS, claim_settings=CLAIM_SETTINGS)
+    return Node(outside, state, at).loaded()
 
 
 # --- what kubelet and the operator do -------------------------------------------------------------------------
-
-
-def asked(node: Node, claim: ClaimName, *, prepares: bool) -> Node:
-    """A prepare or an unprepare comes."""
-    kubelet, event = node.outside.kubelet.asked(claim, ClaimsOf.GPUS, node.at, prepares=prepares)
-    had = node.outside.had if prepares else node.outside.had - {claim.uid}
-    return stepped(_with(node, kubelet=kubelet, had=had), event)
-
-
-def _calls(claim: ClaimName, *, prepares: bool) -> Happening[Node]:
-    def enabled(node: Node) -> bool:
-        return node.wanted.is_serving and not node.outside.kubelet.waits_for(claim, prepares=prepares)
-
-    words = "is to be prepared" if prepares else "is to be unprepared"
-    return Happening(f"{claim.name} {words}", enabled, lambda node: asked(node, claim, prepares=prepares))
-
-
-def _deleted_by_force(claim: ClaimName) -> Happening[Node]:
-    """Its pod and itself are gone from the API server; its containers run on. Its unprepare comes later or never."""
-    return Happening(
-        f"{claim.name} is deleted by force",
-        lambda node: claim.uid in node.outside.kubelet.prepared - node.outside.deleted,
-        lambda node: _with(node, deleted=node.outside.deleted | {claim.uid}),
-    )
 
 
 def _is_offered(node: Node) -> bool:
@@ -248,13 +204,13 @@ def _is_offered(node: Node) -> bool:
 def _allocated(node: Node) -> Node:
     kubelet = node.outside.kubelet
     token = Token(kubelet.tokens + 1)
-    node = _with(node, kubelet=replace(kubelet, tokens=token), admitting=token)
-    return stepped(node, AllocateAsked(token, H100, ((DeviceId(GPU),),)))
+    node = node.with_(kubelet=replace(kubelet, tokens=token), admitting=token)
+    return node.stepped(AllocateAsked(token, H100, ((DeviceId(GPU),),)))
 
 
 def _unplugged(node: Node) -> Node:
-    node = _with(node, functions=(), disturbed=True, was_unplugged=True)
-    return stepped(node, HostChanged(GPU, None, "remove pci"))
+    node = node.with_(functions=(), disturbed=True, was_unplugged=True)
+    return node.stepped(HostChanged(GPU, None, "remove pci"))
 
 
 def _plugged(group: int | None = None) -> Callable[[Node], Node]:
@@ -264,7 +220,7 @@ def _plugged(group: int | None = None) -> Callable[[Node], Node]:
         functions = node.outside.world.functions
         if group is not None:
             functions = tuple(on_driver(replace(f, iommu_group=group), f.driver) for f in functions)
-        return stepped(_with(node, functions=functions), HostChanged(GPU, None, "add pci"))
+        return node.with_(functions=functions).stepped(HostChanged(GPU, None, "add pci"))
 
     return happens
 
@@ -281,7 +237,7 @@ def _disk_goes_to(driver: str | None) -> Happening[Node]:
 
 def _with_disk_on(node: Node, driver: str | None) -> Node:
     functions = tuple(on_driver(f, driver) if f.address == DISK else f for f in node.outside.functions)
-    return stepped(_with(node, functions=functions), HostChanged(DISK, None, "bind pci"))
+    return node.with_(functions=functions).stepped(HostChanged(DISK, None, "bind pci"))
 
 
 def _disk_driver(disk: PciFunction | None) -> str | None:
@@ -293,14 +249,14 @@ def _other_gets_it(*, has_file: bool) -> Happening[Node]:
 
     def enabled(node: Node) -> bool:
         o = node.outside
-        is_free = not (o.pod or o.admitting or o.kubelet.prepared or _owners(node) or node.state.gpus.owed)
+        is_free = not (o.pod or o.admitting or o.kubelet.prepared or node.owners or node.state.gpus.owed)
         return o.world.has_other_driver and o.others is None and _group(o) is not None and is_free
 
     def happens(node: Node) -> Node:
         group = _group(node.outside)
         assert group is not None
         number = node.outside.pods + 1
-        return _with(node, others=OthersClaim(number, group, has_file=has_file), pods=number)
+        return node.with_(others=OthersClaim(number, group, has_file=has_file), pods=number)
 
     words = "" if has_file else ", and no file says which"
     return Happening(f"another driver's claim gets it{words}", enabled, happens)
@@ -312,12 +268,13 @@ def _group(outside: Outside) -> int | None:
 
 
 def _other_ends(node: Node) -> Node:
-    return _with(node, others=None, told=NOTHING)
+    return node.with_(others=None, told=NOTHING)
 
 
 def restarted(node: Node) -> Node:
     """The daemon is killed and starts again: what is on disk counts, and kubelet's calls fail."""
-    return _started(_with(node, kubelet=node.outside.kubelet.failed(), admitting=None, told=NOTHING))
+    kubelet = node.outside.kubelet.failed()
+    return _started(replace(node.outside, kubelet=kubelet, admitting=None, told=NOTHING), node.at)
 
 
 def _rebooted(node: Node) -> Node:
@@ -326,14 +283,13 @@ def _rebooted(node: Node) -> Node:
     o = node.outside
     functions = tuple(replace(f, device=OTHER_MODEL) if f.address == GPU else f for f in o.world.functions)
     models = dict(o.disk.earlier_models) if o.disk is not None else {}
-    models |= {
-        uid: {device_key(GPU): gpus_of(entry).gpus[0].functions[0].ids}
-        for uid, entry in stored(o.disk).items()
-    }
+    gpu = device_key(GPU)
+    models |= {uid: {gpu: gpus_of(entry).gpus[0].functions[0].ids} for uid, entry in stored(o.disk).items()}
     disk = CheckpointWanted(o.disk.number, (), (), earlier_models=models) if o.disk is not None else None
     kubelet = replace(o.kubelet.failed(), prepared=frozenset())
-    node = _with(node, functions=functions, disk=disk, files=frozenset(), kubelet=kubelet, told=NOTHING)
-    return _started(_with(node, had=frozenset(models)))
+    had = frozenset(models)
+    o = replace(o, functions=functions, disk=disk, files={}, kubelet=kubelet, told=NOTHING, had=had)
+    return _started(o, node.at)
 
 
 def _can_reboot(node: Node) -> bool:
@@ -342,74 +298,44 @@ def _can_reboot(node: Node) -> bool:
 
 
 def _time_passes(node: Node) -> Node:
-    return stepped(replace(node, at=node.at + PASSING_S), Ticked())
+    return node.ticked(node.at + PASSING_S)
 
 
 # --- what the daemon asks for -----------------------------------------------------------------------------------
-
-
-def claim_read(node: Node) -> Node:
-    """The API server answers the first read."""
-    wanted = node.wanted.reads[0]
-    if wanted.claim.uid in node.outside.deleted:
-        return stepped(node, ClaimRead(wanted.number, "it was deleted", ClaimsOf.GPUS, missing=True))
-    return stepped(node, ClaimRead(wanted.number, allocated(wanted.claim, GPU), ClaimsOf.GPUS))
-
-
-def checkpoint_written(node: Node) -> Node:
-    """The newest contents are on disk."""
-    wanted = node.wanted.checkpoint
-    assert wanted is not None
-    return stepped(_with(node, disk=wanted), CheckpointWritten(wanted.number, ClaimsOf.GPUS))
-
-
-def _acts(node: Node) -> list[DeviceAct | FilesAct]:
-    wanted = node.wanted
-    found: list[DeviceAct | FilesAct] = [*wanted.devices.values(), *wanted.files.values()]
-    return sorted(found, key=lambda act: act.number)
 
 
 def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
     """The act is carried out."""
     match act:
         case FilesAct():
-            left = {(uid, groups) for uid, groups in node.outside.files if uid != act.name.uid}
-            if act.claim is not None:
-                left.add((act.name.uid, _named(act)))
-            return stepped(_with(node, files=frozenset(left)), ActDone(act.number, of=ClaimsOf.GPUS))
+            return node.files_done(act)
         case DeviceAct():
             there = {f.address: f for f in node.outside.functions}
             if act.target is Target.VFIO and _disk_driver(there.get(DISK)) is not None:
                 failed = ActFailed(act.number, "the host has the disk", ActFault.NOT_VIABLE, of=ClaimsOf.GPUS)
-                return stepped(node, failed)
+                return node.stepped(failed)
             if GPU not in there:
-                return stepped(node, ActFailed(act.number, "it is gone", ActFault.GONE, of=ClaimsOf.GPUS))
+                return node.stepped(ActFailed(act.number, "it is gone", ActFault.GONE, of=ClaimsOf.GPUS))
             after = dict(there)
             for first in act.functions:
                 known = there[first.address]
                 after[first.address] = on_driver(known, driver_after(known, first, act.target))
-            node = _with(node, functions=tuple(after.values()))
+            node = node.with_(functions=tuple(after.values()))
             if act.target is Target.VFIO:
-                node = _with(node, disturbed=False)
+                node = node.with_(disturbed=False)
             bound = tuple(as_bound(after[first.address]) for first in act.functions)
-            return stepped(node, ActDone(act.number, bound, of=ClaimsOf.GPUS))
-
-
-def _named(act: FilesAct) -> frozenset[int | None]:
-    """The IOMMU groups that a claim's files name."""
-    devices = [device for device in act.devices if isinstance(device, ClaimDevice)]
-    return frozenset(function.iommu_group for device in devices for function in device.functions)
+            return node.stepped(ActDone(act.number, bound, of=ClaimsOf.GPUS))
 
 
 def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
     """The first act fails. One that the kernel refuses may leave a device without a driver."""
 
     def happens(node: Node) -> Node:
-        act, before = _acts(node)[0], node.outside.functions
+        act, before = node.acts[0], node.outside.functions
         if isinstance(act, DeviceAct) and fault is ActFault.REFUSED:
-            node = _with(node, functions=tuple(_unbound(f, act) for f in before))
+            node = node.with_(functions=tuple(_unbound(f, act) for f in before))
         moved = tuple(as_bound(f) for f in node.outside.functions if f not in before)
-        return stepped(node, ActFailed(act.number, "it failed", fault, moved=moved, of=ClaimsOf.GPUS))
+        return node.stepped(ActFailed(act.number, "it failed", fault, moved=moved, of=ClaimsOf.GPUS))
 
     return happens
 
@@ -422,103 +348,52 @@ def _unbound(function: PciFunction, act: DeviceAct) -> PciFunction:
     return function if stays else on_driver(function, None)
 
 
-def _observations(node: Node) -> Event | None:
-    """The answer to one thing that the daemon reads of the node."""
-    state, functions = node.state, node.outside.functions
-    inspections = state.host.inspections
-    if inspections.scan is not None:
-        return HostScanned(inspections.scan, functions)
-    for address, number in inspections.functions.items():
-        is_there = any(f.address == address for f in functions)
-        return FunctionInspected(number, address, functions if is_there else ())
-    if (read := state.kubelet.ledger.outstanding) is not None:
-        return _ledger(read, node.outside, state.kubelet.ledger.asking)
-    if (poll := state.host.polls.outstanding) is not None:
-        targets = project(state).any_poll.targets
-        uses = (GroupUse(t.group, dict.fromkeys(t.functions, 0), frozenset(), None, None) for t in targets)
-        return GroupsObserved(poll, tuple(uses))
-    return None
-
-
-def _ledger(read: int, outside: Outside, asking: Asking) -> LedgerRead:
-    """The list, or what there is without it: the file, and what kubelet says of the pods that it is asked for."""
-    vm, claims = Pod("default", "vm", ""), _listed(outside)
-    answer = ledger_read(read, _pods(outside, vm), claims)
-    if not outside.world.has_other_driver:
-        return answer
-    answer = replace(answer, cdi=files(outside.others), pods=SeenPods(came=outside.pods))
-    if asking.lists:
-        return answer
-    had = {vm: ((H100, DeviceId(GPU)),) if outside.pod else ()}
-    answers = (
-        PodAnswer(pod, had.get(pod, ()), tuple(c for c in claims if c.pod == pod)) for pod in asking.pods
-    )
-    file = LedgerFile(_pods(outside, Pod("", "", "uid-vm")))
-    return replace(answer, passive=True, listed=(), claims=(), file=file, answers=tuple(answers))
-
-
-def _pods(outside: Outside, pod: Pod) -> tuple[LedgerEntry, ...]:
-    return (LedgerEntry(H100, DeviceId(GPU), pod),) if outside.pod else ()
-
-
-def _listed(outside: Outside) -> tuple[ClaimedDevice, ...]:
-    """Kubelet lists what it has prepared, for pods that it knows."""
-    ours = (
-        ClaimedDevice(DRIVER, POOL, device_name(device_key(GPU)), str(claim), Pod("default", claim.name, ""))
-        for claim in CLAIMS
-        if claim.uid in outside.kubelet.prepared - outside.deleted
-    )
-    return (*ours, *listed(outside.others))
+def _reads(node: Node) -> Iterable[Callable[[], Event]]:
+    return answers(node.state, node.outside).values()
 
 
 def seen(node: Node) -> Node:
     """Everything that the daemon reads of the node is answered, as it is now."""
-    for _ in range(100):
-        if (event := _observations(node)) is None:
-            return node
-        if isinstance(event, LedgerRead) and (others := node.outside.others) is not None:
-            node = _with(node, told=node.outside.told.after(event, others))
-        node = stepped(node, event)
-    raise WrongError("the daemon reads the node without end")
-
-
-def all_answered(node: Node) -> Node:
-    """Everything that the daemon asks for is done."""
-    for _ in range(100):
-        node = seen(node)
-        wanted = node.wanted
-        if wanted.reads:
-            node = claim_read(node)
-        elif wanted.checkpoint is not None:
-            node = checkpoint_written(node)
-        elif acts := _acts(node):
-            node = act_done(node, acts[0])
-        else:
-            return node
-    raise WrongError("the daemon asks without end")
+    return all_answered(node, (FIRST_READ,))
 
 
 # --- what happens -----------------------------------------------------------------------------------------------
 
 
-HAPPENINGS: Final = (
-    *(_calls(claim, prepares=prepares) for claim in CLAIMS for prepares in (True, False)),
-    *(_deleted_by_force(claim) for claim in CLAIMS),
-    Happening("the claim is read", lambda n: bool(n.wanted.reads), claim_read),
-    Happening("the checkpoint is written", lambda n: n.wanted.checkpoint is not None, checkpoint_written),
-    Happening("the act is done", lambda n: bool(_acts(n)), lambda n: act_done(n, _acts(n)[0])),
-    Happening("the last act is done", lambda n: len(_acts(n)) > 1, lambda n: act_done(n, _acts(n)[-1])),
-    Happening("the act is refused", lambda n: bool(_acts(n)), _act_failed(ActFault.REFUSED)),
-    Happening("the act finds the GPU in use", lambda n: bool(n.wanted.devices), _act_failed(ActFault.IN_USE)),
-    Happening("the node is seen", lambda n: _observations(n) is not None, seen),
-    Happening("all that is asked for is done", lambda n: n.wanted.load > 0, all_answered),
+def all_done(node: Node) -> Node:
+    """Everything that the daemon asks for is done."""
+    return all_answered(node, ANSWERS)
+
+
+FIRST_READ: Final[Happening[Node]] = Happening(
+    "the first read is answered", lambda n: any(_reads(n)), lambda n: n.stepped(next(iter(_reads(n)))())
+)
+
+ANSWERS: Final[tuple[Happening[Node], ...]] = (
+    Happening("the node is seen", FIRST_READ.enabled, seen),
+    Happening("the claim is read", lambda n: bool(n.orders.reads), Node.claim_read),
+    Happening(
+        "the checkpoint is written", lambda n: n.orders.checkpoint is not None, Node.checkpoint_written
+    ),
+    Happening("the act is done", lambda n: bool(n.acts), lambda n: act_done(n, n.acts[0])),
+)
+"""What the daemon asks for is done, each by itself."""
+
+HAPPENINGS: Final[tuple[Happening[Node], ...]] = (
+    *calls(CLAIMS),
+    *(forced_deletion(claim) for claim in CLAIMS),
+    *ANSWERS,
+    Happening("the last act is done", lambda n: len(n.acts) > 1, lambda n: act_done(n, n.acts[-1])),
+    Happening("the act is refused", lambda n: bool(n.acts), _act_failed(ActFault.REFUSED)),
+    Happening("the act finds the GPU in use", lambda n: bool(n.orders.devices), _act_failed(ActFault.IN_USE)),
+    Happening("all that is asked for is done", lambda n: n.orders.load > 0, all_done),
     Happening("the daemon restarts", lambda _: True, restarted),
     Happening(
         "the device plugin allocates it",
         lambda n: _is_offered(n) and not (n.outside.pod or n.outside.admitting),
         _allocated,
     ),
-    Happening("its pod ends", lambda n: n.outside.pod, lambda n: _with(n, pod=False)),
+    Happening("its pod ends", lambda n: n.outside.pod, lambda n: n.with_(pod=False)),
     Happening("it is unplugged", lambda n: bool(n.outside.functions), _unplugged),
     Happening("it is plugged in", lambda n: not n.outside.functions, _plugged()),
     Happening("it is plugged in, in another group", lambda n: not n.outside.functions, _plugged(9)),
@@ -527,7 +402,7 @@ HAPPENINGS: Final = (
     _disk_goes_to(None),
     _other_gets_it(has_file=True),
     _other_gets_it(has_file=False),
-    *losses(lambda node: node.outside.others, lambda node, claim: _with(node, others=claim)),
+    *losses(lambda node: node.outside.others, lambda node, claim: node.with_(others=claim)),
     Happening("the other claim ends", lambda n: n.outside.others is not None, _other_ends),
     Happening("time passes", lambda _: True, _time_passes),
 )
@@ -557,7 +432,7 @@ def check_always(node: Node) -> None:
         raise WrongError(f"a pre-bound GPU is on {there.driver}")
     for claim in CLAIMS:
         _check_claim(node, claim)
-    for act in _acts(node):
+    for act in node.acts:
         _check_act(node, act)
 
 
@@ -574,7 +449,7 @@ def _is_others(outside: Outside) -> bool:
 
 def _check_claim(node: Node, claim: ClaimName) -> None:
     uid = claim.uid
-    o, entry = node.outside, node.state.gpus.claims.entries.get(uid)
+    o, entry = node.outside, node.entries.get(uid)
     kept = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING})
     if o.was_unplugged:  # its files are removed, and written again when it is back
         kept = OWNING - {ClaimState.RELEASING}
@@ -588,15 +463,6 @@ def _check_claim(node: Node, claim: ClaimName) -> None:
         raise WrongError(f"{drift[0].address} of the prepared claim {uid} is on {drift[0].driver}")
 
 
-def _check_prepared(node: Node, uid: ClaimUid) -> None:
-    o = node.outside
-    check_prepared(uid, o.disk, frozenset(of for of, _ in o.files))
-    if uid in o.had and any(f.address == GPU and f.device == OTHER_MODEL for f in o.functions):
-        raise WrongError(f"{uid} is said to be prepared, and another model is in the slot than it had")
-    if uid in o.kubelet.prepared and (seen := _seen_driver(node)) != "vfio-pci":
-        raise WrongError(f"{uid} is said to be prepared again, and its GPU was seen on {seen}")
-
-
 def _seen_driver(node: Node) -> str | None:
     """The GPU's driver, as the daemon knows it."""
     function = node.state.host.functions.get(GPU)
@@ -604,10 +470,7 @@ def _seen_driver(node: Node) -> str | None:
 
 
 def _check_grant(node: Node) -> None:
-    if (
-        any(e.state in OWNING for e in node.state.gpus.claims.entries.values())
-        or node.outside.kubelet.prepared
-    ):
+    if node.owners or node.outside.kubelet.prepared:
         raise WrongError("a claim has the GPU, and a pod gets it")
     if node.outside.told and _is_others(node.outside):
         raise WrongError("another driver's claim has the GPU, and a pod gets it")
@@ -625,7 +488,7 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
         and undoes
         and (
             act.name.uid not in {*stored(o.disk), *o.kubelet.prepared}
-            or node.state.gpus.claims.entries[act.name.uid].state is ClaimState.DRIFTED
+            or node.entries[act.name.uid].state is ClaimState.DRIFTED
         )
     )
     if not (meant or clears):
@@ -639,19 +502,19 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
 def check_settled(node: Node, met: set[object]) -> None:
     """When everything is answered, and all claims are unprepared, nothing is left. `met` are the nodes of which this is
     known."""
-    node = _with(all_answered(_with_disk_on(node, None)), pod=False)
-    _check_files(all_answered(_time_passes(node)))
+    node = all_done(_with_disk_on(node, None)).with_(pod=False)
+    _check_files(all_done(_time_passes(node)))
     if node.outside.others is not None:
         node = _other_ends(_seen_later(node))
     for claim in CLAIMS:
-        node = asked(node, claim, prepares=False)
-    node = all_answered(node)
+        node = node.asked(claim, prepares=False)
+    node = all_done(node)
     key = canonical(node)
     if key in met:
         return
     met.add(key)
     for _ in range(4):
-        node = all_answered(_time_passes(all_answered(node)))
+        node = all_done(_time_passes(all_done(node)))
     o, claims = node.outside, node.state.gpus.claims
     if o.kubelet.calls or claims.calls or o.admitting:
         raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
@@ -666,7 +529,7 @@ def check_settled(node: Node, met: set[object]) -> None:
     of_the_gpu = [f for f in o.world.functions if f.address != DISK]
     if o.functions and _is_offered(node) is not all(f.vfio_bound for f in of_the_gpu):
         raise WrongError(f"the GPU is {'' if _is_offered(node) else 'not '}offered to pods")
-    again = all_answered(asked(_with(node, deleted=frozenset()), CLAIMS[1], prepares=True))
+    again = all_done(node.with_(deleted=frozenset()).asked(CLAIMS[1], prepares=True))
     if o.functions and again.outside.kubelet.prepared != {CLAIMS[1].uid}:
         raise WrongError("the GPU cannot be claimed again")
 
@@ -674,7 +537,7 @@ def check_settled(node: Node, met: set[object]) -> None:
 def _seen_later(node: Node) -> Node:
     """Some time later the daemon knows of another driver's claim, whatever said so."""
     for _ in range(2):
-        node = all_answered(_time_passes(node))
+        node = all_done(_time_passes(node))
     if not node.outside.told:
         raise WrongError("another driver's claim is listed, and kubelet is not asked for its list")
     return node
@@ -684,7 +547,7 @@ def _check_files(node: Node) -> None:
     """When everything is answered: no claim's files name another group than its GPU's, which may be anybody's. Of a
     claim that kubelet was not told to be prepared no container gets them."""
     groups = {f.iommu_group for f in node.outside.functions}
-    for uid, named in node.outside.files:
+    for uid, named in node.outside.files.items():
         if uid in node.outside.kubelet.prepared and not named <= groups:
             raise WrongError(f"the files of {uid} name the groups {set(named)}, and the GPU is in {groups}")
 
@@ -692,11 +555,10 @@ def _check_files(node: Node) -> None:
 # --- every order ------------------------------------------------------------------------------------------------
 
 
-def every_order(world: World, length: int) -> Count:
-    """Tries every order of at most `length` events. Raises `WrongError` with the order that fails."""
+def small_world(world: World) -> SmallWorld[Node]:
+    """All that can happen there."""
     settled: set[object] = set()
-    rules = Rules(HAPPENINGS, lambda node: check_settled(node, settled), canonical)
-    return orders.every_order(start(world), rules, length)
+    return SmallWorld(start(world), HAPPENINGS, lambda node: check_settled(node, settled), canonical)
 
 
 def canonical(node: Node) -> object:
@@ -707,7 +569,7 @@ def canonical(node: Node) -> object:
     of_host |= {r.since for r in gpus.returned.values()} | {*gpus.settled.values()}
     ranks = ranked(of_host)
     return (
-        (o.functions, _disk(o), o.files, o.deleted, o.kubelet.key),
+        (o.functions, _disk(o), frozenset(o.files.items()), o.deleted, o.kubelet.key),
         (o.pod, o.disturbed, o.was_unplugged, o.admitting is None, o.had),
         (o.others, o.told, o.pods),
         of_node(state, ranks, node.at),

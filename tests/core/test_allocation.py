@@ -23,7 +23,7 @@ def chosen(
     request = PreferenceRequest(
         available=tuple(map(DeviceId, ids)), must_include=tuple(map(DeviceId, must)), size=size
     )
-    answer = prefer(request, {DeviceId(d.function.address): d for d in devices})
+    answer = prefer(request, {DeviceId(d.key): d for d in devices})
     return [i.removeprefix("0000:").removesuffix(".0") for i in answer]
 
 

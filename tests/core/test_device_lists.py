@@ -287,11 +287,14 @@ def test_stopping_ends_every_plugin() -> None:
 
 def test_the_report_names_every_selected_function_offered_or_not() -> None:
     core = Core(gpu(A), gpu(B, driver="nvidia"), gpu(C, driver=None))
-    found = {d.function.address: (str(d.health), d.reason) for d in report(core.state)}
+    found = {d.key: (str(d.health), d.reason) for d in report(core.state)}
     assert found == {
-        A: ("Healthy", "free"),
-        B: ("Unhealthy", "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it"),
-        C: ("Unhealthy", "bound to no driver; bind it to vfio-pci to offer it"),
+        device_key(A): ("Healthy", "free"),
+        device_key(B): (
+            "Unhealthy",
+            "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
+        ),
+        device_key(C): ("Unhealthy", "bound to no driver; bind it to vfio-pci to offer it"),
     }
 
 
@@ -301,7 +304,7 @@ def test_the_report_names_every_selected_function_offered_or_not() -> None:
 def _twice(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
     """Every device of a list is said to be the first one."""
     return AdvertisedDevice(
-        device_id, device_key(A), status.health, device.function.numa_node, status.message, status.cause
+        device_id, device_key(A), status.health, device.numa_node, status.message, status.cause
     )
 
 

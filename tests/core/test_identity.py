@@ -313,9 +313,9 @@ def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> N
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm"
     assert project(core.state).inspections.given == {A}
-    assert [(d.function.address, d.resource, d.owner) for d in report(core.state)] == [
-        (A, H100, "default/vm"),
-        (B, H100, None),
+    assert [(d.key, d.resource, d.owner) for d in report(core.state)] == [
+        (device_key(A), H100, "default/vm"),
+        (device_key(B), H100, None),
     ]
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)

@@ -114,7 +114,7 @@ DERIVATIONS = (
 """What runs once when something changes."""
 
 VALUES = (
-    (inventory, ("is_selected", "Device")),
+    (inventory, ("is_selected", "whole_function")),
     (holdings, ("Allocation",)),
     (owner, ("Owner",)),
     (assessments, ("assess",)),
@@ -185,7 +185,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "polled": 2,
                 "view": 2,
                 "is_selected": 2,
-                "Device": 2,
+                "whole_function": 2,
                 "assess": 3,
                 "advertised": 1,
                 "PollTarget": 1,
@@ -233,7 +233,7 @@ def test_a_start_derives_what_follows_from_each_function_once(
     functions = [gpu(address(n), group=n // 2) for n in range(gpus)]
     with counted(monkeypatch) as times:
         Core(*functions, settings=replace(SETTINGS, strict=False))
-    of_functions = {"is_selected": 1.0, "Device": 1, "advertised": 1}
+    of_functions = {"is_selected": 1.0, "whole_function": 1, "advertised": 1}
     of_groups = {"PollTarget": 0.5, "observed": 0.5, "assess": 0.5}
     for name, for_each in {**of_functions, **of_groups}.items():
         assert times.pop(name) == for_each * gpus, name
@@ -423,7 +423,7 @@ def test_what_has_not_changed_is_the_very_device_that_it_was() -> None:
     core.feed(inspect(core, audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
     now = core.state.index.devices
     assert now[device_key(NEXT)] is before[device_key(NEXT)]
-    assert [m.driver for m in now[device_key(GPU)].group] == ["vfio-pci", None], "its group is part of it"
+    assert [m.driver for m in now[device_key(GPU)].members] == ["vfio-pci", None], "its group is part of it"
 
 
 def test_a_function_that_has_turned_into_another_model_has_the_name_of_that() -> None:

@@ -1324,9 +1324,9 @@ def test_the_report_names_owner_holder_and_history() -> None:
     core.holders = {1: (QEMU,)}
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    found = {d.function.address: d for d in report(core.state)}
-    assert found[A].holders == (QEMU,)
-    first, *_, last = found[A].history
+    found = {d.id: d for d in report(core.state)}
+    assert found[DeviceId(A)].holders == (QEMU,)
+    first, *_, last = found[DeviceId(A)].history
     assert (first.health, first.reason) == ("Healthy", "allocated to pod default/vm-1")
     assert (last.health, last.reason) == ("Unhealthy", core.reason(A))
 

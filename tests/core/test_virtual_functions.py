@@ -33,7 +33,7 @@ def virtual(driver: str | None = "vfio-pci") -> PciFunction:
 
 
 def causes(core: ClaimCore) -> dict[str, Cause]:
-    return {device.function.address: device.cause for device in report(core.state)}
+    return {device.key: device.cause for device in report(core.state)}
 
 
 def test_the_device_plugin_gives_neither_away_and_says_why() -> None:

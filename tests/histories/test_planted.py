@@ -81,12 +81,12 @@ def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     devices_by_id = calls.devices_by_id
 
     def swapped(resource: ResourceName, devices: Sequence[Device]) -> Grant:
-        return grant(resource, [others.get(d.function.address, d) for d in devices])
+        return grant(resource, [others.get(d.key, d) for d in devices])
 
     def remember(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
         found = devices_by_id(state, resource)
-        devices = sorted(found.values(), key=lambda d: d.function.address)
-        others.update({a.function.address: b for a, b in zip(devices, reversed(devices), strict=True)})
+        devices = sorted(found.values(), key=lambda d: d.key)
+        others.update({a.key: b for a, b in zip(devices, reversed(devices), strict=True)})
         return found
 
     monkeypatch.setattr(calls, "devices_by_id", remember)

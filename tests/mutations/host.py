@@ -54,7 +54,7 @@ HOST: Final = (
     Mutation(
         "a group with a reserved region is offered to claims",
         "core/gpus/offer.py",
-        "    return of_the_host(state, device.function) or of_the_hosts_fabric",
+        "    return of_the_host(state, function) or of_the_hosts_fabric",
         "    return of_the_hosts_fabric",
         "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
     ),

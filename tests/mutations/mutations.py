@@ -29,8 +29,8 @@ MUTATIONS: Final = (
     Mutation(
         "an allocated GPU that is held is Unhealthy",
         "core/assessment/assess.py",
-        "        if device.function.vfio_bound:\n            return Health.HEALTHY, holding.reason",
-        "        if device.function.vfio_bound:\n"
+        "        if device.has_backing:\n            return Health.HEALTHY, holding.reason",
+        "        if device.has_backing:\n"
         "            busy = inputs.use is not None and inputs.use.in_use\n"
         "            return (Health.UNHEALTHY if busy else Health.HEALTHY), holding.reason",
     ),
@@ -43,8 +43,8 @@ MUTATIONS: Final = (
     Mutation(
         "a GPU whose unbind waits leaves the list while somebody has it open",
         "core/deviceplugin/entries.py",
-        "    if function.vfio_bound or is_unbinding(function, use_of(state, device)):\n",
-        "    if function.vfio_bound:\n",
+        "    if device.has_backing or is_unbinding(device, use_of(state, device)):\n",
+        "    if device.has_backing:\n",
     ),
     Mutation(
         "a GPU that has lost its driver leaves the list before it is known whether it is open",

@@ -24,7 +24,7 @@ from gpuactors.control.view import (
 )
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.devices.presence import GONE
-from gpuactors.core.host.usage import use_of
+from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
@@ -96,9 +96,9 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 
 def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
-    function = found.function
+    (function,) = device.units
     seen = state.host.seen.get(function.address)
-    polled = state.host.polls.seen.get(-1 if function.iommu_group is None else function.iommu_group)
+    polled = last_poll(state, device)
     return DeviceView(
         address=function.address,
         id=found.id,
@@ -107,9 +107,9 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         device=function.device,
         class_code=function.class_code,
         driver=function.driver,
-        iommu_group=function.iommu_group,
-        group=tuple(Member(member.address, member.driver) for member in device.group),
-        numa_node=function.numa_node,
+        iommu_group=device.group,
+        group=tuple(Member(member.address, member.driver) for member in device.members),
+        numa_node=device.numa_node,
         model=function.model,
         resource=found.resource,
         health=str(found.health),
@@ -210,7 +210,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
     """The remedy for its owner or holder. What to do about its files is in the reason itself."""
     named = " and ".join(str(holder) for holder in holders) or "its holder"
-    if is_unbinding(device.function, use_of(state, device)):
+    if is_unbinding(device, use_of(state, device)):
         return None
     held = state.assessments[device.key].holding
     match held.reason.cause if held is not None else Cause.FREE:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from gpuactors.core.assessment.blockers import not_backed
 from gpuactors.core.deviceplugin.registration import is_registered
-from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
@@ -143,10 +143,12 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
         elif claim:
             yield address, device.resource, CLAIMED, claim
         elif address in offered:
-            text = f"offered to claims, on {device.function.driver or 'no driver'}"
+            text = (
+                f"offered to claims, on {' and '.join(unit.driver or 'no driver' for unit in device.units)}"
+            )
             yield address, device.resource, OFFERED, text
-        elif not device.function.vfio_bound:
-            yield address, device.resource, "not-offered", not_offered(device.function).message
+        elif not device.has_backing:
+            yield address, device.resource, "not-offered", not_backed(device).message
     for address, (resource, advertised) in listed.items():
         if address not in devices:
             yield address, resource, UNHEALTHY, advertised.reason

@@ -109,7 +109,7 @@ def test_companions_are_never_a_gpu_unless_they_are_asked_for() -> None:
 
     def chosen(*selectors: str) -> set[str]:
         settings = Settings(tuple(map(parse_selector, selectors)), 300.0, True)
-        return {d.function.address[-1] for d in devices(*functions, settings=settings)}
+        return {d.key[-1] for d in devices(*functions, settings=settings)}
 
     assert chosen("vendor=10de") == {"0"}
     assert chosen("vendor=10de,class=0403") == {"1"}

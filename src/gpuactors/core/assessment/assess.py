@@ -7,9 +7,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
+from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, not_backed, unbinding
 from gpuactors.core.assessment.holding import holding_of
-from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.group import GroupInputs
 from gpuactors.core.values.inventory import Device
@@ -51,11 +50,11 @@ def _decided(
 ) -> tuple[Health, Reason]:
     if holding is not None and holding.is_allocated:
         # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.
-        if device.function.vfio_bound:
+        if device.has_backing:
             return Health.HEALTHY, holding.reason
-        if is_unbinding(device.function, inputs.use):
-            return Health.UNHEALTHY, unbinding(device.function, holding)
-        lost = not_offered(device.function)
+        if is_unbinding(device, inputs.use):
+            return Health.UNHEALTHY, unbinding(device, holding)
+        lost = not_backed(device)
         return Health.UNHEALTHY, replace(lost, message=f"{holding.reason.message}, but {lost.message}")
     if blocker is not None:
         return Health.UNHEALTHY, blocker

@@ -10,7 +10,7 @@ from typing import Final
 from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.devices.viability import not_viable
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.inventory import Device, may_be_unbinding
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Observed, PciFunction
 from gpuactors.core.values.status import Holding, Reason
 
@@ -31,39 +31,45 @@ def _is_behind_vmd(function: PciFunction) -> bool:
     return int(function.address.partition(":")[0], 16) >= _VMD_DOMAINS
 
 
-def is_unbinding(function: PciFunction, use: Observed | None) -> bool:
+def is_unbinding(device: Device, use: Observed | None) -> bool:
     """Its driver is asked to release it and waits for the process that has it open, as the last poll saw.
 
     The node counts as well as `enable`, to which any process may have written where there was never a driver
     (`host/bindings.py` decides which count is evidence).
     """
-    return may_be_unbinding(function) and use is not None and function.address in use.open
+    return device.may_be_unbinding and use is not None and any(u.address in use.open for u in device.units)
 
 
-def unbinding(function: PciFunction, holding: Holding | None) -> Reason:
+def unbinding(device: Device, holding: Holding | None) -> Reason:
     """The process it waits for, and the remedy. Binding it is none: that would wait as well."""
     held = holding.reason.message if holding is not None else "free"
     return Reason(
         Cause.UNBINDING,
         f"{held}; its unbind or unplug waits in the kernel until no process has it open: "
-        f"end the process that has /dev/vfio/{function.iommu_group} open; nothing can be bound to it before",
+        f"end the process that has /dev/vfio/{device.group} open; nothing can be bound to it before",
     )
+
+
+def not_backed(device: Device) -> Reason:
+    """Why a device that is on no driver by which a VM can open it is not advertised to kubelet."""
+    (function,) = device.units
+    return not_offered(function)
 
 
 def blocker_of(device: Device, holding: Holding | None, use: Observed | None) -> Reason | None:
     """The reason why a VM could not open it; None if it could. `use` is its group's, as last polled."""
-    function = device.function
+    (function,) = device.units
     if function.fault is not None:
         return Reason(Cause.UNREADABLE, function.fault)
-    if is_unbinding(function, use):
-        return unbinding(function, holding)
+    if is_unbinding(device, use):
+        return unbinding(device, holding)
     if (blocker := not_whole(function)) is not None:
         return blocker
     if not function.vfio_bound:
         return not_offered(function)
     if (blocker := without_group(function)) is not None:
         return blocker
-    if (blocker := not_viable(function, function, device.group)) is not None:
+    if (blocker := not_viable(function, function, device.members)) is not None:
         return blocker
     if (blocker := _without_node(function)) is not None:
         return blocker

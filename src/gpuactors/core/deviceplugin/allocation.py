@@ -25,10 +25,10 @@ def grant(resource: ResourceName, devices: Sequence[Device]) -> Grant:
     node (legacy), the cdevs of all vfio functions in the group and /dev/iommu (iommufd). A missing one would fail the
     container's creation (kubevirt #18895).
     """
-    addresses = sorted(d.function.address for d in devices)
-    nodes = {n for d in devices for member in d.group if member.vfio_bound for n in member.nodes}
+    keys = sorted(d.key for d in devices)
+    nodes = {n for d in devices for n in d.nodes}
     return Grant(
-        envs=((env_name(resource), ",".join(addresses)),),
+        envs=((env_name(resource), ",".join(keys)),),
         nodes=tuple(sorted(nodes, key=_node_order)),
     )
 
@@ -88,14 +88,14 @@ def _groups(ids: Iterable[DeviceId], devices: Mapping[DeviceId, Device]) -> list
     members: dict[tuple[int, str], list[DeviceId]] = {}
     for device_id in ids:
         device = devices.get(device_id)
-        group = device.function.iommu_group if device is not None else None
+        group = device.group if device is not None else None
         members.setdefault((-1, device_id) if group is None else (group, ""), []).append(device_id)
     return sorted((_group(tuple(sorted(m)), devices) for m in members.values()), key=lambda g: g.key)
 
 
 def _group(ids: tuple[DeviceId, ...], devices: Mapping[DeviceId, Device]) -> Group:
     first = devices.get(ids[0])
-    numa = first.function.numa_node if first is not None else None
-    root = first.function.pcie_root if first is not None else None
+    numa = first.numa_node if first is not None else None
+    root = first.pcie_root if first is not None else None
     # kubelet uses a device without topology last, so do we: it counts as one more NUMA node, after all others
     return Group(ids, numa if numa is not None else 1 << 16, root or "")

@@ -123,7 +123,7 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         kind=kind,
         resource=event.resource,
         requests=requests,
-        seen={known[i].key: known[i].function for i in ids},
+        seen={known[i].key: known[i].units[0] for i in ids},
         since=state.host.inspections.last,
         deadline=at + wait_s,
         came_at=at,
@@ -239,7 +239,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         offered = {known[i].key for i in (*request.available, *request.must_include) if i in known}
         functions = (function_of(state.host.functions, device) for device in owned.keys() - offered)
         groups = {function.iommu_group for function in functions if function is not None} - {None}
-        taken = {i for i, d in known.items() if d.function.iommu_group in groups}
+        taken = {i for i, d in known.items() if d.group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))
 
@@ -541,7 +541,7 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
         left, last = orphans_of(device, orphans), last_poll(state, device)
         read_comes = use.since > ledger.read and ledger.outstanding is not None
         is_unpolled = any(last is None or last.poll <= orphan.read for orphan in left)
-        if read_comes or (is_unpolled and state.host.polls.is_to_see(device.function.iommu_group)):
+        if read_comes or (is_unpolled and state.host.polls.is_to_see(device.group)):
             return True
     return False
 
@@ -556,7 +556,7 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
         for given, until in state.kubelet.pending_allocations.items()
         if state.kubelet.ledger.read_at < asking.listed_at(until)
     }
-    others = {device_key(m.address) for a in call.seen for m in known[DeviceId(a)].group} - call.seen.keys()
+    others = {device_key(m.address) for a in call.seen for m in known[DeviceId(a)].members} - call.seen.keys()
     return not others.isdisjoint(late)
 
 
@@ -568,7 +568,7 @@ def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> st
     made = {n for i in ids for n in state.kubelet.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
     if not made:
         return ""
-    due = {i: {n for m in known[i].group for n in m.nodes if _is_of_one(n)} for i in ids}
+    due = {i: {n for m in known[i].members for n in m.nodes if _is_of_one(n)} for i in ids}
     wrong = sorted(made - set().union(*due.values()))
     unserved = [i for i in ids if made.isdisjoint(due[i])]
     if not wrong and not unserved:

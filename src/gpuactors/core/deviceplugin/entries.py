@@ -15,7 +15,7 @@ from gpuactors.core.host.usage import use_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.entries import Entries, EntryRow, ListEntry
-from gpuactors.core.values.inventory import Device, may_be_unbinding
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, ResourceName
 from gpuactors.core.values.remade import amended, changed_keys, other_keys
 from gpuactors.core.values.status import DeviceStatus
@@ -68,15 +68,14 @@ def _sorted(
 def _entry(address: DeviceKey, row: EntryRow) -> ListEntry | None:
     device, assessment, device_id, offered = row
     held = assessment.holding
-    if not (device.function.vfio_bound or offered or (held is not None and held.is_allocated)):
+    if not (device.has_backing or offered or (held is not None and held.is_allocated)):
         return None
     return device.resource, _advertised(device_id or DeviceId(address), device, assessment.status)
 
 
 def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
-    function = device.function
     return AdvertisedDevice(
-        device_id, device.key, status.health, function.numa_node, status.message, status.cause
+        device_id, device.key, status.health, device.numa_node, status.message, status.cause
     )
 
 
@@ -87,10 +86,10 @@ def is_offered(state: NodeState, device: Device) -> bool:
     A device that has lost its driver stays in the list until a poll has seen that nobody has it open (`Polls.leaving`):
     polls may come back without its group.
     """
-    function = device.function
-    if function.vfio_bound or is_unbinding(function, use_of(state, device)):
+    if device.has_backing or is_unbinding(device, use_of(state, device)):
         return True
-    is_leaving = may_be_unbinding(function) and function.address in state.host.polls.leaving
+    leaving = state.host.polls.leaving
+    is_leaving = device.may_be_unbinding and any(unit.address in leaving for unit in device.units)
     return is_leaving and _is_listed(state, device)
 
 

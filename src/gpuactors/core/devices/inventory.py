@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors.core.values.group import GroupKey
-from gpuactors.core.values.inventory import Device, ids_of, is_selected, may_be_unbinding, named
+from gpuactors.core.values.inventory import Device, ids_of, is_selected, named, whole_function
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
@@ -212,15 +212,13 @@ def devices(
     other = belongs.keys() != before.devices.keys()
     for address, resource in belongs.items():
         function, was = known.functions[function_address(address)], before.devices.get(address)
-        group = (function,) if function.iommu_group is None else known.groups[function.iommu_group]
-        if was is None or was.function is not function or was.resource != resource or was.group != group:
-            was, other = Device(address, function, resource, group), True
+        members = (function,) if function.iommu_group is None else known.groups[function.iommu_group]
+        if was is None or was.units[0] is not function or was.resource != resource or was.members != members:
+            was, other = whole_function(function, resource, members), True
         found[address] = was
     if not other:
         return replace(before, inventory=known, meanings=meant, resources=resources, kept=kept)
-    unbinding = frozenset(
-        [a for a, d in found.items() if d.function.driver is None and may_be_unbinding(d.function)]
-    )
+    unbinding = frozenset([key for key, device in found.items() if device.may_be_unbinding])
     return Devices(known, meant, resources, kept, found, unbinding)
 
 
@@ -253,12 +251,7 @@ def polled(
     leaving: Set[PciAddress],
 ) -> Mapping[int, tuple[PciAddress, ...]]:
     """Derive `Index.polled`."""
-    wanted = {
-        group
-        for d in of.values()
-        if (group := d.function.iommu_group) is not None
-        and (d.function.vfio_bound or may_be_unbinding(d.function))
-    }
+    wanted = {d.group for d in of.values() if d.group is not None and (d.has_backing or d.may_be_unbinding)}
     found = {
         g: tuple([f.address for f in groups[g] if f.vfio_bound or f.address in leaving])
         for g in sorted(wanted)

@@ -53,8 +53,8 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     fitness = {
         address: known if address in same else replace(known, due_at=0.0)
         for address, device in devices.items()
-        if not device.function.vfio_bound or address in gpus.reserved
-        if device.function.iommu_group is not None
+        if not device.has_backing or address in gpus.reserved
+        if device.group is not None
         for known in (gpus.fitness.get(address, _NEW),)
     }
     check = gpus.fitness_check

@@ -114,7 +114,7 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
 
 
 def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedGpu:
-    function, owner = device.function, state.gpus.reserved.get(device.key)
+    (function,), owner = device.units, state.gpus.reserved.get(device.key)
     # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
     claimed = owner is not None and owner.device == device_name(device.key)
     return OfferedGpu(
@@ -122,13 +122,13 @@ def _offered(state: NodeState, device: Device, assessment: Assessment) -> Offere
         vendor=function.vendor,
         device=function.device,
         model=function.model,
-        numa_node=function.numa_node,
-        pcie_root=function.pcie_root,
-        iommu_group=function.iommu_group,
+        numa_node=device.numa_node,
+        pcie_root=device.pcie_root,
+        iommu_group=device.group,
         iommufd=state.index.iommufd,
         memory_bytes=function.memory_bytes,
         is_nvswitch=function.is_nvswitch,
-        part_of=function.physical,
+        part_of=device.parent,
         blocked=None if claimed else _blocked(state, device, assessment),
         claimed=claimed,
     )
@@ -166,11 +166,12 @@ def _fault(
 ) -> Reason | None:
     """Why no claim could use it, whoever has it now; None if one could. `is_placed`: a claim has bound it, and does
     not bind it again while its virtual machine runs."""
-    blocker = without_group(device.function) or assessment.blocker
+    (function,) = device.units
+    blocker = without_group(function) or assessment.blocker
     mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS
     if blocker is not None and blocker.cause not in mended:
         return blocker
-    return of_the_host(state, device.function) or of_the_hosts_fabric(state, device.function)
+    return of_the_host(state, function) or of_the_hosts_fabric(state, function)
 
 
 def _health(state: NodeState, pool: str, address: DeviceKey, *, is_placed: bool) -> DeviceHealth:

@@ -51,14 +51,12 @@ def first_polls() -> Polls:
 
 def use_of(state: NodeState, device: Device) -> Observed | None:
     """The use of the device's group, as last polled."""
-    group = device.function.iommu_group
-    return state.host.polls.groups.get(group) if group is not None else None
+    return state.host.polls.groups.get(device.group) if device.group is not None else None
 
 
 def last_poll(state: NodeState, device: Device) -> LastPoll | None:
     """The last poll that saw the device's group."""
-    group = device.function.iommu_group
-    return state.host.polls.seen.get(group) if group is not None else None
+    return state.host.polls.seen.get(device.group) if device.group is not None else None
 
 
 def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: float) -> NodeState:

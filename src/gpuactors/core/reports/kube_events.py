@@ -85,7 +85,7 @@ def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:
 def _of_devices(state: NodeState) -> Iterator[KubeEvent]:
     for device in report(state):
         if device.cause in OF_A_DEVICE:
-            yield KubeEvent(OurNode(), str(device.cause), f"{device.function.address}: {device.reason}")
+            yield KubeEvent(OurNode(), str(device.cause), f"{device.key}: {device.reason}")
 
 
 def _of_calls(state: NodeState) -> Iterator[KubeEvent]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from gpuactors.core.assessment.blockers import not_backed
 from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
-from gpuactors.core.devices.presence import not_offered
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -22,7 +22,6 @@ from gpuactors.core.values.model import (
     Health,
     Holder,
     PciAddress,
-    PciFunction,
     Pod,
     ResourceName,
     Role,
@@ -208,8 +207,6 @@ class DeviceReport(Struct, frozen=True, gc=False):
 
     id: DeviceId
     key: DeviceKey
-    function: PciFunction
-    group_members: tuple[PciAddress, ...]
     resource: ResourceName
     health: Health
     cause: Cause
@@ -235,14 +232,12 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
         elif is_offered(state, device):
             health, cause, reason = status.health, status.cause, status.message
         else:
-            why = not_offered(device.function)
+            why = not_backed(device)
             health, cause, reason = Health.UNHEALTHY, why.cause, why.message
         reports.append(
             DeviceReport(
                 id=ids.get(key, DeviceId(key)),
                 key=key,
-                function=device.function,
-                group_members=tuple(m.address for m in device.group),
                 resource=device.resource,
                 health=health,
                 cause=cause,

@@ -21,18 +21,50 @@ no GPU (kubevirt-gpu-device-plugin #67). Only a selector that names a class, a d
 
 
 class Device(Struct, frozen=True, gc=False):
-    """A function that is (or would be) advertised to kubelet, with the members of its IOMMU group."""
+    """A device that is (or would be) advertised to kubelet, or offered to claims. It answers for itself: only the
+    module of its kind reads the facts of its units."""
 
     key: DeviceKey
-    function: PciFunction
     resource: ResourceName
-    group: tuple[PciFunction, ...]
-    """All known functions of its IOMMU group, itself included, sorted by address."""
+    units: tuple[PciFunction, ...]
+    """The functions of the host that it consists of; of a whole function that one."""
+    members: tuple[PciFunction, ...]
+    """All known functions of its IOMMU group, its units included, sorted by address."""
+    group: int | None
+    """The number of its IOMMU group; None: it is in none."""
+    parent: DeviceKey | None
+    """The device that it is a part of: of an SR-IOV virtual function its physical function. None: it is whole."""
+    nodes: tuple[str, ...]
+    """The device nodes that a container with it gets, as paths of the host."""
+    numa_node: int | None
+    pcie_root: str | None
+    has_backing: bool
+    """It is on a driver by which a virtual machine can open it."""
+    may_be_unbinding: bool
+    """See `may_be_unbinding`."""
+
+
+def whole_function(function: PciFunction, resource: ResourceName, members: tuple[PciFunction, ...]) -> Device:
+    """The device that a PCI function is as a whole. `members`: all known functions of its IOMMU group."""
+    return Device(
+        key=device_key(function.address),
+        resource=resource,
+        units=(function,),
+        members=members,
+        group=function.iommu_group,
+        parent=None if function.physical is None else device_key(function.physical),
+        # A group is opened as a whole, so each of its functions on a vfio driver comes with it.
+        nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
+        numa_node=function.numa_node,
+        pcie_root=function.pcie_root,
+        has_backing=function.vfio_bound,
+        may_be_unbinding=may_be_unbinding(function),
+    )
 
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:
     """The devices of its group that a pod had which has left kubelet's ledger and may still hold them, by address."""
-    return [orphans[key] for m in device.group if (key := device_key(m.address)) in orphans]
+    return [orphans[key] for m in device.members if (key := device_key(m.address)) in orphans]
 
 
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:

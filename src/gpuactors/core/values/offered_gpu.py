@@ -11,7 +11,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from msgspec import Struct
 
-from gpuactors.core.values.model import DeviceKey, PciAddress
+from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.slices import Attribute, BlockReason
 
 SLICE_STRING_MAX_BYTES: Final = 64
@@ -43,8 +43,8 @@ class OfferedGpu(Struct, frozen=True, gc=False):
     """The node has iommufd, so that a virtual machine may open it by its cdev once it is on vfio."""
     memory_bytes: int = 0
     is_nvswitch: bool = False
-    part_of: PciAddress | None = None
-    """The physical function whose virtual function it is."""
+    part_of: DeviceKey | None = None
+    """The device that it is a part of, a physical function: see `Device.parent`."""
     blocked: BlockReason | None = None
     claimed: bool = False
 

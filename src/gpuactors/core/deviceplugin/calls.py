@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import Final
@@ -123,12 +124,12 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         kind=kind,
         resource=event.resource,
         requests=requests,
-        seen={known[i].key: known[i].units[0] for i in ids},
+        seen={known[i].key: known[i].units for i in ids},
         since=state.host.inspections.last,
         deadline=at + wait_s,
         came_at=at,
     )
-    addresses = sorted(function.address for function in call.seen.values())
+    addresses = sorted(unit.address for unit in _units(call))
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, addresses))
     state = _with_poll(with_waiting(state, {**state.calls.waiting, event.token: call}), call)
     return _with_read(state, call, at), []
@@ -247,8 +248,8 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
 def waits_for_poll(state: NodeState) -> bool:
     """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
     return any(
-        not any(_is_unseen(state, call, f) for f in call.seen.values())
-        and (any(_is_unpolled(state, call, f) for f in call.seen.values()) or not _is_unread(state, call))
+        not any(_is_unseen(state, call, unit) for unit in _units(call))
+        and (any(_is_unpolled(state, call, unit) for unit in _units(call)) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
 
@@ -383,8 +384,8 @@ def _is_missing(state: NodeState, call: Call) -> bool:
     """A device of the call has not been inspected, or its group not polled, since the call came; or it is not known
     which devices claims have."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
-    for function in call.seen.values():
-        if _is_unseen(state, call, function) or _is_unpolled(state, call, function):
+    for unit in _units(call):
+        if _is_unseen(state, call, unit) or _is_unpolled(state, call, unit):
             return True
     return not state.claims_known
 
@@ -425,17 +426,22 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
 def _with_poll(state: NodeState, call: Call) -> NodeState:
     """`state` with a poll of the groups of the call's devices outstanding, or wanted next, whether they were polled so
     far or not."""
-    groups = {f.iommu_group for f in call.seen.values() if f.iommu_group is not None}
+    groups = {f.iommu_group for f in _units(call) if f.iommu_group is not None}
     return schedule.ask_poll(state, frozenset(groups)) if groups else state
+
+
+def _units(call: Call) -> Iterable[PciFunction]:
+    """The functions of the host that its devices consist of."""
+    return chain.from_iterable(call.seen.values())
 
 
 def _unseen(state: NodeState, call: Call) -> list[DeviceKey]:
     """Its devices that were not inspected since it came: the inspection is outstanding, or there was a shortage."""
-    return sorted(d for d, function in call.seen.items() if _is_unseen(state, call, function))
+    return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, call, u) for u in units))
 
 
-def _is_unseen(state: NodeState, call: Call, function: PciFunction) -> bool:
-    host, address = state.host, function.address
+def _is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
+    host, address = state.host, unit.address
     if host.short.get(address):
         return True
     if (wanted := host.inspections.single.get(address)) is None or wanted.outstanding is None:
@@ -445,17 +451,17 @@ def _is_unseen(state: NodeState, call: Call, function: PciFunction) -> bool:
 
 def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:
     """Its devices whose group has not been polled since it came."""
-    return sorted(d for d, function in call.seen.items() if _is_unpolled(state, call, function))
+    return sorted(d for d, units in call.seen.items() if any(_is_unpolled(state, call, u) for u in units))
 
 
-def _is_unpolled(state: NodeState, call: Call, seen: PciFunction) -> bool:
+def _is_unpolled(state: NodeState, call: Call, unit: PciFunction) -> bool:
     """A poll may have to leave a group out, and an earlier poll does not count. Of a group only the device itself
     counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
     companion of it is on."""
     index = state.index
-    function = index.functions.get(seen.address)
+    function = index.functions.get(unit.address)
     group = function.iommu_group if function is not None else None
-    if group is None or seen.address not in index.polled.get(group, ()):
+    if group is None or unit.address not in index.polled.get(group, ()):
         return False
     last = state.host.polls.seen.get(group)
     return last is None or last.poll <= call.since
@@ -473,7 +479,7 @@ class _Awaited(Struct, frozen=True, gc=False):
 def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awaited | None:
     """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     known = devices_by_id(state, call.resource)
-    blockers = [b for device, seen in call.seen.items() if (b := _blocker(known, state, device, seen))]
+    blockers = [b for device, units in call.seen.items() if (b := _blocker(known, state, device, units))]
     if call.kind is CallKind.PRE_START:
         blockers = [b for b in blockers if b.cause not in OF_A_PART]
     if blockers:
@@ -514,15 +520,18 @@ def _is_exact(state: NodeState, call: Call) -> bool:
 
 
 def _blocker(
-    known: Mapping[DeviceId, Device], state: NodeState, key: DeviceKey, seen: PciFunction
+    known: Mapping[DeviceId, Device], state: NodeState, key: DeviceKey, seen: Iterable[PciFunction]
 ) -> Reason | None:
-    """What forbids to allocate it by its files, named by its address; None if nothing."""
-    now = state.host.functions.get(seen.address)
-    found = changed(seen, now)
-    if found is None and now is not None:
-        device = known.get(DeviceId(key))
-        found = not_offered(now) if device is None else state.assessments[device.key].blocker
-    return _of(key, found) if found is not None else None
+    """What forbids to allocate a device by its files, named by its key; None if nothing. `seen`: its units when the
+    call came."""
+    for unit in seen:
+        now = state.host.functions.get(unit.address)
+        if (found := changed(unit, now)) is not None:
+            return _of(key, found)
+        if now is not None and DeviceId(key) not in known:
+            return _of(key, not_offered(now))
+    blocker = state.assessments[known[DeviceId(key)].key].blocker
+    return _of(key, blocker) if blocker is not None else None
 
 
 def _of(device: DeviceKey, blocker: Reason) -> Reason:
@@ -686,8 +695,9 @@ def _late(state: NodeState, call: Call, at: float) -> Refused:
     """Why a call could not be answered in time."""
     if short := [
         Reason(Cause.SHORTAGE, f"{device}: {why}")
-        for device, function in sorted(call.seen.items(), key=itemgetter(0))
-        if (why := state.host.short.get(function.address))
+        for device, units in sorted(call.seen.items(), key=itemgetter(0))
+        for unit in units
+        if (why := state.host.short.get(unit.address))
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):

@@ -183,7 +183,9 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         and ledger.asking.listed > 0
         and ledger.outstanding is None
     )
-    asked = {f.address for call in state.calls.waiting.values() for f in call.seen.values()}
+    asked = {
+        f.address for call in state.calls.waiting.values() for units in call.seen.values() for f in units
+    }
     index, targets = state.index, list[PollTarget]()
     polled, owners = index.polled, index.having
     for group in polled if state.host.polls.of is None else sorted(state.host.polls.of):

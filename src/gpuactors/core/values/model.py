@@ -759,8 +759,8 @@ class Call(Struct, frozen=True, gc=False):
     resource: ResourceName
     requests: tuple[tuple[DeviceId, ...], ...]
     """One entry per container."""
-    seen: Mapping[DeviceKey, PciFunction]
-    """Each device as it was known when the call came."""
+    seen: Mapping[DeviceKey, tuple[PciFunction, ...]]
+    """The units of each device (`Device.units`) as they were known when the call came."""
     since: int
     """The last number that had been issued when the call came: only later inspections and polls are used."""
     deadline: float

@@ -29,7 +29,7 @@ DRIFT: Final = (
     Mutation(
         "files are healed at a start before their devices were seen",
         "core/gpus/placement.py",
-        "            return state.host.scanned and state.gpus.settled.keys().isdisjoint(_addresses(entry))\n",
+        "            return state.host.scanned and not any(f.address in settled for f in _functions(entry))\n",
         "            return True\n",
         f"{_CORE}::test_missing_files_are_written_after_a_start_only_when_the_device_was_seen",
     ),
@@ -106,8 +106,8 @@ DRIFT: Final = (
     Mutation(
         "claims are compared with their files only while a daemon runs",
         "core/gpus/placement.py",
-        "        if (FILES in entry.acts or (changed and _is_of(entry, changed, groups)))\n",
-        "        if changed and _is_of(entry, changed, groups)\n",
+        "        if (FILES in entry.acts or (changed and is_of(entry)))\n",
+        "        if changed and is_of(entry)\n",
         _MOVES,
     ),
     Mutation(

@@ -39,7 +39,7 @@ from gpuactors.core.state import (
     with_plugins,
 )
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
-from gpuactors.core.values.model import PciAddress, PciFunction, PluginState, ResourceName, Role, Settings
+from gpuactors.core.values.model import PciFunction, PluginState, ResourceName, Role, Settings
 
 if TYPE_CHECKING:
     from gpuactors.core.state.claims import ClaimSettings
@@ -354,18 +354,16 @@ def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Ef
     return [
         Log(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
         for function in functions
-        if function.fault is not None and _is_to_be_logged(state, function.address, function.fault)
+        if function.fault is not None and _is_to_be_logged(state, function)
     ]
 
 
-def _is_to_be_logged(state: NodeState, address: PciAddress, fault: str) -> bool:
-    known, retry = _known_fault(state, address), state.host.inspections.retries.get(address)
-    return known is not None and (known != fault or retry is None or retry.attempt == 0)
-
-
-def _known_fault(state: NodeState, address: PciAddress) -> str | None:
-    function = state.host.functions.get(address)
-    return function.fault if function is not None else None
+def _is_to_be_logged(state: NodeState, function: PciFunction) -> bool:
+    known = state.host.functions.get(function.address)
+    if known is None or known.fault is None:
+        return False
+    retry = state.host.inspections.retries.get(function.address)
+    return known.fault != function.fault or retry is None or retry.attempt == 0
 
 
 def _kubelet(state: NodeState, event: events.kubelet.KubeletEvent, at: float) -> Stepped:

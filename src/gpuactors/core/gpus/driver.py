@@ -58,7 +58,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.model import DeviceKey, PciAddress, function_address, function_of
+from gpuactors.core.values.model import DeviceKey, function_address, function_of
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import Conflict, Reason
@@ -117,9 +117,9 @@ class GpuDriver:
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for
-            functions = frozenset(f.address for gpu in gpus_of(entry).gpus for f in gpu.functions)
+            functions = [f for gpu in gpus_of(entry).gpus for f in gpu.functions]
             return _with_reads(state, [gpu.address for gpu in gpus_of(entry).gpus], functions, at), entry
-        return _with_reads(state, _own_addresses(entry.claim), frozenset(), at), entry
+        return _with_reads(state, _own_addresses(entry.claim), (), at), entry
 
     def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         return exclusion.conflict(state, entry)
@@ -355,7 +355,7 @@ def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
 
 
 def _with_reads(
-    state: NodeState, devices: Iterable[DeviceKey], others: frozenset[PciAddress], at: float
+    state: NodeState, devices: Iterable[DeviceKey], others: Iterable[OriginalDriver], at: float
 ) -> NodeState:
     """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
     and a read of the ledger with kubelet's list: only that has the claims of other drivers."""
@@ -363,7 +363,7 @@ def _with_reads(
     if not devices:
         return state
     functions = [f for device in devices for f in with_companions(state, device)]
-    looked_for = {f.address for f in functions} | others
+    looked_for = {*(f.address for f in functions), *(f.address for f in others)}
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
     groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
     return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)

@@ -28,7 +28,6 @@ from gpuactors.core.values.inventory import ids_of
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceKey,
-    PciAddress,
     PciFunction,
     device_key,
     function_of,
@@ -227,7 +226,7 @@ def _unsettled(
 
 
 def _by_another_claim(
-    state: NodeState, entry: ClaimRecord, device: DeviceKey, functions: Iterable[PciFunction]
+    state: NodeState, entry: ClaimRecord, device: DeviceKey, functions: Collection[PciFunction]
 ) -> Reason | None:
     wanted, index = {f.address: f.iommu_group for f in functions}, state.index
     groups = set(wanted.values()) - {None}
@@ -243,10 +242,11 @@ def _by_another_claim(
                 else:
                     message = f"it {belongs(other, _pods(state, other, gpu.address))}; {_WAITS}"
                 return Reason(_taken(device, gpu.address), message)
-    return _by_owed_return(state, wanted, device)
+    return _by_owed_return(state, functions, device)
 
 
-def _by_owed_return(state: NodeState, wanted: Collection[PciAddress], device: DeviceKey) -> Reason | None:
+def _by_owed_return(state: NodeState, functions: Iterable[PciFunction], device: DeviceKey) -> Reason | None:
+    wanted = {f.address for f in functions}
     for owed in state.gpus.owed.values():
         if owed.act and any(f.address in wanted for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"

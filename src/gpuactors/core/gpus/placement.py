@@ -11,16 +11,16 @@ Must not decide who may have the devices: that is `exclusion.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Iterator
 from typing import Final
 
 from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import BoundFunction
+from gpuactors.core.values.claim import BoundFunction, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import PciAddress, PciFunction, function_of
+from gpuactors.core.values.model import PciFunction, function_of
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
@@ -39,14 +39,18 @@ _HAVE_FILES: Final = frozenset(
 
 def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
     """Each of its functions has been inspected since the look began: an older view is no fact."""
-    return all(_is_seen(state, f.address, entry.since) for gpu in gpus_of(entry).gpus for f in gpu.functions)
+    return all(_is_seen(state, function, entry.since) for function in _functions(entry))
 
 
-def _is_seen(state: NodeState, address: PciAddress, since: int) -> bool:
-    seen = state.host.seen.get(address)
+def _is_seen(state: NodeState, function: OriginalDriver, since: int) -> bool:
+    seen = state.host.seen.get(function.address)
     if seen is None:  # a function that is gone has none, once that was seen
-        return address not in state.host.inspections.functions
+        return function.address not in state.host.inspections.functions
     return seen.inspection > since
+
+
+def _functions(entry: ClaimRecord) -> Iterator[OriginalDriver]:
+    return (function for gpu in gpus_of(entry).gpus for function in gpu.functions)
 
 
 # --- drift ------------------------------------------------------------------------------------------------------------
@@ -61,10 +65,16 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
     changed = {*other_keys(was, functions), *(was.keys() - functions.keys())}
     changed |= before.gpus.settled.keys() - settled.keys()
     groups = {f.iommu_group for a in changed for f in (was.get(a), functions.get(a)) if f is not None}
+
+    def is_of(entry: ClaimRecord) -> bool:
+        """It has one of these functions, or its files name one of these groups."""
+        is_in = any(bound.iommu_group in groups for bound in gpus_of(entry).bound.values())
+        return is_in or any(function.address in changed for function in _functions(entry))
+
     return [
         (entry, reason)
         for entry in state.gpus.claims.entries.values()
-        if (FILES in entry.acts or (changed and _is_of(entry, changed, groups)))
+        if (FILES in entry.acts or (changed and is_of(entry)))
         and _has_files(entry)
         and (reason := drift(state, entry)) is not None
     ]
@@ -72,16 +82,6 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
 
 def _has_files(entry: ClaimRecord) -> bool:
     return entry.state in _HAVE_FILES and entry.claim is not None and entry.has_files and not entry.broken
-
-
-def _addresses(entry: ClaimRecord) -> Iterator[PciAddress]:
-    return (function.address for gpu in gpus_of(entry).gpus for function in gpu.functions)
-
-
-def _is_of(entry: ClaimRecord, changed: Set[PciAddress], groups: Collection[int | None]) -> bool:
-    """It has one of these functions, or its files name one of these groups."""
-    is_in = any(bound.iommu_group in groups for bound in gpus_of(entry).bound.values())
-    return is_in or not changed.isdisjoint(_addresses(entry))
 
 
 def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
@@ -153,7 +153,8 @@ def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
     """The files of a prepared claim are written again only where its devices have been seen in their place."""
     match entry.state:
         case ClaimState.PREPARED:
-            return state.host.scanned and state.gpus.settled.keys().isdisjoint(_addresses(entry))
+            settled = state.gpus.settled
+            return state.host.scanned and not any(f.address in settled for f in _functions(entry))
         case ClaimState.VERIFYING:
             return is_seen(state, entry)
         case _:

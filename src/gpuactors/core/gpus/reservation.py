@@ -7,7 +7,7 @@ Must not decide who may have a device: that is `exclusion.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, PciFunction, function_address
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction, function_address
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.remade import remade, same_if_equal
 
@@ -53,17 +53,20 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
     own = decided[function_address(device)]
     return ClaimedGpu(
         device,
-        tuple(_original_driver(known, f, keep_on_vfio=decided[f.address].is_prebound) for f in functions),
+        tuple(
+            _original_driver(f, known.get(f.address), keep_on_vfio=decided[f.address].is_prebound)
+            for f in functions
+        ),
         keep_on_vfio=own.sentence if own.is_prebound else "",
     )
 
 
 def _original_driver(
-    known: Mapping[PciAddress, OriginalDriver], function: PciFunction, *, keep_on_vfio: bool
+    function: PciFunction, known: OriginalDriver | None, *, keep_on_vfio: bool
 ) -> OriginalDriver:
     """The driver that an act is to return it to. A device that the operator declared as pre-bound is treated as first
     seen on vfio."""
-    return replace(known.get(function.address, prebound.found_on(function)), vfio=keep_on_vfio)
+    return replace(known or prebound.found_on(function), vfio=keep_on_vfio)
 
 
 def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:

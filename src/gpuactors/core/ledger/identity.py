@@ -27,7 +27,7 @@ from gpuactors.core.values.inventory import ids_of, named
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
-    PciAddress,
+    Inspections,
     PciFunction,
     Resolved,
     ResourceName,
@@ -118,7 +118,7 @@ def _with_models(
     """`state` with the model of each of our allocated devices, as first seen since it was allocated. A device that no
     selector chooses is in no scan: an inspection of it is requested. `unsettled` are the names whose device's model is
     not known yet, `models` those of the functions."""
-    host, seen, wanted = state.host, dict[Named, Resolved](), list[PciAddress]()
+    host, seen, wanted = state.host, dict[Named, Resolved](), list[DeviceKey]()
     # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.
     ours = {*models, *state.published.device_lists, *state.published.served}
     resolved = state.kubelet.resolved
@@ -129,11 +129,8 @@ def _with_models(
             seen[name] = replace(meant, ids=_allocated_model(state, models, name[0], function) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
-            wanted.append(function_address(meant.address))
-        elif host.scanned and function_address(meant.address) not in {
-            *host.inspections.functions,
-            *host.inspections.retries,
-        }:
+            wanted.append(meant.address)
+        elif host.scanned and not _is_awaited(host.inspections, meant.address):
             # A failed inspection does not show that no function is there.
             seen[name] = replace(meant, ids="")
     if not seen:
@@ -141,8 +138,16 @@ def _with_models(
     return replace(
         state,
         kubelet=replace(state.kubelet, resolved={**state.kubelet.resolved, **seen}),
-        host=replace(state.host, inspections=ask_inspections(state.host.inspections, sorted({*wanted}))),
+        host=replace(
+            state.host,
+            inspections=ask_inspections(state.host.inspections, map(function_address, sorted({*wanted}))),
+        ),
     )
+
+
+def _is_awaited(inspections: Inspections, device: DeviceKey) -> bool:
+    """Its function is being inspected, or will be again."""
+    return function_address(device) in {*inspections.functions, *inspections.retries}
 
 
 def _allocated_model(

@@ -238,8 +238,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     chosen = []
     for request in event.requests:
         offered = {known[i].key for i in (*request.available, *request.must_include) if i in known}
-        functions = (function_of(state.host.functions, device) for device in owned.keys() - offered)
-        groups = {function.iommu_group for function in functions if function is not None} - {None}
+        groups = state.index.known.group_numbers(owned.keys() - offered)
         taken = {i for i, d in known.items() if d.group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))
@@ -249,7 +248,7 @@ def waits_for_poll(state: NodeState) -> bool:
     """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
     return any(
         not any(_is_unseen(state, call, unit) for unit in _units(call))
-        and (any(_is_unpolled(state, call, unit) for unit in _units(call)) or not _is_unread(state, call))
+        and (any(_is_unpolled(state, call, device) for device in call.seen) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
 
@@ -384,8 +383,8 @@ def _is_missing(state: NodeState, call: Call) -> bool:
     """A device of the call has not been inspected, or its group not polled, since the call came; or it is not known
     which devices claims have."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
-    for unit in _units(call):
-        if _is_unseen(state, call, unit) or _is_unpolled(state, call, unit):
+    for device, units in call.seen.items():
+        if any(_is_unseen(state, call, u) for u in units) or _is_unpolled(state, call, device):
             return True
     return not state.claims_known
 
@@ -426,8 +425,8 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
 def _with_poll(state: NodeState, call: Call) -> NodeState:
     """`state` with a poll of the groups of the call's devices outstanding, or wanted next, whether they were polled so
     far or not."""
-    groups = {f.iommu_group for f in _units(call) if f.iommu_group is not None}
-    return schedule.ask_poll(state, frozenset(groups)) if groups else state
+    groups = state.index.known.group_numbers(call.seen)
+    return schedule.ask_poll(state, groups) if groups else state
 
 
 def _units(call: Call) -> Iterable[PciFunction]:
@@ -451,17 +450,18 @@ def _is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
 
 def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:
     """Its devices whose group has not been polled since it came."""
-    return sorted(d for d, units in call.seen.items() if any(_is_unpolled(state, call, u) for u in units))
+    return sorted(device for device in call.seen if _is_unpolled(state, call, device))
 
 
-def _is_unpolled(state: NodeState, call: Call, unit: PciFunction) -> bool:
+def _is_unpolled(state: NodeState, call: Call, device: DeviceKey) -> bool:
     """A poll may have to leave a group out, and an earlier poll does not count. Of a group only the device itself
     counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
     companion of it is on."""
     index = state.index
-    function = index.functions.get(unit.address)
-    group = function.iommu_group if function is not None else None
-    if group is None or unit.address not in index.polled.get(group, ()):
+    if (group := index.known.group_number(device)) is None:
+        return False
+    polled = index.polled.get(group, ())
+    if not any(unit.address in polled for unit in call.seen[device]):
         return False
     last = state.host.polls.seen.get(group)
     return last is None or last.poll <= call.since

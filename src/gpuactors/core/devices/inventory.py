@@ -60,6 +60,15 @@ class Inventory(Struct, frozen=True, gc=False):
     uuids: Mapping[str, DeviceKey] = field(default_factory=dict)
     """The GPUs by the UUID that NVIDIA's driver names them by, where it is known."""
 
+    def group_number(self, device: DeviceKey) -> int | None:
+        """The number of a device's IOMMU group; None: it is in none, or not there."""
+        group = self.group_of.get(device)
+        return group if isinstance(group, int) else None
+
+    def group_numbers(self, devices: Iterable[DeviceKey]) -> frozenset[int]:
+        """Those of all of these devices."""
+        return frozenset(g for device in devices if isinstance(g := self.group_of.get(device), int))
+
 
 NOTHING_KNOWN: Final = Inventory()
 

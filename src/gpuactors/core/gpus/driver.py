@@ -58,7 +58,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.model import DeviceKey, function_address, function_of
+from gpuactors.core.values.model import DeviceKey, function_address
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import Conflict, Reason
@@ -349,8 +349,8 @@ def _seen_again(state: NodeState) -> Gpus:
 
 def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
     """The IOMMU group of a device, if it was in use when it was last polled."""
-    function, index = function_of(state.index.functions, device), state.index
-    group = function.iommu_group if function is not None else None
+    index = state.index
+    group = index.known.group_number(device)
     return group if group in index.in_use and group in index.polled else None
 
 
@@ -365,7 +365,7 @@ def _with_reads(
     functions = [f for device in devices for f in with_companions(state, device)]
     looked_for = {*(f.address for f in functions), *(f.address for f in others)}
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
-    groups = frozenset(f.iommu_group for f in functions if f.iommu_group is not None)
+    groups = state.index.known.group_numbers(devices)
     return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)
 
 

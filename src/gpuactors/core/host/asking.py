@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Asking, CallKind, DeviceKey, Pod, Role, device_key, function_of
+from gpuactors.core.values.model import Asking, CallKind, DeviceKey, Pod, Role, device_key
 from gpuactors.core.values.owner import Owner
 
 GETS_MAX: Final = 8
@@ -124,17 +124,15 @@ def _has_unknown_user(state: NodeState) -> bool:
     unknown = index.in_use - index.owned.keys()
     if not unknown:
         return False
-    left = {
-        f.iommu_group for a in state.kubelet.orphans if (f := function_of(index.functions, a)) is not None
-    }
+    left = index.known.group_numbers(state.kubelet.orphans)
     return any(state.host.polls.groups[group].since > listed for group in unknown - left)
 
 
 def _of_groups(state: NodeState, devices: Iterable[DeviceKey]) -> list[Owner]:
     """The owners of these devices and of the others of their groups."""
     index = state.index
-    groups = {f.iommu_group for d in devices if (f := function_of(index.functions, d)) is not None} - {None}
-    others = [device_key(f.address) for g in groups if g is not None for f in index.groups.get(g, ())]
+    groups = index.known.group_numbers(devices)
+    others = [device_key(f.address) for group in groups for f in index.groups.get(group, ())]
     return [owner for d in {*devices, *others} if (owner := index.owners.get(d)) is not None]
 
 

@@ -32,7 +32,6 @@ from gpuactors.core.values.model import (
     PciFunction,
     Pod,
     Polls,
-    function_of,
 )
 
 POLL_S: Final = 2.0
@@ -186,11 +185,10 @@ def _still_there(state: NodeState, polls: Polls) -> Mapping[DeviceKey, Orphan]:
     """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
     finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
     cannot be open."""
-    rest, matter = {}, state.index.polled
+    rest, index = {}, state.index
     for device, orphan in state.kubelet.orphans.items():
-        function = function_of(state.host.functions, device)
-        group = function.iommu_group if function is not None else None
-        if group is None or group not in matter:
+        group = index.known.group_number(device)
+        if group is None or group not in index.polled:
             continue
         now = polls.groups.get(group)
         if now is None or polls.seen[group].poll <= orphan.read or (now.in_use and _may_be(orphan, now)):

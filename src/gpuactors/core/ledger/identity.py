@@ -98,7 +98,7 @@ def _resolved_older(
     members: dict[tuple[ResourceName, str], list[DeviceKey]] = {}
     index = state.index
     for device, selected in index.names.items():
-        group = (selected, str(index.functions[function_address(device)].iommu_group))
+        group = (selected, str(index.known.group_number(device)))
         members.setdefault(group, []).append(device)
     taken = {(resource, meant.address) for (resource, _), meant in known.items()}
     found: dict[Named, Resolved] = {}

@@ -40,7 +40,6 @@ from gpuactors.core.values.model import (
     PodClaim,
     ResourceName,
     Role,
-    function_of,
 )
 from gpuactors.core.values.remade import changed_keys, same_if_equal, those
 
@@ -121,9 +120,8 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     wished = before.due_at if before.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
-    functions = state.index.functions
-    if groups := {f.iommu_group for a in left if (f := function_of(functions, a)) is not None} - {None}:
-        state = schedule.ask_poll(state, frozenset(g for g in groups if g is not None))
+    if groups := state.index.known.group_numbers(left):
+        state = schedule.ask_poll(state, groups)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
 
 
@@ -276,8 +274,7 @@ def _left(
 
 
 def _use_of_pod(state: NodeState, device: DeviceKey) -> int | None:
-    function = function_of(state.host.functions, device)
-    group = function.iommu_group if function is not None else None
+    group = state.index.known.group_number(device)
     use = state.host.polls.groups.get(group) if group is not None else None
     return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None
 

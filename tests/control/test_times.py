@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from gpuactors.control.node_view import AGELESS, view_of
 from gpuactors.control.view import LastCallView
-from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
-from gpuactors.core.events.host import FunctionInspected, HostChanged
-from gpuactors.core.values.model import DeviceId, Holder, PciFunction, Token, pci_address
+from gpuactors.core.values.model import Holder
 from tests.control.test_view import GPU, QEMU, device, held, received
-from tests.core.builders import H100, Core, gpu
-
-
-def inspected(core: Core, address: str, *functions: PciFunction) -> None:
-    """The outstanding inspection of `address` comes back with these functions."""
-    where = pci_address(address)
-    core.feed(FunctionInspected(core.state.host.inspections.functions[where], where, functions))
-
-
-def changed(core: Core, address: str, *functions: PciFunction) -> None:
-    """A uevent leads to an inspection with this result."""
-    core.feed(HostChanged(pci_address(address), None, "change pci"))
-    inspected(core, address, *functions)
+from tests.core.builders import Core, allocate_call, gpu, pre_start_call
 
 
 def allocate(core: Core, token: int, address: str = GPU) -> None:
-    core.feed(AllocateAsked(Token(token), H100, ((DeviceId(address),),)))
-    inspected(core, address, gpu(address))
+    core.called(allocate_call(address, token=token), gpu(address))
 
 
 def test_since_is_the_change_of_the_cause_and_not_of_its_words() -> None:
@@ -44,7 +29,7 @@ def test_what_is_not_listed_is_so_since_it_was_found_so() -> None:
     core = Core(gpu("23:00.0", driver="nvidia"))
     core.pass_time(30)
     assert device(core).since_s == 30
-    changed(core, GPU, gpu(GPU, driver=None))
+    core.inspect(GPU, gpu(GPU, driver=None))
     assert device(core).since_s == 0
 
 
@@ -52,7 +37,7 @@ def test_an_inspection_that_finds_the_same_is_younger_and_changes_no_since() -> 
     core = Core(gpu("23:00.0"))
     core.pass_time(30)
     before = device(core)
-    changed(core, GPU, gpu("23:00.0"))
+    core.inspect(GPU, gpu("23:00.0"))
     after = device(core)
     assert (before.inspected_s, after.inspected_s) == (30, 0)
     assert (before.since_s, after.since_s) == (30, 30)
@@ -65,8 +50,7 @@ def test_the_last_calls_are_remembered_one_of_each_kind() -> None:
     assert device(core).calls == ()
     allocate(core, 1)
     core.pass_time(5)
-    core.feed(PreStartAsked(Token(2), H100, (DeviceId(GPU),)))
-    inspected(core, GPU, gpu(GPU))
+    core.called(pre_start_call(GPU, token=2), gpu(GPU))
     core.pass_time(5)
     assert device(core).calls == (
         LastCallView("Allocate", 10, "", ()),
@@ -86,7 +70,7 @@ def test_a_refusal_is_remembered_with_its_cause() -> None:
 def test_the_calls_about_a_function_that_is_gone_are_forgotten_with_the_next_one() -> None:
     core = Core(gpu("23:00.0"), gpu("24:00.0"))
     allocate(core, 1)
-    changed(core, GPU)
+    core.inspect(GPU)
     allocate(core, 2, "0000:24:00.0")
     assert core.state.calls.last.keys() == {"0000:24:00.0"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -12,13 +12,20 @@ from gpuactors import limits
 from gpuactors.core.deviceplugin.listing import comparable
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
-from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostScanned
+from gpuactors.core.events.deviceplugin import (
+    AllocateAsked,
+    PreStartAsked,
+    RegisterAnswered,
+    SocketBound,
+    StreamOpened,
+)
+from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostChanged, HostScanned
 from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, next_deadline
 from gpuactors.core.values.cdi import CdiSpecs
-from gpuactors.core.values.effects import Answer, Effect, Reply
+from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     CachedAnswer,
@@ -29,11 +36,13 @@ from gpuactors.core.values.model import (
     LedgerEntry,
     LedgerFile,
     PciFunction,
+    PluginState,
     Pod,
     PodClaim,
     ResourceName,
     RunningKubelet,
     Settings,
+    Token,
     function_address,
     pci_address,
 )
@@ -124,6 +133,29 @@ def ledger_read(
 def read_of_young(read: int, file: LedgerFile | None = None) -> LedgerRead:
     """A read of a kubelet that has just started and knows no pod."""
     return LedgerRead(read, RunningKubelet("young", 0.0), (), (), file=file)
+
+
+def allocate_call(*devices: str, token: int = 1) -> AllocateAsked:
+    """Kubelet's Allocate of these devices for one container."""
+    return AllocateAsked(Token(token), H100, (tuple(map(DeviceId, devices)),))
+
+
+def pre_start_call(*devices: str, token: int = 1) -> PreStartAsked:
+    """Kubelet's PreStartContainer of these devices."""
+    return PreStartAsked(Token(token), H100, tuple(map(DeviceId, devices)))
+
+
+def node(
+    *functions: PciFunction,
+    ledger: Mapping[str, str] = MappingProxyType({}),
+    others: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    enabled: Iterable[str] = (),
+) -> Core:
+    """A node as a daemon finds it at its start: with these functions, or with two GPUs in groups of their own."""
+    core = Core()
+    core.ledger, core.others, core.enabled = dict(ledger), dict(others), dict.fromkeys(enabled, 1)
+    core.feed(HostScanned(1, functions or (gpu("01:00.0"), gpu("02:00.0"))))
+    return core
 
 
 class Core:
@@ -223,6 +255,34 @@ class Core:
             active = frozenset(a for a, count in enabled.items() if count > 0 or a in self.awake)
             uses.append(GroupUse(target.group, enabled, active, self.holders.get(target.group), None))
         return GroupsObserved(poll, tuple(uses))
+
+    def inspected(self, address: str, *functions: PciFunction) -> FunctionInspected:
+        """The outstanding inspection of the address finds these functions."""
+        where = pci_address(address)
+        return FunctionInspected(self.state.host.inspections.functions[where], where, functions)
+
+    def inspect(self, address: str, *functions: PciFunction) -> list[Effect]:
+        """A uevent comes, and the inspection that follows finds these functions."""
+        out = self.feed(HostChanged(pci_address(address), None, "change pci"))
+        return out + self.feed(self.inspected(address, *functions))
+
+    @property
+    def plugin(self) -> PluginState:
+        """The plugin of the H100s."""
+        return self.state.published.plugins[H100]
+
+    def register(self, stream: int = 1) -> list[Effect]:
+        """The plugin's socket is bound; kubelet accepts its Register, and opens this stream."""
+        self.feed(SocketBound(H100, self.plugin.bind))
+        return self.feed(RegisterAnswered(H100, self.plugin.register), StreamOpened(H100, stream))
+
+    def called(self, call: AllocateAsked | PreStartAsked, *group: PciFunction) -> list[Answer]:
+        """The answers to a call, after an inspection of the device that finds it first in this group."""
+        return self.answers(call) + self.answers(self.inspected(group[0].address, *group))
+
+    def logged(self, name: str) -> list[Log]:
+        """All lines of the log with this name."""
+        return [e for e in self.effects if isinstance(e, Log) and e.name == name]
 
     def answers(self, *events: Event, after_s: float = 0.0) -> list[Answer]:
         """As `feed`, returning only the answers to calls."""

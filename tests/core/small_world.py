@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.core.events import Event
-from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
+from gpuactors.core.events.deviceplugin import PreStartAsked
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.events.kubelet import LedgerEvent, LedgerUnreadable
 from gpuactors.core.reports.snapshot import PollTarget
@@ -39,7 +39,7 @@ from gpuactors.core.values.model import (
     device_key,
 )
 from tests.core import orders
-from tests.core.builders import H100, SETTINGS, gpu, ledger_read
+from tests.core.builders import H100, SETTINGS, allocate_call, gpu, ledger_read
 from tests.core.host_side import answers
 from tests.core.orders import Happening, SmallWorld, WrongError, all_answered
 from tests.core.other_driver import NOTHING, OthersClaim, Told, as_asked, listed, losses
@@ -370,7 +370,7 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
         disputed = o.holder(slot) not in {None, *o.known} or bool(o.owners(slot)) or not o.bound[slot]
         disputed = disputed or o.is_vague
         node = node.with_(pods=number, admitting=(slot, f"vm-{number}"), disputed=disputed)
-        return node.stepped(AllocateAsked(Token(number), H100, ((DeviceId(ADDRESSES[slot]),),)))
+        return node.stepped(allocate_call(ADDRESSES[slot], token=number))
 
     return Happening(f"a pod comes{', and gets the last one' if last else ''}", enabled, happens)
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import PredecessorGone, Ticked
-from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
 from gpuactors.core.host.asking import LIST_NAMES_S, LIST_S, LIST_UNSEEN_S, may_list
@@ -37,7 +36,7 @@ from gpuactors.core.values.model import (
     Token,
 )
 from gpuactors.core.values.owner import Owner
-from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.builders import H100, SETTINGS, Core, allocate_call, gpu
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 ALONE = gpu("01:00.0"), gpu("02:00.0")
@@ -114,7 +113,7 @@ class Kubelet(Core):
 
     def allocate(self, device: str = A, token: Token = T, after_s: float = 0.0) -> list[object]:
         """The answers to an Allocate of it, if there are any at once."""
-        event = AllocateAsked(token, H100, ((DeviceId(device),),))
+        event = allocate_call(device, token=token)
         return list(self.answers(event, after_s=after_s))
 
     def runs(self, device: str = A, uid: str = "u1", name: str = "vm-1", after_s: float = 60.0) -> None:

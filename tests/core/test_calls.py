@@ -14,14 +14,14 @@ from gpuactors.core.events.deviceplugin import (
     PreferenceRequest,
     PreStartAsked,
 )
-from gpuactors.core.events.host import FunctionInspected, HostChanged, InspectionFailed
+from gpuactors.core.events.host import HostChanged, InspectionFailed
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.inspections import SHORTAGE_INSPECTION_S
 from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.effects import Grant, Granted, Log, Preferred, Ready, Refusal, Refused
+from gpuactors.core.values.effects import Grant, Granted, Preferred, Ready, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, Token, pci_address
-from tests.core.builders import H100, Core, audio, gpu
+from tests.core.builders import H100, Core, audio, gpu, pre_start_call
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 T = Token(1)
@@ -31,19 +31,12 @@ def allocate(*containers: tuple[str, ...], token: Token = T) -> AllocateAsked:
     return AllocateAsked(token, H100, tuple(tuple(map(DeviceId, ids)) for ids in containers))
 
 
-def inspected(core: Core, address: str, *functions: PciFunction) -> FunctionInspected:
-    where = pci_address(address)
-    return FunctionInspected(core.state.host.inspections.functions[where], where, functions)
-
-
 def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "change pci"))
     assert core.answers(allocate((A,))) == []
-    assert core.answers(inspected(core, A, gpu(A))) == [], (
-        "this inspection may have read before the call came"
-    )
-    assert core.answers(inspected(core, A, gpu(A))) == [
+    assert core.answers(core.inspected(A, gpu(A))) == [], "this inspection may have read before the call came"
+    assert core.answers(core.inspected(A, gpu(A))) == [
         Granted(
             (
                 Grant(
@@ -58,7 +51,7 @@ def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -
 def granted(core: Core, *functions: PciFunction) -> Granted:
     """The answer to an Allocate of A."""
     core.feed(allocate((A,)))
-    (answer,) = core.answers(inspected(core, A, *functions))
+    (answer,) = core.answers(core.inspected(A, *functions))
     assert isinstance(answer, Granted)
     return answer
 
@@ -77,7 +70,7 @@ def test_a_grant_that_changes_no_other_device_waits_for_no_list() -> None:
     mates = (gpu(A, 7), gpu(B, 7))
     core = Core(*mates)
     core.feed(allocate((A, B)))
-    answers = core.answers(inspected(core, A, *mates), inspected(core, B, *mates))
+    answers = core.answers(core.inspected(A, *mates), core.inspected(B, *mates))
     assert [answer.lists for answer in answers if isinstance(answer, Granted)] == [()], "both are the pod's"
 
 
@@ -98,7 +91,7 @@ def test_a_device_of_the_call_that_gets_healthy_by_it_is_no_other_pods() -> None
 def test_each_container_gets_its_own_devices_sorted() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((C, A), (B,)))
-    (answer,) = core.answers(*(inspected(core, a, gpu(a)) for a in (A, B, C)))
+    (answer,) = core.answers(*(core.inspected(a, gpu(a)) for a in (A, B, C)))
     assert isinstance(answer, Granted)
     assert [g.envs[0][1] for g in answer.containers] == [f"{A},{C}", B]
     assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/1", "/dev/vfio/3")
@@ -112,7 +105,7 @@ def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev()
     )
     core = Core(*card)
     core.feed(allocate((A,)))
-    (answer,) = core.answers(inspected(core, A, *card))
+    (answer,) = core.answers(core.inspected(A, *card))
     assert isinstance(answer, Granted)
     assert answer.containers[0].envs == (("PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB", A),)
     assert answer.containers[0].nodes == (
@@ -131,7 +124,7 @@ def short(core: Core, address: str) -> InspectionFailed:
     )
 
 
-@pytest.mark.parametrize("asked", [allocate((A,)), PreStartAsked(T, H100, (DeviceId(A),))])
+@pytest.mark.parametrize("asked", [allocate((A,)), pre_start_call(A)])
 def test_a_call_waits_for_an_inspection_as_long_as_there_is_a_shortage(
     asked: AllocateAsked | PreStartAsked,
 ) -> None:
@@ -142,7 +135,7 @@ def test_a_call_waits_for_an_inspection_as_long_as_there_is_a_shortage(
     core.pass_time(SHORTAGE_INSPECTION_S)
     assert core.answers(short(core, A)) == []
     core.pass_time(SHORTAGE_INSPECTION_S)
-    (answer,) = core.answers(inspected(core, A, gpu(A)))
+    (answer,) = core.answers(core.inspected(A, gpu(A)))
     assert isinstance(answer, Granted | Ready)
 
 
@@ -174,13 +167,13 @@ def test_a_device_that_changed_since_is_refused_with_its_reason(
     kind: str, now: tuple[PciFunction, ...], said: str
 ) -> None:
     core = Core(gpu(A), gpu(B))
-    core.feed(allocate((A,)) if kind == "allocate" else PreStartAsked(T, H100, (DeviceId(A),)))
-    (answer,) = core.answers(inspected(core, A, *now))
+    core.feed(allocate((A,)) if kind == "allocate" else pre_start_call(A))
+    (answer,) = core.answers(core.inspected(A, *now))
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason.startswith(f"{A}: ")
     assert said in answer.reason
-    refusals = [e for e in core.effects if isinstance(e, Log) and e.name == "call.refused"]
+    refusals = core.logged("call.refused")
     assert [e.fields["reason"] for e in refusals] == [answer.reason], "the log has the same words"
 
 
@@ -190,9 +183,9 @@ def test_a_device_that_is_just_being_plugged_in_again_is_no_other_device() -> No
     core = Core(gpu(A), gpu(B))
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(allocate((A,)))
-    core.feed(inspected(core, A))
+    core.feed(core.inspected(A))
     nameless = replace(gpu(A, driver=None), vendor="", device="", model=None, fault="cannot read vendor")
-    (answer,) = core.answers(inspected(core, A, nameless))
+    (answer,) = core.answers(core.inspected(A, nameless))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: cannot read vendor"
 
@@ -200,9 +193,9 @@ def test_a_device_that_is_just_being_plugged_in_again_is_no_other_device() -> No
 def test_a_changed_group_is_refused_once_and_granted_when_asked_again() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))
-    assert isinstance(core.answers(inspected(core, A, gpu(A, 9)))[0], Refused)
+    assert isinstance(core.answers(core.inspected(A, gpu(A, 9)))[0], Refused)
     core.feed(allocate((A,)))
-    (answer,) = core.answers(inspected(core, A, gpu(A, 9)))
+    (answer,) = core.answers(core.inspected(A, gpu(A, 9)))
     assert isinstance(answer, Granted)
     assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/9")
 
@@ -211,7 +204,7 @@ def test_one_bad_device_refuses_the_whole_call_and_every_reason_is_given() -> No
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((A, B, C)))
     (answer,) = core.answers(
-        inspected(core, A), inspected(core, B, gpu(B)), inspected(core, C, gpu(C, driver=None))
+        core.inspected(A), core.inspected(B, gpu(B)), core.inspected(C, gpu(C, driver=None))
     )
     assert isinstance(answer, Refused)
     assert f"{A}: the PCI function is gone" in answer.reason
@@ -221,8 +214,8 @@ def test_one_bad_device_refuses_the_whole_call_and_every_reason_is_given() -> No
 
 def test_pre_start_is_ready_when_the_devices_can_be_opened() -> None:
     core = Core(gpu(A), gpu(B))
-    core.feed(PreStartAsked(T, H100, (DeviceId(A), DeviceId(B))))
-    assert core.answers(inspected(core, A, gpu(A)), inspected(core, B, gpu(B))) == [Ready()]
+    core.feed(pre_start_call(A, B))
+    assert core.answers(core.inspected(A, gpu(A)), core.inspected(B, gpu(B))) == [Ready()]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +247,7 @@ def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> N
     core = Core(gpu(A), gpu(B))
     core.ledger = {A: "vm-1", "²": "vm-1"}
     core.feed(KubeletAppeared("1"), HostChanged(A, None, "remove pci"))
-    core.feed(inspected(core, A))
+    core.feed(core.inspected(A))
     assert "vm-1" in core.reason(A)
     (answer,) = core.answers(allocate((A, "²")))
     assert isinstance(answer, Refused)
@@ -267,7 +260,7 @@ def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> N
 def test_inspections_that_do_not_come_back_refuse_the_call_in_time_and_name_the_device() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A, B)))
-    core.feed(inspected(core, B, gpu(B)))
+    core.feed(core.inspected(B, gpu(B)))
     assert core.state.calls.waiting[T].deadline == core.at + limits.CALL_DEADLINE_S
     (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
     assert isinstance(answer, Refused)
@@ -287,7 +280,7 @@ def test_an_inspection_that_fails_refuses_the_call_with_that_reason() -> None:
 def test_a_stuck_device_does_not_hold_up_calls_for_the_others() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,), token=Token(1)), allocate((B,), token=Token(2)))
-    assert isinstance(core.answers(inspected(core, B, gpu(B)))[0], Granted)
+    assert isinstance(core.answers(core.inspected(B, gpu(B)))[0], Granted)
     assert set(core.state.calls.waiting) == {Token(1)}
 
 
@@ -295,16 +288,16 @@ def test_an_abandoned_call_is_forgotten() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)), CallAbandoned(T))
     assert core.state.calls.waiting == {}
-    assert core.answers(inspected(core, A, gpu(A))) == []
+    assert core.answers(core.inspected(A, gpu(A))) == []
 
 
 def test_no_list_shrinks_while_a_call_is_in_flight_nor_right_after_it() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
-    core.feed(inspected(core, A))
+    core.feed(core.inspected(A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "the PCI function is gone from this node"
-    core.feed(inspected(core, B, gpu(B)))
+    core.feed(core.inspected(B, gpu(B)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "kubelet is still working with our answer"
     core.feed(Ticked(), after_s=CALL_SETTLE_S)
     assert core.device_list() == {B: "Healthy"}
@@ -315,7 +308,7 @@ def test_no_list_shrinks_right_after_a_preference() -> None:
     request = PreferenceRequest(available=(DeviceId(A), DeviceId(B)), must_include=(), size=1)
     assert core.answers(PreferenceAsked(T, H100, (request,))) == [Preferred(((DeviceId(A),),))]
     core.feed(HostChanged(A, None, "unbind pci"))
-    core.feed(inspected(core, A, gpu(A, driver=None)))
+    core.feed(core.inspected(A, gpu(A, driver=None)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("bound to no driver")
     core.feed(Ticked(), after_s=CALL_SETTLE_S)
@@ -325,7 +318,7 @@ def test_no_list_shrinks_right_after_a_preference() -> None:
 def test_a_device_listed_for_a_call_only_is_refused_with_the_reason_it_is_listed_with() -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
-    core.feed(inspected(core, A))
+    core.feed(core.inspected(A))
     (answer,) = core.answers(allocate((A,), token=Token(2)))
     assert isinstance(answer, Refused)
     assert answer.reason == f"{A}: the PCI function is gone from this node"
@@ -338,4 +331,4 @@ def test_new_calls_are_refused_while_stopping_and_those_in_flight_are_answered()
     (refused,) = core.answers(allocate((B,), token=Token(2)))
     assert isinstance(refused, Refused)
     assert refused.status is Refusal.UNAVAILABLE
-    assert isinstance(core.answers(inspected(core, A, gpu(A)))[0], Granted)
+    assert isinstance(core.answers(core.inspected(A, gpu(A)))[0], Granted)

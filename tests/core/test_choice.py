@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpuactors.core.deviceplugin.choice import PREFERENCE_STEPS_MAX, Group, Search, choose
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
 from gpuactors.core.values.model import DeviceId, Token
-from tests.core.builders import H100, Core, gpu
+from tests.core.builders import H100, Core, allocate_call, gpu
 
 # --- the model: every set of places, every choice of groups -----------------------------------------------
 
@@ -206,5 +206,5 @@ def test_an_allocate_of_thousands_of_unknown_ids_is_refused_with_little_work(dif
     core = Core(*(gpu(f"{n:02x}:00.0") for n in range(1, 65)))
     ids = tuple(DeviceId(Compared(n % different)) for n in range(4096))
     asked = AllocateAsked(Token(1), H100, (ids,))
-    one = counted(lambda: core.feed(AllocateAsked(Token(2), H100, ((DeviceId("x"),),))))
+    one = counted(lambda: core.feed(allocate_call("x", token=2)))
     assert counted(lambda: core.feed(asked)) - one < 50 * len(ids)

@@ -12,8 +12,7 @@ from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin import device_lists, entries
 from gpuactors.core.deviceplugin.device_lists import HISTORY_ENTRIES
 from gpuactors.core.events.daemon import PredecessorGone, ShutdownRequested, Ticked
-from gpuactors.core.events.deviceplugin import AllocateAsked
-from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, UeventsLost
+from gpuactors.core.events.host import HostScanned, UeventsLost
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import CLOSING_S, POLL_S
 from gpuactors.core.reports.snapshot import project, report
@@ -27,12 +26,11 @@ from gpuactors.core.values.model import (
     Holder,
     PciFunction,
     ResourceName,
-    Token,
     device_key,
     pci_address,
 )
 from gpuactors.core.values.status import DeviceStatus
-from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.builders import H100, SETTINGS, Core, allocate_call, gpu
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
@@ -43,15 +41,9 @@ def a100(address: str) -> PciFunction:
     return gpu(address, device="20b0", model="GA100 [A100 SXM4 40GB]")
 
 
-def inspect(core: Core, address: str, *functions: PciFunction) -> None:
-    where = pci_address(address)
-    core.feed(HostChanged(where, None, "bind pci"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[where], where, functions))
-
-
 def test_a_model_never_seen_before_becomes_a_resource_of_its_own() -> None:
     core = Core(gpu(A))
-    inspect(core, B, a100(B))
+    core.inspect(B, a100(B))
     assert core.device_list() == {A: "Healthy"}
     assert core.device_list(A100) == {B: "Healthy"}
     assert set(project(core.state).plugins) == {H100, A100}
@@ -70,15 +62,15 @@ def test_two_ids_with_one_name_are_one_resource() -> None:
 
 def test_a_card_swapped_for_another_model_changes_resource() -> None:
     core = Core(gpu(A))
-    inspect(core, A, a100(A))
+    core.inspect(A, a100(A))
     assert core.device_list() == {}
     assert core.device_list(A100) == {A: "Healthy"}
 
 
 def test_a_card_swapped_under_a_call_is_kept_in_the_old_list_and_new_in_the_other() -> None:
     core = Core(gpu(A), gpu(B))
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(B),),)))
-    inspect(core, A, a100(A))
+    core.feed(allocate_call(B))
+    core.inspect(A, a100(A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.device_list(A100) == {A: "Healthy"}
 
@@ -87,13 +79,13 @@ def test_a_node_without_gpus_has_no_resource_until_one_comes() -> None:
     core = Core()
     core.feed(HostScanned(1, ()))
     assert core.state.published.plugins == {}
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert core.device_list() == {A: "Healthy"}
 
 
 def test_an_emptied_resource_shows_an_empty_list_then_retires() -> None:
     core = Core(gpu(A), a100(B))
-    inspect(core, B)
+    core.inspect(B)
     assert core.device_list(A100) == {}
     due = next_deadline(core.state)
     assert due <= core.at + limits.RETIRE_EMPTY_AFTER_S
@@ -105,9 +97,9 @@ def test_an_emptied_resource_shows_an_empty_list_then_retires() -> None:
 def test_a_rebind_before_the_resource_retires_keeps_its_plugin() -> None:
     core = Core(gpu(A))
     before = core.state.published.plugins[H100].bind
-    inspect(core, A, gpu(A, driver=None))
+    core.inspect(A, gpu(A, driver=None))
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S - 1)
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     core.feed(Ticked(), after_s=5)
     assert core.device_list() == {A: "Healthy"}
     assert core.state.published.plugins[H100].bind == before
@@ -115,10 +107,10 @@ def test_a_rebind_before_the_resource_retires_keeps_its_plugin() -> None:
 
 def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
     core = Core(gpu(A))
-    inspect(core, A)
+    core.inspect(A)
     core.feed(Ticked(), after_s=limits.RETIRE_EMPTY_AFTER_S)
     assert core.state.published.plugins == {}
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert core.device_list() == {A: "Healthy"}
 
 
@@ -133,7 +125,7 @@ def test_numa_nodes_are_in_the_list() -> None:
 def test_nothing_changes_the_list_object_when_nothing_changed() -> None:
     core = Core(gpu(A), gpu(B))
     before = core.state.published.device_lists[H100]
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     core.feed(UeventsLost("overflow"))
     scan = core.state.host.inspections.scan
     assert scan is not None
@@ -170,11 +162,10 @@ def test_an_inspection_that_finds_what_is_known_and_a_call_that_begins_make_no_l
         return view(state)
 
     monkeypatch.setattr(device_lists, "_view", counted)
-    inspect(core, A, gpu(A))
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId("odd 7"),),)))
+    core.inspect(A, gpu(A))
+    core.feed(allocate_call("odd 7"))
     assert made == [], "nothing was found that was not known, and nothing was given away"
-    core.feed(AllocateAsked(Token(2), H100, ((DeviceId(A),),)))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    core.called(allocate_call(A, token=2), gpu(A))
     core.ledger[A] = "vm-1"
     core.feed(Ticked(), after_s=CALL_SETTLE_S)
     assert len(made) <= 3
@@ -186,7 +177,7 @@ def test_a_call_holds_no_id_that_means_no_device() -> None:
     core = Core(gpu(A), gpu(B))
     core.ledger = {"odd": "pod", "51": "pod"}
     core.pass_time(60)
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    core.feed(allocate_call(A))
     assert core.state.calls.waiting
     core.ledger = {}
     core.feed(KubeletAppeared("socket"))
@@ -214,12 +205,12 @@ def test_of_many_ids_that_mean_nothing_some_are_said_and_the_others_counted() ->
 def test_more_devices_of_one_status_than_a_line_names_have_one_line() -> None:
     many = [gpu(f"0000:{n:02x}:00.0") for n in range(1, limits.QUOTED_ITEMS_MAX + 3)]
     core = Core(*many, gpu("0000:f0:00.0", fault="broken"))
-    (together,) = [e for e in core.effects if isinstance(e, Log) and e.name == "devices.changed"]
+    (together,) = core.logged("devices.changed")
     assert together.level is Level.INFO
     first = tuple(f.address for f in many[: limits.QUOTED_ITEMS_MAX])
     status = {"health": "Healthy", "cause": "Free", "reason": "free"}
     assert together.fields == {"resource": H100, "devices": (*first, "and 2 more"), **status}
-    (alone,) = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    (alone,) = core.logged("device.changed")
     assert (alone.level, alone.fields["device"]) == (Level.WARNING, "0000:f0:00.0")
 
 
@@ -248,13 +239,13 @@ def test_a_list_of_many_odd_ids_is_not_searched_for_each_of_them() -> None:
 def test_a_device_that_goes_is_said_with_its_reason_in_the_log_and_in_its_history() -> None:
     core = Core(gpu(A), gpu(B))
     core.effects = []
-    inspect(core, A)
-    inspect(core, B, gpu(B, driver="nvidia"))
+    core.inspect(A)
+    core.inspect(B, gpu(B, driver="nvidia"))
     why = {
         A: "the PCI function is gone from this node",
         B: "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
     }
-    gone = [e.fields for e in core.effects if isinstance(e, Log) and e.name == "device.gone"]
+    gone = [e.fields for e in core.logged("device.gone")]
     causes = {A: "Gone", B: "NotBound"}
     assert gone == [
         {"resource": H100, "device": a, "cause": causes[a], "reason": reason} for a, reason in why.items()
@@ -333,10 +324,10 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
         assert said == [{"resource": H100, "device": A, "reason": reason}]
         assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
         assert [d.reason for d in report(core.state)] == [reason, "free"]
-        inspect(core, B, gpu(B, numa_node=1))
+        core.inspect(B, gpu(B, numa_node=1))
         assert broken_rules(core.effects) == said, "said once, as long as it lasts"
     core.state = replace(core.state, _assessments=NO_ASSESSMENTS)  # what is carried is wrong still
-    inspect(core, B, gpu(B))
+    core.inspect(B, gpu(B))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -384,7 +375,7 @@ def test_a_gpu_that_is_held_at_the_start_is_one_warning() -> None:
     for pids in ((4711,), (4711, 4712)):
         core.holders = {1: tuple(Holder(pid, "qemu", None) for pid in pids)}
         core.pass_time(10)
-    lines = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    lines = core.logged("device.changed")
     assert [line.level for line in lines] == [Level.WARNING, Level.INFO, Level.INFO]
     assert {line.fields["cause"] for line in lines} == {"HeldByOther"}
     assert "process 4712" in str(lines[-1].fields["reason"])
@@ -401,7 +392,7 @@ def test_a_held_gpu_is_no_second_warning_after_a_moment_in_which_nobody_knows_wh
     core.pass_time(10)
 
     def said() -> list[tuple[Level, str]]:
-        lines = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+        lines = core.logged("device.changed")
         return [(line.level, str(line.fields["cause"])) for line in lines]
 
     held, unknown = "HeldByOther", "HolderUnknown"

@@ -17,7 +17,7 @@ from gpuactors.core.events.deviceplugin import (
     PreferenceRequest,
     PreStartAsked,
 )
-from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned, InspectionFailed
+from gpuactors.core.events.host import HostChanged, HostScanned, InspectionFailed
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
 from gpuactors.core.host.usage import POLL_S
@@ -40,23 +40,22 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.selector import parse_selector
-from tests.core.builders import H100, MODEL, SETTINGS, Core, gpu, ledger_read, read_of_young
+from tests.core.builders import (
+    H100,
+    MODEL,
+    SETTINGS,
+    Core,
+    allocate_call,
+    gpu,
+    ledger_read,
+    node,
+    pre_start_call,
+    read_of_young,
+)
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 OTHERS = ResourceName("devices.kubevirt.io/other")
 ODD_IDS = ("", "²", "1" * 4301, "٥١", "-1", "+1", " 1", "1\n", "0x1", "a/../b", "\x00", "💡", "0000:01:00.0 ")
-
-
-def node(
-    *functions: PciFunction,
-    ledger: dict[str, str] | None = None,
-    others: dict[tuple[str, str], str] | None = None,
-) -> Core:
-    """A node as a daemon finds it at its start."""
-    core = Core()
-    core.ledger, core.others = dict(ledger or {}), dict(others or {})
-    core.feed(HostScanned(1, functions or (gpu(A), gpu(B))))
-    return core
 
 
 def entry(resource: str, device: str, pod: str) -> LedgerEntry:
@@ -70,12 +69,6 @@ def read(core: Core, *entries: LedgerEntry) -> None:
     number = core.state.kubelet.ledger.outstanding
     assert number is not None
     core.feed(ledger_read(number, entries))
-
-
-def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
-    """An inspection of the address finds these functions."""
-    core.feed(HostChanged(address, None, "change pci"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[address], address, functions))
 
 
 # --- odd IDs ----------------------------------------------------------------------------------------------
@@ -140,9 +133,9 @@ def test_a_gpu_of_two_others_is_unhealthy_and_names_both() -> None:
 def test_an_older_id_means_its_gpu_when_that_comes_back_in_another_group() -> None:
     core = node(ledger={"1": "vm-1"})
     assert core.device_list() == {"1": "Healthy", B: "Healthy"}
-    inspect(core, A)
+    core.inspect(A)
     assert core.device_list() == {"1": "Unhealthy", B: "Healthy"}
-    inspect(core, A, gpu(A, 60))
+    core.inspect(A, gpu(A, 60))
     assert core.device_list() == {"1": "Healthy", B: "Healthy"}
     assert core.reason("1") == "allocated to pod default/vm-1"
     core.ledger = {}
@@ -152,8 +145,8 @@ def test_an_older_id_means_its_gpu_when_that_comes_back_in_another_group() -> No
 
 def test_an_older_id_does_not_mean_a_gpu_that_comes_into_its_group_later() -> None:
     core = node(ledger={"1": "vm-1"})
-    inspect(core, A, gpu(A, 60))
-    inspect(core, C, gpu(C, 1))
+    core.inspect(A, gpu(A, 60))
+    core.inspect(C, gpu(C, 1))
     assert core.device_list() == {"1": "Healthy", B: "Healthy", C: "Healthy"}
     assert (core.reason("1"), core.reason(C)) == ("allocated to pod default/vm-1", "free")
 
@@ -197,8 +190,7 @@ def test_a_ledger_that_is_unreadable_at_first_and_names_older_ids_while_a_call_s
 
 def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address() -> None:
     core = node(ledger={"1": "vm-1"})
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
-    (answer,) = core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    (answer,) = core.called(allocate_call(A), gpu(A))
     assert isinstance(answer, Refused)
     assert (answer.status, answer.reason, answer.causes) == (
         Refusal.FAILED_PRECONDITION,
@@ -223,7 +215,7 @@ def test_a_number_means_the_first_gpu_of_a_shared_group_whichever_came_first(
 ) -> None:
     """NVIDIA's plugin lists the group once, by its first function."""
     core = node(gpu(first, 7))
-    inspect(core, second, gpu(A, 7), gpu(B, 7))
+    core.inspect(second, gpu(A, 7), gpu(B, 7))
     core.ledger = {"7": "vm-1"}
     core.pass_time(limits.LEDGER_QUIET_S)
     assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {
@@ -264,10 +256,8 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_an_inspection_
         touched = 0
         core.pass_time(30.0)
         address = functions[1].address
-        core.feed(AllocateAsked(Token(1), H100, ((DeviceId(address),),)))
-        (answer,) = core.answers(
-            FunctionInspected(core.state.host.inspections.functions[address], address, (functions[1],))
-        )
+        core.feed(allocate_call(address))
+        (answer,) = core.answers(core.inspected(address, functions[1]))
         assert isinstance(answer, Granted)
         return touched
 
@@ -321,7 +311,7 @@ def test_a_selection_that_was_narrowed_leaves_a_pod_its_gpu_until_it_ends() -> N
     core.pass_time(limits.LEDGER_S)
     assert core.device_list() == {B: "Healthy"}
     assert project(core.state).inspections.given == set()
-    (answer,) = core.answers(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    (answer,) = core.answers(allocate_call(A))
     assert isinstance(answer, Refused), "it is not offered again"
 
 
@@ -353,7 +343,7 @@ def test_what_a_pod_has_and_no_selector_matches_is_not_gone_before_it_was_inspec
     core.feed(Ticked(), after_s=limits.LEDGER_RETRY_S)
     core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, ()))
+    core.feed(core.inspected(A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
@@ -377,7 +367,7 @@ def test_what_is_waited_for_is_so_still_when_its_ids_can_be_read() -> None:
     leaving = gpu(A, 7, driver=None, has_node=True)
     core.feed(HostScanned(1, (replace(leaving, vendor="", fault="vendor cannot be read"), gpu(B, 8))))
     assert core.state.host.polls.leaving == {A}
-    inspect(core, A, leaving)
+    core.inspect(A, leaving)
     core.pass_time(limits.LEDGER_S)
     assert core.state.host.polls.leaving == {A}
     assert "its unbind or unplug waits" in core.reason(A)
@@ -404,14 +394,13 @@ def test_the_first_list_waits_for_the_inspection_of_what_a_pod_has() -> None:
     while (poll := core.state.host.polls.outstanding) is not None:
         core.feed(core.poll_event(poll))
     assert core.state.published.device_lists == {}
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    core.feed(core.inspected(A, gpu(A)))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_a_pod_starts_its_container_again_with_a_gpu_that_is_not_selected_any_more() -> None:
     core = restarted(gpu(B), settings=ONLY_B, vm=A)
-    core.feed(PreStartAsked(Token(1), H100, (DeviceId(A),)))
-    answers = core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    answers = core.called(pre_start_call(A), gpu(A))
     assert answers == [Ready()]
 
 
@@ -428,8 +417,8 @@ def test_a_pci_ids_that_was_renewed_leaves_a_pod_its_gpu_by_the_old_name_until_i
 
 def test_a_name_that_changes_under_a_running_daemon_leaves_a_pod_its_gpu_by_the_old_one() -> None:
     core = node(ledger={A: "vm-1"})
-    inspect(core, A, renewed(A))
-    inspect(core, B, renewed(B))
+    core.inspect(A, renewed(A))
+    core.inspect(B, renewed(B))
     assert (core.device_list(), core.device_list(NEW)) == ({A: "Healthy"}, {B: "Healthy"})
 
 
@@ -449,8 +438,8 @@ def test_a_gpu_that_is_called_otherwise_now_is_not_said_to_be_another_one() -> N
 
 def test_a_swapped_card_is_another_device() -> None:
     core = node(ledger={A: "vm-1"})
-    inspect(core, A)
-    inspect(core, A, swapped(A))
+    core.inspect(A)
+    core.inspect(A, swapped(A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1, but another device is there now (10de:20b0)"
     assert core.device_list(ELSE) == {A: "Unhealthy"}
@@ -461,9 +450,9 @@ def test_a_card_that_was_swapped_while_no_daemon_ran_is_another_device() -> None
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm, but another device is there now (10de:20b0)"
     assert core.device_list(ELSE) == {A: "Unhealthy"}
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "it is put back"
-    inspect(core, A, swapped(A))
+    core.inspect(A, swapped(A))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     assert (core.device_list(), core.device_list(ELSE)) == ({B: "Healthy"}, {A: "Healthy"})
@@ -496,7 +485,7 @@ def test_a_name_kept_without_the_model_that_it_is_now_is_believed_of_that() -> N
     core = restarted(gpu(A, device="2331"), gpu(B), vm=A)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert core.state.published.served == {H100: {MODEL, "10de:2331"}}
-    inspect(core, A, replace(renewed(A), device="2331"))
+    core.inspect(A, replace(renewed(A), device="2331"))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "it is remembered as what it is"
 
 
@@ -513,12 +502,12 @@ def test_a_card_whose_ids_cannot_be_read_at_the_start_is_judged_when_they_can_be
 def test_another_model_under_a_served_name_is_served_as_well_until_the_name_retires() -> None:
     core = node(gpu(A))
     assert core.state.published.served == {H100: {MODEL}}
-    inspect(core, B, gpu(B, device="2331"))
+    core.inspect(B, gpu(B, device="2331"))
     both = core.state.published.served
     assert both == {H100: {MODEL, "10de:2331"}}
-    inspect(core, A)
+    core.inspect(A)
     assert core.state.published.served is both, "a pod may have been given it"
-    inspect(core, B)
+    core.inspect(B)
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S + 1)
     assert core.state.published.served == {}
 
@@ -528,9 +517,9 @@ def test_a_card_of_another_model_where_there_was_none_at_the_start_is_another_de
     core.ledger = {A: "vm"}
     core.feed(HostScanned(1, (gpu(B),)))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
-    inspect(core, A, swapped(A))
+    core.inspect(A, swapped(A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 

@@ -23,9 +23,7 @@ from gpuactors.core.deviceplugin import calls, device_lists, entries
 from gpuactors.core.devices import holdings, index, inventory
 from gpuactors.core.devices.index import NO_INDEX
 from gpuactors.core.devices.inventory import NOTHING_KNOWN
-from gpuactors.core.events import Event
-from gpuactors.core.events.deviceplugin import AllocateAsked
-from gpuactors.core.events.host import FunctionInspected, HostChanged
+from gpuactors.core.events.host import HostChanged
 from gpuactors.core.host import schedule, usage
 from gpuactors.core.ledger import identity
 from gpuactors.core.reports import snapshot
@@ -34,17 +32,15 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values import owner
 from gpuactors.core.values.model import (
     AdvertisedDevice,
-    DeviceId,
     DeviceList,
     Difference,
     PciAddress,
     PciFunction,
-    Token,
     device_key,
     differences,
 )
 from gpuactors.limits import LEDGER_QUIET_S
-from tests.core.builders import H100, SETTINGS, Core, audio, gpu
+from tests.core.builders import H100, SETTINGS, Core, allocate_call, audio, gpu
 from tests.support.derived_anew import check_derived
 
 GPU, NEXT = PciAddress("0000:01:00.0"), PciAddress("0000:01:01.0")
@@ -66,25 +62,19 @@ def node(gpus: int, *, full: bool = False) -> Core:
     return core
 
 
-def inspect(core: Core, function: PciFunction, *group: PciFunction) -> Event:
-    return FunctionInspected(
-        core.state.host.inspections.functions[function.address], function.address, (function, *group)
-    )
-
-
 def allocate(core: Core) -> None:
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(GPU),),)))
+    core.feed(allocate_call(GPU))
     core.ledger[GPU] = "vm-1"
-    answers = core.answers(inspect(core, gpu(GPU, 100)))
+    answers = core.answers(core.inspected(GPU, gpu(GPU, 100)))
     assert len(answers) == 1, "granted"
     core.pass_time(1)  # kubelet's ledger is read, which names it now
 
 
 def late_bind(core: Core) -> None:
     core.feed(HostChanged(GPU, None, "unbind pci"))
-    core.feed(inspect(core, gpu(GPU, 100, driver=None)))
+    core.feed(core.inspected(GPU, gpu(GPU, 100, driver=None)))
     core.feed(HostChanged(GPU, None, "bind pci"))
-    core.feed(inspect(core, gpu(GPU, 100)))
+    core.feed(core.inspected(GPU, gpu(GPU, 100)))
     assert core.device_list()[GPU] == "Healthy"
 
 
@@ -269,12 +259,12 @@ def test_an_allocate_takes_no_bytecode_for_each_other_gpu() -> None:
     for gpus in (8, 64):
         core = node(gpus)
         for number in range(1, gpus - 1):
-            core.feed(AllocateAsked(Token(number), H100, ((DeviceId(address(number)),),)))
-            core.feed(inspect(core, gpu(address(number), 100 + number)))
+            core.feed(allocate_call(address(number), token=number))
+            core.feed(core.inspected(address(number), gpu(address(number), 100 + number)))
         assert len(core.state.kubelet.pending_allocations) == gpus - 2
         core.silent = True
-        core.feed(AllocateAsked(Token(gpus), H100, ((DeviceId(GPU),),)))
-        inspection, poll = inspect(core, gpu(GPU, 100)), core.state.host.polls.outstanding
+        core.feed(allocate_call(GPU, token=gpus))
+        inspection, poll = core.inspected(GPU, gpu(GPU, 100)), core.state.host.polls.outstanding
         assert poll is not None
         observation = core.poll_event(poll)
         with counted_bytecodes() as found:
@@ -331,9 +321,9 @@ def test_a_call_that_comes_takes_no_bytecode_for_each_one_that_waits() -> None:
     for callers in (2, 32):
         core = node(64)
         core.silent = True
-        core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
+        core.feed(*(allocate_call(address(i), token=i) for i in range(callers)))
         with counted_bytecodes() as found:
-            core.feed(AllocateAsked(Token(callers), H100, ((DeviceId(address(callers)),),)))
+            core.feed(allocate_call(address(callers), token=callers))
         assert len(core.state.calls.waiting) == callers + 1
         counts.append(found.total())
     assert counts[0] == counts[1] > 0
@@ -343,8 +333,8 @@ def test_a_call_that_comes_takes_no_bytecode_for_each_one_that_waits() -> None:
 def test_calls_that_wait_poll_only_the_groups_of_their_own_devices(gpus: int) -> None:
     core, callers = node(gpus), 16
     core.silent = True
-    core.feed(*(AllocateAsked(Token(i), H100, ((DeviceId(address(i)),),)) for i in range(callers)))
-    core.feed(*(inspect(core, gpu(address(i), 100 + i)) for i in range(callers)))
+    core.feed(*(allocate_call(address(i), token=i) for i in range(callers)))
+    core.feed(*(core.inspected(address(i), gpu(address(i), 100 + i)) for i in range(callers)))
     ledger_read(core)
     wanted, seen = Read(core.state.index.polled), Read(core.state.host.polls.seen)
     state = replace(
@@ -408,7 +398,7 @@ def test_an_inspection_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.pass_time(60)
     before = core.state.index
     core.feed(HostChanged(GPU, None, "change pci"))
-    core.feed(inspect(core, gpu(GPU)))
+    core.feed(core.inspected(GPU, gpu(GPU)))
     now = core.state.index
     assert core.state.host.seen[GPU].at == core.at
     for name in ("functions", "groups", "names", "devices", "by_id", "owners", "polled"):
@@ -420,7 +410,7 @@ def test_what_has_not_changed_is_the_very_device_that_it_was() -> None:
     core.pass_time(60)
     before = core.state.index.devices
     core.feed(HostChanged(PciAddress("0000:01:00.1"), None, "unbind pci"))
-    core.feed(inspect(core, audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
+    core.feed(core.inspected("0000:01:00.1", audio("0000:01:00.1", 7, driver=None), gpu(GPU, 7)))
     now = core.state.index.devices
     assert now[device_key(NEXT)] is before[device_key(NEXT)]
     assert [m.driver for m in now[device_key(GPU)].members] == ["vfio-pci", None], "its group is part of it"
@@ -431,7 +421,7 @@ def test_a_function_that_has_turned_into_another_model_has_the_name_of_that() ->
     core = Core(gpu(GPU), gpu(NEXT))
     core.pass_time(60)
     core.feed(HostChanged(GPU, None, "change pci"))
-    core.feed(inspect(core, gpu(GPU, device="20b5", model="GA100 [A100 PCIe 80GB]")))
+    core.feed(core.inspected(GPU, gpu(GPU, device="20b5", model="GA100 [A100 PCIe 80GB]")))
     names = core.state.index.names
     assert (names[device_key(GPU)], names[device_key(NEXT)]) == ("nvidia.com/GA100_A100_PCIE_80GB", H100)
 
@@ -459,7 +449,7 @@ def test_the_names_are_in_the_order_of_the_addresses_whichever_came_first(
 ) -> None:
     core = Core(gpu(first), settings=replace(SETTINGS, strict=False))
     core.feed(HostChanged(second, None, "add pci"))
-    core.feed(inspect(core, gpu(second)))
+    core.feed(core.inspected(second, gpu(second)))
     assert list(core.state.index.names) == [device_key(GPU), device_key(NEXT)]
 
 

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.events.daemon import Ticked
-from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import (
     FunctionInspected,
     FunctionsInspected,
@@ -27,8 +26,8 @@ from gpuactors.core.host import inspections
 from gpuactors.core.host.inspections import SCAN_BACKOFF_S, SHORTAGE_INSPECTION_S, UNSETTLED_INSPECTIONS_S
 from gpuactors.core.reports.snapshot import NO_POLL, InspectionsWanted, PollWanted, asks_more, project
 from gpuactors.core.values.effects import Granted, Level, Log
-from gpuactors.core.values.model import DeviceId, GroupUse, Token, pci_address
-from tests.core.builders import H100, Core, audio, gpu
+from gpuactors.core.values.model import GroupUse, pci_address
+from tests.core.builders import H100, Core, allocate_call, audio, gpu
 
 A = pci_address("0000:01:00.0")
 B = pci_address("0000:02:00.0")
@@ -154,7 +153,7 @@ def test_a_call_is_answered_by_an_inspection_and_the_poll_beside_it(enabled: int
     core = Core(gpu(A, 7), gpu(B, 8))
     core.pass_time(60)
     core.silent = True
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    core.feed(allocate_call(A))
     outputs = project(core.state)
     assert (outputs.poll, outputs.inspections.poll.whole) == (NO_POLL, False), "carried out together"
     poll = outputs.inspections.poll.poll
@@ -175,7 +174,7 @@ def test_a_poll_beside_an_inspection_counts_the_function_that_lost_its_driver(kn
         core.enabled[A] = 1
         core.pass_time(60)
     core.silent = True
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(B),),)))
+    core.feed(allocate_call(B))
     poll = project(core.state).inspections.poll.poll or project(core.state).poll.poll
     assert poll is not None
     both = (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
@@ -302,7 +301,7 @@ def test_a_function_whose_id_was_never_readable_is_no_device_but_is_said_once() 
     assert list(core.state.published.plugins) == [H100]
 
     def said() -> list[tuple[object, object]]:
-        lines = [e for e in core.effects if isinstance(e, Log) and e.name == "function.unreadable"]
+        lines = core.logged("function.unreadable")
         return [(line.fields["address"], line.fields["reason"]) for line in lines]
 
     assert said() == [], "it may be just being plugged in"
@@ -406,7 +405,7 @@ def test_that_uevents_are_not_heard_is_kept_and_said_once() -> None:
     core.feed(UeventsUnavailable("EPERM"))
     assert core.state.host.uevents == "EPERM"
     core.feed(UeventsUnavailable("EPERM"))
-    said = [e.level for e in core.effects if isinstance(e, Log) and e.name == "uevents.unavailable"]
+    said = [e.level for e in core.logged("uevents.unavailable")]
     assert said == [Level.WARNING, Level.DEBUG]
     core.feed(UeventsOpened())
     assert core.state.host.uevents == ""

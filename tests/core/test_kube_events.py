@@ -24,7 +24,6 @@ from gpuactors.core.values.effects import Granted, Refused
 from gpuactors.core.values.model import DeviceId, Health, Role, Token
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
-from tests.core.test_readiness import registered
 
 GPU, OTHER = "0000:01:00.0", "0000:02:00.0"
 
@@ -65,7 +64,7 @@ def test_a_resource_that_another_plugin_has_taken() -> None:
     core = Core(gpu("01:00.0"))
     core.kubelets = [GPU]
     core.feed(KubeletAppeared("kubelet-1"))
-    registered(core, 1)
+    core.register(1)
     core.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     core.kubelets = ["51", "52"]
     core.pass_time(limits.LEDGER_QUIET_S + 0.1)

@@ -12,13 +12,10 @@ from gpuactors import limits
 from gpuactors.core.deviceplugin.calls import PRE_START_WAIT_S
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost, Ticked
 from gpuactors.core.events.deviceplugin import (
-    AllocateAsked,
     PreferenceAsked,
     PreferenceRequest,
-    PreStartAsked,
 )
 from gpuactors.core.events.host import (
-    FunctionInspected,
     GroupsObserved,
     HostChanged,
     HostScanned,
@@ -48,40 +45,23 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from gpuactors.core.values.selector import Selector
-from tests.core.builders import H100, MODEL, SETTINGS, Core, audio, gpu, ledger_read, read_of_young
+from tests.core.builders import (
+    H100,
+    MODEL,
+    SETTINGS,
+    Core,
+    allocate_call,
+    audio,
+    gpu,
+    ledger_read,
+    node,
+    pre_start_call,
+    read_of_young,
+)
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
 T = Token(1)
-
-
-def node(
-    *functions: PciFunction, ledger: dict[str, str] | None = None, enabled: tuple[str, ...] = ()
-) -> Core:
-    """A node as a daemon finds it at its start."""
-    core = Core()
-    core.ledger = dict(ledger or {})
-    core.enabled = dict.fromkeys(enabled, 1)
-
-    core.feed(HostScanned(1, functions or (gpu(A), gpu(B))))
-    return core
-
-
-def inspect(core: Core, address: str, *functions: PciFunction) -> None:
-    where = pci_address(address)
-    core.feed(HostChanged(where, None, "change pci"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[where], where, functions))
-
-
-def ask(core: Core, *devices: str, token: Token = T) -> None:
-    core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
-
-
-def inspected(core: Core, *addresses: str) -> list[FunctionInspected]:
-    return [
-        FunctionInspected(core.state.host.inspections.functions[pci_address(a)], pci_address(a), (gpu(a),))
-        for a in addresses
-    ]
 
 
 # --- the rows ---------------------------------------------------------------------------------------------
@@ -196,8 +176,7 @@ def test_a_container_that_waits_is_answered_soon_however_long_the_pod_before_has
     core.ledger = {A: "vm-2"}
     core.pass_time(2 * POLL_FAST_FOR_S)
     assert core.state.kubelet.orphans
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    core.feed(*inspected(core, A))
+    core.called(pre_start_call(A), gpu(A))
     core.pass_time(POLL_S)
     assert core.state.calls.waiting, "waiting"
     core.enabled = {}
@@ -254,7 +233,7 @@ def test_the_sibling_in_a_used_group_is_unhealthy() -> None:
 
 def test_gone_while_allocated_stays_listed_until_its_pod_is_gone() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
-    inspect(core, A)
+    core.inspect(A)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "allocated to pod default/vm-1, but the PCI function is gone from this node"
     core.enabled = {}
@@ -267,16 +246,16 @@ def test_gone_while_allocated_stays_listed_until_its_pod_is_gone() -> None:
 
 def test_unbound_while_allocated_stays_listed_and_says_so() -> None:
     core = node(ledger={A: "vm-1"})
-    inspect(core, A, gpu(A, driver="nvidia"))
+    core.inspect(A, gpu(A, driver="nvidia"))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith("allocated to pod default/vm-1, but bound to nvidia")
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_an_allocated_device_with_a_host_driver_beside_it_stays_healthy() -> None:
     core = node(gpu(A, 7), gpu(B, 8), ledger={A: "vm-1"})
-    inspect(core, A, gpu(A, 7), replace(gpu("01:00.1", 7, driver="snd_hda_intel"), class_code="040300"))
+    core.inspect(A, gpu(A, 7), replace(gpu("01:00.1", 7, driver="snd_hda_intel"), class_code="040300"))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -425,7 +404,7 @@ def test_a_baseline_dies_with_the_function_or_its_binding(
     written_to(core, 1)
     assert core.state.host.polls.baselines[A] == 1
     for found in (*between, after):
-        inspect(core, A, *found)
+        core.inspect(A, *found)
     assert not core.state.host.polls.baselines
     core.enabled = {A: 1}
     core.pass_time(POLL_S)
@@ -441,7 +420,7 @@ def test_a_baseline_dies_with_a_binding_that_no_inspection_saw_end(cause: str) -
     core = node()
     written_to(core, 1)
     core.feed(HostChanged(A, None, cause))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    core.feed(core.inspected(A, gpu(A)))
     core.enabled = {A: 1}
     core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
@@ -453,8 +432,8 @@ def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> Non
     core.feed(Ticked(), after_s=POLL_S)
     under_way = core.state.host.polls.outstanding
     assert under_way is not None
-    inspect(core, A)
-    inspect(core, A, gpu(A))
+    core.inspect(A)
+    core.inspect(A, gpu(A))
     core.feed(GroupsObserved(under_way, (GroupUse(1, {A: 1}, frozenset(), None, None),)))
     assert not core.state.host.polls.baselines
     _poll(core, {A: 1}, active=True)
@@ -469,10 +448,7 @@ def test_a_companion_that_was_never_on_vfio_makes_no_external_holder() -> None:
     core.enabled = {bridge.address: 1, sound.address: 1}
     core.pass_time(60)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    ask(core, A)
-    answers = core.answers(
-        FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A), bridge, sound))
-    )
+    answers = core.called(allocate_call(A), gpu(A), bridge, sound)
     assert isinstance(answers[0], Granted)
 
 
@@ -483,7 +459,7 @@ def test_a_companion_is_waited_for_as_long_as_its_unbind_is() -> None:
     core.enabled = {sound.address: 1}
     core.pass_time(POLL_S)
     waits = replace(sound, driver=None, vfio_bound=False)
-    inspect(core, A, gpu(A), waits)
+    core.inspect(A, gpu(A), waits)
     core.pass_time(60)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.enabled = {}
@@ -499,7 +475,7 @@ def test_a_late_uevent_of_the_unbind_before_does_not_end_one_that_waits() -> Non
     left the list under its virtual machine (history of seed 22943386053)."""
     core = node(UNBINDING, gpu(B), enabled=(A,))
     core.feed(HostChanged(A, None, "unbind pci"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
+    core.feed(core.inspected(A, UNBINDING))
     core.pass_time(POLL_S)
     assert WAITS in core.reason(A)
     core.enabled = {}
@@ -557,8 +533,7 @@ def test_a_device_whose_use_cannot_be_seen_is_unhealthy_at_once_and_comes_back()
 def test_allocate_of_a_device_whose_use_cannot_be_seen_is_refused_at_once() -> None:
     core = node()
     core.silent = True
-    ask(core, A)
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    core.called(allocate_call(A), gpu(A))
     read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(core.ledger_event(read))
@@ -656,8 +631,7 @@ def test_a_container_does_not_start_while_the_slot_of_its_device_is_being_reset(
     core.enabled, core.awake = {A: 1}, {A}
     core.pass_time(POLL_S)
     core.enabled, core.ledger = {}, {A: "vm-2"}
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    assert core.answers(*inspected(core, A)) == []
+    assert core.called(pre_start_call(A), gpu(A)) == []
     core.awake = set()
     core.feed(Ticked(), after_s=POLL_FAST_S)
     assert [e.answer for e in core.effects if isinstance(e, Reply)] == [Ready()]
@@ -690,7 +664,7 @@ def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> Non
     core.pass_time(POLL_S)
     assert core.device_list()[A] == "Unhealthy"
     core.enabled = {}
-    inspect(core, B, gpu(A, 7), gpu(B, 7, driver=None))
+    core.inspect(B, gpu(A, 7), gpu(B, 7, driver=None))
     core.pass_time(POLL_S)
     assert core.device_list() == {A: "Healthy"}
 
@@ -701,8 +675,7 @@ def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> Non
 def test_allocate_of_a_device_held_externally_is_refused_and_unhealthy_in_the_next_list() -> None:
     core = node()
     core.enabled = {A: 1}
-    ask(core, A)
-    (answer,) = core.answers(*inspected(core, A))
+    (answer,) = core.called(allocate_call(A), gpu(A))
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert (
@@ -714,20 +687,18 @@ def test_allocate_of_a_device_held_externally_is_refused_and_unhealthy_in_the_ne
 
 def test_allocate_of_a_sibling_in_a_used_group_is_refused() -> None:
     core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1"})
-    ask(core, B)
+    core.feed(allocate_call(B))
     where = pci_address(B)
-    (answer,) = core.answers(
-        FunctionInspected(core.state.host.inspections.functions[where], where, (gpu(A, 7), gpu(B, 7)))
-    )
+    (answer,) = core.answers(core.inspected(where, gpu(A, 7), gpu(B, 7)))
     assert isinstance(answer, Refused)
     assert "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1" in answer.reason
 
 
 def test_a_whole_group_is_handed_out_in_one_call() -> None:
     core = node(gpu(A, 7), gpu(B, 7))
-    ask(core, A, B)
+    core.feed(allocate_call(A, B))
     both = (gpu(A, 7), gpu(B, 7))
-    events = [FunctionInspected(core.state.host.inspections.functions[a], a, both) for a in (A, B)]
+    events = [core.inspected(a, *both) for a in (A, B)]
     assert isinstance(core.answers(*events)[0], Granted)
 
 
@@ -763,8 +734,8 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     core.pass_time(POLL_S)
     core.ledger, core.holders = {}, {1: (QEMU,)}
     core.silent = True
-    ask(core, A)
-    look_back = FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),))
+    core.feed(allocate_call(A))
+    look_back = core.inspected(A, gpu(A))
     poll = core.state.host.polls.outstanding
     assert poll is not None
     assert core.answers(look_back, core.poll_event(poll)) == [], "kubelet's ledger may name its pod"
@@ -787,11 +758,9 @@ def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from
 ):
     """The pod ended before kubelet's ledger was read with it in."""
     core = node()
-    ask(core, A)
-    assert isinstance(core.answers(*inspected(core, A))[0], Granted)
+    assert isinstance(core.called(allocate_call(A), gpu(A))[0], Granted)
     core.holders = {1: (QEMU,)}
-    ask(core, A, token=Token(2))
-    (answer,) = core.answers(*inspected(core, A))
+    (answer,) = core.called(allocate_call(A, token=2), gpu(A))
     assert isinstance(answer, Refused)
     assert (
         answer.reason
@@ -801,7 +770,7 @@ def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from
 
 def test_a_card_swapped_for_another_model_under_its_pod_is_lost() -> None:
     core = node(ledger={A: "vm-1"})
-    inspect(core, A, gpu(A, device="20b0", model="GA100 [A100 PCIe 40GB]"))
+    core.inspect(A, gpu(A, device="20b0", model="GA100 [A100 PCIe 40GB]"))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == ("allocated to pod default/vm-1, but another device is there now (10de:20b0)")
 
@@ -823,10 +792,9 @@ def test_an_allocated_device_whose_identity_cannot_be_read_is_not_lost(found: Pc
 
 def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_cannot_be_read() -> None:
     core = node()
-    ask(core, A)
-    assert isinstance(core.answers(*inspected(core, A))[0], Granted)
+    assert isinstance(core.called(allocate_call(A), gpu(A))[0], Granted)
     core.ledger_problem = "kubelet does not answer"
-    inspect(core, A)
+    core.inspect(A)
     core.pass_time(limits.GRANT_GRACE_S - 1)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A) == "just allocated, but the PCI function is gone from this node"
@@ -835,8 +803,7 @@ def test_what_was_just_handed_out_and_is_gone_stays_listed_though_the_ledger_can
 def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() -> None:
     core = node()
     core.silent = True
-    ask(core, A)
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A),)))
+    core.called(allocate_call(A), gpu(A))
     poll = core.state.host.polls.outstanding
     assert poll is not None
     assert core.answers(GroupsObserved(poll, ())) == []
@@ -861,7 +828,7 @@ def test_a_device_whose_unbind_waits_for_an_external_process_stays_listed_and_go
     None
 ):
     core = node(enabled=(A,))
-    inspect(core, A, UNBINDING)
+    core.inspect(A, UNBINDING)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     held = "IOMMU group 1 is in use (enable of 0000:01:00.0 is 1), and kubelet has given it to no pod"
     assert core.reason(A) == f"{held}; {WAITS}; nothing can be bound to it before"
@@ -876,17 +843,17 @@ def test_the_process_that_an_unbind_waits_for_is_named_and_so_is_its_release() -
     core = node()
     core.holders, core.enabled = {1: (QEMU,)}, {A: 1}
     core.pass_time(POLL_S)
-    inspect(core, A, UNBINDING)
+    core.inspect(A, UNBINDING)
     assert core.reason(A).startswith("IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet")
     assert WAITS in core.reason(A)
     core.holders, core.enabled = {}, {}
-    inspect(core, A, gpu(A, driver=None))
+    core.inspect(A, gpu(A, driver=None))
     assert core.device_list() == {B: "Healthy"}
 
 
 def test_a_device_that_nobody_has_open_goes_at_once() -> None:
     core = node()
-    inspect(core, A, gpu(A, driver=None))
+    core.inspect(A, gpu(A, driver=None))
     assert core.device_list() == {B: "Healthy"}
 
 
@@ -898,7 +865,7 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core.pass_time(POLL_S)
     under_way, core.enabled = core.state.host.polls.outstanding or 0, {A: 1}
     core.feed(HostChanged(A, None, "remove vfio-dev"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
+    core.feed(core.inspected(A, UNBINDING))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.feed(GroupsObserved(under_way, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
@@ -918,7 +885,7 @@ def test_what_has_lost_its_driver_stays_listed_after_a_poll_of_its_group_alone_t
     core = node(gpu(A), gpu(B))
     core.silent = True
     core.feed(HostChanged(A, None, "remove vfio-dev"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
+    core.feed(core.inspected(A, UNBINDING))
     poll = core.state.host.polls
     assert poll.outstanding is not None
     assert poll.of is not None
@@ -932,13 +899,13 @@ def test_what_has_lost_its_driver_stays_listed_after_a_poll_of_its_group_alone_t
 def test_a_device_on_no_driver_beside_one_that_is_open_is_not_listed() -> None:
     """Its group's node is there for the other one."""
     core = node(gpu(A, 7), gpu(B, 7), enabled=(B,))
-    inspect(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
+    core.inspect(A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
     assert core.device_list() == {B: "Unhealthy"}
 
 
 def test_a_function_whose_unbind_waits_for_its_holder_keeps_its_group_in_use() -> None:
     core = node(gpu(A, 7), gpu(B, 7), enabled=(A,))
-    inspect(core, A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
+    core.inspect(A, gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
     core.pass_time(POLL_S)
     assert core.device_list() == {A: "Unhealthy", B: "Unhealthy"}
     core.enabled = {}
@@ -961,7 +928,7 @@ def test_an_enable_count_alone_lists_nothing() -> None:
 
 def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
-    inspect(core, A, UNBINDING)
+    core.inspect(A, UNBINDING)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.reason(A).startswith(f"allocated to pod default/vm-1; {WAITS}")
     core.ledger = {}
@@ -976,9 +943,9 @@ def test_a_pods_device_that_is_being_unbound_says_what_it_waits_for() -> None:
 
 def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
-    for call in (AllocateAsked(T, H100, ((DeviceId(A),),)), PreStartAsked(T, H100, (DeviceId(A),))):
+    for call in (allocate_call(A), pre_start_call(A)):
         core.feed(call)
-        (answer,) = core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, (UNBINDING,)))
+        (answer,) = core.answers(core.inspected(A, UNBINDING))
         assert isinstance(answer, Refused)
         assert answer.status is Refusal.FAILED_PRECONDITION
         assert WAITS in answer.reason
@@ -988,7 +955,7 @@ def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason()
 def test_who_had_what_is_on_no_driver_any_more_is_not_waited_for() -> None:
     """Else the groups would be polled four times a second for ever."""
     core = node(ledger={A: "vm-1"})
-    inspect(core, A, gpu(A, driver=None))
+    core.inspect(A, gpu(A, driver=None))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     core.pass_time(POLL_S)
@@ -1001,7 +968,7 @@ def test_no_list_shrinks_before_the_ledger_was_read() -> None:
     core = Core()
     core.ledger_problem = "kubelet does not answer"
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    inspect(core, A)
+    core.inspect(A)
     core.pass_time(limits.LEDGER_RETRY_S - 1)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.ledger_problem = None
@@ -1039,7 +1006,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     """An unbound function is not polled any more, and the group is the pod's still: a probe would meet its open."""
     second = gpu("0000:01:00.2", 1)
     core = node(gpu(A), second, ledger={A: "vm-1"})
-    inspect(core, A, gpu(A, driver=None), second)
+    core.inspect(A, gpu(A, driver=None), second)
     core.silent = True
     core.pass_time(POLL_S)
     assert core.state.kubelet.ledger.outstanding is None, "while one is, no group is opened anyway"
@@ -1074,8 +1041,7 @@ def test_allocate_does_not_wait_for_a_ledger_that_cannot_be_read() -> None:
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.ledger_problem = "kubelet does not answer"
     core.holders = {1: (QEMU,)}
-    ask(core, A)
-    assert len(core.answers(*inspected(core, A))) == 1
+    assert len(core.called(allocate_call(A), gpu(A))) == 1
 
 
 def entries(pod: Pod) -> tuple[LedgerEntry, ...]:
@@ -1131,8 +1097,7 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
 
 def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:
     core = node()
-    ask(core, A)
-    core.feed(*inspected(core, A))
+    core.called(allocate_call(A), gpu(A))
     assert core.reason(A) == "just allocated"
     core.enabled, core.ledger_problem = {A: 1}, "kubelet does not answer"
     core.pass_time(POLL_S)
@@ -1146,8 +1111,7 @@ def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> 
 def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     """A kubelet that was restarted just then says no sooner that nobody has it."""
     core = node()
-    ask(core, A)
-    core.feed(*inspected(core, A))
+    core.called(allocate_call(A), gpu(A))
     core.silent = True
 
     def settling() -> LedgerRead:
@@ -1165,8 +1129,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
 def test_what_was_handed_out_is_not_forgotten_before_the_ledger_was_read() -> None:
     """The machine slept: the grace and the read are due at once."""
     core = node()
-    ask(core, A)
-    core.feed(*inspected(core, A))
+    core.called(allocate_call(A), gpu(A))
     core.silent = True
     core.feed(Ticked(), after_s=600)
     assert core.reason(A) == "just allocated"
@@ -1182,11 +1145,9 @@ def test_the_next_pod_gets_the_device_and_its_start_waits_for_the_old_process() 
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     assert core.device_list()[A] == "Unhealthy"
-    ask(core, A)
-    assert isinstance(core.answers(*inspected(core, A))[0], Granted)
+    assert isinstance(core.called(allocate_call(A), gpu(A))[0], Granted)
     core.ledger = {A: "vm-2"}
-    core.feed(PreStartAsked(Token(2), H100, (DeviceId(A),)))
-    assert core.answers(*inspected(core, A)) == []
+    assert core.called(pre_start_call(A, token=2), gpu(A)) == []
     core.pass_time(5)
     assert set(core.state.calls.waiting) == {Token(2)}, "still waiting"
     core.enabled = {}
@@ -1199,8 +1160,7 @@ def test_a_start_that_waits_too_long_is_refused_with_the_holders_name() -> None:
     core.holders = {1: (QEMU,)}
     core.ledger = {A: "vm-2"}
     core.pass_time(limits.LEDGER_S)
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
-    core.feed(*inspected(core, A))
+    core.called(pre_start_call(A), gpu(A))
     (answer,) = [e.answer for e in core.pass_time(PRE_START_WAIT_S) if hasattr(e, "answer")]
     assert isinstance(answer, Refused)
     assert answer.status is Refusal.UNAVAILABLE
@@ -1218,8 +1178,7 @@ def test_without_the_gate_a_device_that_is_still_held_is_refused_at_allocate() -
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
-    ask(core, A)
-    assert isinstance(core.answers(*inspected(core, A))[0], Refused)
+    assert isinstance(core.called(allocate_call(A), gpu(A))[0], Refused)
 
 
 def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:
@@ -1252,19 +1211,16 @@ def test_a_device_known_by_its_group_number_keeps_that_id_until_its_pod_ends() -
 def test_a_device_is_taken_under_either_id_and_the_variable_has_the_address() -> None:
     core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"})
     for number, name in enumerate(("51", A)):
-        core.feed(PreStartAsked(Token(number), H100, (DeviceId(name),)))
-        assert core.answers(
-            FunctionInspected(core.state.host.inspections.functions[A], A, (gpu(A, 51),))
-        ) == [Ready()]
+        assert core.called(pre_start_call(name, token=number), gpu(A, 51)) == [Ready()]
 
 
 def test_the_id_does_not_change_under_a_call() -> None:
     core = node(gpu(A, 51), gpu(B, 52), ledger={"51": "vm-1"})
-    ask(core, B)
+    core.feed(allocate_call(B))
     core.ledger = {}
     core.pass_time(limits.LEDGER_S)
     assert core.device_list() == {"51": "Healthy", B: "Healthy"}
-    core.feed(FunctionInspected(core.state.host.inspections.functions[B], B, (gpu(B, 52),)))
+    core.feed(core.inspected(B, gpu(B, 52)))
     core.pass_time(CALL_SETTLE_S)
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
@@ -1312,7 +1268,7 @@ def test_who_serves_again_lists_what_its_successor_gave_away_by_another_name() -
 def test_a_container_start_that_waits_at_a_hand_over_is_refused_in_words() -> None:
     core = node(gpu(A), gpu(B))
     core.silent = True
-    core.feed(PreStartAsked(Token(2), H100, (DeviceId(B),)))
+    core.feed(pre_start_call(B, token=2))
     answers = core.answers(HandOverRequested())
     reason = "gpuactors is handing over to its successor: ask again"
     assert answers == [Refused(Refusal.UNAVAILABLE, reason, (Cause.NOT_SERVING,))]

@@ -8,10 +8,8 @@ import pytest
 from gpuactors import limits
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
-    AllocateAsked,
     PreferenceAsked,
     PreferenceRequest,
-    PreStartAsked,
 )
 from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostScanned
 from gpuactors.core.events.kubelet import LedgerUnreadable
@@ -21,12 +19,20 @@ from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceId,
     LedgerFile,
-    PciFunction,
     Pod,
     Token,
     pci_address,
 )
-from tests.core.builders import H100, Core, gpu, ledger_read, read_of_young
+from tests.core.builders import (
+    H100,
+    Core,
+    allocate_call,
+    gpu,
+    ledger_read,
+    node,
+    pre_start_call,
+    read_of_young,
+)
 
 A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 ALONE = (gpu(A), gpu(B))
@@ -35,16 +41,9 @@ CLAIM = "gpu-0000-01-00-0"
 T = Token(1)
 
 
-def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
-    core = Core()
-    core.ledger = dict(ledger or {})
-    core.feed(HostScanned(1, functions))
-    return core
-
-
 def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
     """Allocate; all that it asks for comes back at once, the inspections last."""
-    core.feed(AllocateAsked(token, H100, (tuple(map(DeviceId, devices)),)))
+    core.feed(allocate_call(*devices, token=token))
     functions = tuple(core.state.host.functions.values())
     inspections = [
         FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
@@ -106,7 +105,7 @@ def test_an_older_read_does_not_count() -> None:
     core = node(*ALONE)
     core.pass_time(limits.LEDGER_QUIET_S)
     core.at += limits.LEDGER_FRESH_S * 2
-    core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
+    core.feed(allocate_call(A))
     assert core.state.kubelet.ledger.read > core.state.calls.waiting[T].since
 
 
@@ -166,7 +165,7 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     core = node(*ALONE)
     core.at += 1
     core.silent = True
-    core.feed(AllocateAsked(T, H100, ((DeviceId(A),),)))
+    core.feed(allocate_call(A))
     core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     ((a, number),) = core.state.host.inspections.functions.items()
     core.feed(FunctionInspected(number, a, ALONE[:1]))
@@ -182,7 +181,7 @@ def test_a_container_start_has_a_read_of_its_own_as_well() -> None:
     """What the container will get is told by the file that is read with the ledger."""
     core = node(*ALONE, ledger={A: "vm-1"})
     core.at += 1
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(pre_start_call(A))
     assert core.state.kubelet.ledger.done > core.state.calls.waiting[T].since
     number = core.state.host.inspections.functions[A]
     assert core.answers(FunctionInspected(number, A, ALONE[:1])) == [Ready()]
@@ -316,7 +315,7 @@ def test_what_kubelet_offers_is_nobodys_any_more() -> None:
 def restarted(core: Core, *devices: str) -> list[Answer]:
     """PreStartContainer."""
     core.at += 1
-    core.feed(PreStartAsked(T, H100, tuple(map(DeviceId, devices))))
+    core.feed(pre_start_call(*devices))
     functions = tuple(core.state.host.functions.values())
     inspections = [
         FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
@@ -400,7 +399,7 @@ def test_an_answer_that_was_kept_for_the_pod_before_does_not_refuse() -> None:
     kept(core, a=("/dev/vfio/81",))
     core.pass_time(limits.LEDGER_QUIET_S)
     kept(core, a=("/dev/vfio/82",))
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(pre_start_call(A))
     assert core.state.kubelet.ledger.done <= core.state.calls.waiting[T].since
     number = core.state.host.inspections.functions[A]
     assert core.answers(FunctionInspected(number, A, GROUP_82)) == [Ready()]
@@ -426,9 +425,9 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     core = node(*GROUP_82, ledger={A: "vm-1"})
     core.at += 1
     core.silent = True
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(pre_start_call(A))
     core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
-    assert core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, GROUP_82)) == []
+    assert core.answers(core.inspected(A, *GROUP_82)) == []
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
     (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, LedgerFile(cached=cached)))
     assert isinstance(answer, Refused)
@@ -442,9 +441,9 @@ def test_an_older_answer_is_asked_for_again_before_a_refusal_and_a_failed_read_m
     core.pass_time(limits.LEDGER_QUIET_S)
     kept(core, a=("/dev/vfio/82",))
     core.ledger_problem = LIMIT
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(pre_start_call(A))
     assert core.state.kubelet.ledger.done <= core.state.calls.waiting[T].since
-    assert core.answers(FunctionInspected(core.state.host.inspections.functions[A], A, GROUP_82)) == [Ready()]
+    assert core.answers(core.inspected(A, *GROUP_82)) == [Ready()]
 
 
 def test_a_file_that_cannot_be_read_either_leaves_the_answers_that_were_known() -> None:

@@ -15,9 +15,6 @@ from gpuactors.core.deviceplugin.registration import (
 )
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
-    AllocateAsked,
-    RegisterAnswered,
-    SocketBound,
     StreamEnded,
     StreamOpened,
 )
@@ -27,22 +24,12 @@ from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import next_deadline
 from gpuactors.core.values.effects import Effect, Log
-from gpuactors.core.values.model import DeviceId, PluginState, Token
-from tests.core.builders import H100, Core, gpu, ledger_read
+from gpuactors.core.values.model import DeviceId
+from tests.core.builders import H100, Core, allocate_call, gpu, ledger_read
 
 ONE, TWO = "0000:01:00.0", "0000:02:00.0"
 OURS = [ONE, TWO]
 THEIRS = ["51", "52", "53"]
-
-
-def plugin(core: Core) -> PluginState:
-    return core.state.published.plugins[H100]
-
-
-def register(core: Core, stream: int) -> None:
-    """Kubelet accepts, and opens a stream."""
-    core.feed(SocketBound(H100, plugin(core).bind))
-    core.feed(RegisterAnswered(H100, plugin(core).register), StreamOpened(H100, stream))
 
 
 @pytest.fixture
@@ -50,7 +37,7 @@ def core() -> Core:
     """Two GPUs, registered, and kubelet has been seen to have our list."""
     core = registered()
     core.pass_time(KUBELET_LIST_TAKEN_S)
-    assert plugin(core).listing.compared_at == core.at
+    assert core.plugin.listing.compared_at == core.at
     return core
 
 
@@ -58,8 +45,8 @@ def registered() -> Core:
     core = Core(gpu("01:00.0"), gpu("02:00.0"))
     core.kubelets = OURS
     core.feed(KubeletAppeared("kubelet-1"))
-    register(core, 1)
-    assert is_registered(plugin(core))
+    core.register()
+    assert is_registered(core.plugin)
     return core
 
 
@@ -69,8 +56,8 @@ def said(effects: list[Effect], name: str) -> list[str]:
 
 def lose_and_register(core: Core, stream: int) -> None:
     """Kubelet has noticed that we ended the old stream; we register, and it opens another."""
-    core.feed(*(StreamEnded(H100, old) for old in sorted(plugin(core).streams)))
-    register(core, stream)
+    core.feed(*(StreamEnded(H100, old) for old in sorted(core.plugin.streams)))
+    core.register(stream)
 
 
 # --- after a registration ---------------------------------------------------------------------------------------
@@ -96,27 +83,27 @@ def test_kubelets_list_is_read_once_soon_after_a_registration(kubelets: list[str
 def test_another_list_in_two_reads_is_said_and_leads_to_registering_again(core: Core) -> None:
     core.pass_time(60)
     core.kubelets = THEIRS
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     out = core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S)
-    assert not is_registered(plugin(core))
+    assert not is_registered(core.plugin)
     (reason,) = said(out, "plugin.contested")
-    assert reason == plugin(core).problem
+    assert reason == core.plugin.problem
     assert "kubelet has 3 healthy devices that are not ours ('51', '52', …): another plugin serves" in reason
     assert "switch it off" in reason
-    assert plugin(core).bind == bind
+    assert core.plugin.bind == bind
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
-    assert plugin(core).bind == bind + 1
-    assert order(plugin(core)).renew, "the old stream is ended before we register: nothing else heals"
+    assert core.plugin.bind == bind + 1
+    assert order(core.plugin).renew, "the old stream is ended before we register: nothing else heals"
 
 
 def test_one_read_with_another_list_is_none(core: Core) -> None:
     core.kubelets = THEIRS
     core.pass_time(limits.LEDGER_QUIET_S + 1)
-    assert plugin(core).listing.against == 1
+    assert core.plugin.listing.against == 1
     core.kubelets = OURS
     out = core.pass_time(600)
-    assert is_registered(plugin(core))
-    assert plugin(core).bind == 2, "nothing was made anew since kubelet appeared"
+    assert is_registered(core.plugin)
+    assert core.plugin.bind == 2, "nothing was made anew since kubelet appeared"
     assert said(out, "plugin.contested") == []
 
 
@@ -126,7 +113,7 @@ def test_kubelet_that_does_not_say_is_no_reason_for_anything(core: Core, answer:
     if answer == "unreadable":
         core.ledger_problem = "not today"
     out = core.pass_time(3600)
-    assert is_registered(plugin(core))
+    assert is_registered(core.plugin)
     assert said(out, "plugin.contested") == []
     reads = [e for e in out if isinstance(e, Log) and e.name.startswith("ledger.")]
     assert len(reads) <= 3600 / limits.LEDGER_RETRY_S + 1
@@ -136,15 +123,15 @@ def test_an_empty_list_says_that_nobody_has_it(core: Core) -> None:
     """The other plugin has left: all Unhealthy for ever, with our stream open."""
     core.kubelets = []
     core.pass_time(limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S)
-    problem = plugin(core).problem
+    problem = core.plugin.problem
     assert problem is not None
     assert problem.startswith("kubelet has no healthy device of this resource, and 2 are listed as healthy")
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
     lose_and_register(core, 2)
     core.kubelets = OURS
     core.pass_time(60)
-    assert is_registered(plugin(core))
-    assert plugin(core).problem is None
+    assert is_registered(core.plugin)
+    assert core.plugin.problem is None
 
 
 def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: Core) -> None:
@@ -165,7 +152,7 @@ def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: 
     assert [a.id for a in core.state.published.device_lists[H100]] == [ONE]
     assert project(core.state).ledger.resources == ()
     core.feed(ledger_read(read, healthy={H100: comparable(OURS)}))
-    assert plugin(core).listing.against == 0
+    assert core.plugin.listing.against == 0
 
 
 def scan(core: Core) -> HostScanned:
@@ -181,7 +168,7 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     core.pass_time(60)
     core.kubelets = THEIRS
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert plugin(core).listing.against == 1
+    assert core.plugin.listing.against == 1
     core.kubelets = [ONE, TWO, "0000:03:00.0"]
     core.feed(Ticked(), after_s=0)
     core.at = max(core.at, core.state.host.inspections.whole.due_at)
@@ -190,8 +177,8 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
     core.feed(HostScanned(core.state.host.inspections.scan, three))
     core.pass_time(limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
-    assert not is_registered(plugin(core))
-    assert (plugin(core).problem or "").startswith("kubelet had another list of healthy devices until ours")
+    assert not is_registered(core.plugin)
+    assert (core.plugin.problem or "").startswith("kubelet had another list of healthy devices until ours")
 
 
 def third_gpu_found(core: Core) -> HostScanned:
@@ -208,35 +195,35 @@ def third_gpu_found(core: Core) -> HostScanned:
 def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace(core: Core) -> None:
     """The other came and went within the second: our new list is kubelet's, and Allocate goes to nobody."""
     core.pass_time(60)
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     found = third_gpu_found(core)
     core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)), after_s=0.1)
     core.feed(found, after_s=0.1)
     core.feed(ForeignSocketsSeen(()), after_s=0.1)
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
-    assert plugin(core).bind == bind + 1, "it registers again, once"
+    assert core.plugin.bind == bind + 1, "it registers again, once"
 
 
 def test_a_list_that_changed_just_before_a_neighbour_was_seen_to_go_is_no_sign_of_peace(core: Core) -> None:
     """Kubelet noticed the other's end, then took our list, and Allocate goes to nobody."""
     core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.pass_time(60)
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     core.feed(third_gpu_found(core), after_s=0)
     core.feed(ForeignSocketsSeen(()), after_s=0)
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
-    assert plugin(core).bind == bind + 1, "it registers again, once"
+    assert core.plugin.bind == bind + 1, "it registers again, once"
 
 
 def test_other_plugins_that_appear_as_we_register_are_no_reason_to_register_again(core: Core) -> None:
     """After kubelet's restart all plugins of a node make their sockets anew at once."""
     core.feed(ForeignSocketsSeen(("kubevirt-kvm.sock",)), after_s=0.1)
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     core.pass_time(600)
-    assert is_registered(plugin(core))
-    assert plugin(core).bind == bind
+    assert is_registered(core.plugin)
+    assert core.plugin.bind == bind
 
 
 @pytest.mark.parametrize("stays_s", [0.3, 4.0])
@@ -248,35 +235,35 @@ def test_a_neighbour_that_goes_while_nothing_is_healthy_leads_to_registering_aga
     core.pass_time(60)
     core.kubelets = []
     assert healthy(core.state.published.device_lists[H100]) == ()
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     core.pass_time(600)
-    assert plugin(core).bind == bind, "nobody was seen"
+    assert core.plugin.bind == bind, "nobody was seen"
     core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.kubelets = THEIRS
     core.pass_time(stays_s)
     core.feed(ForeignSocketsSeen(()))
     core.kubelets = []
     core.pass_time(DESERTED_MAX_S + limits.LEDGER_S)
-    assert plugin(core).bind > bind
-    bind = plugin(core).bind
+    assert core.plugin.bind > bind
+    bind = core.plugin.bind
     lose_and_register(core, 2)
     core.pass_time(600)
-    assert plugin(core).bind == bind, "once is enough"
-    assert is_registered(plugin(core))
+    assert core.plugin.bind == bind, "once is enough"
+    assert is_registered(core.plugin)
 
 
 def test_against_a_plugin_that_registers_again_the_waits_grow_and_stay_grown(core: Core) -> None:
     core.kubelets = THEIRS
     waits = []
     for stream in range(2, 14):
-        bind, began = plugin(core).bind, core.at
-        while plugin(core).bind == bind:
+        bind, began = core.plugin.bind, core.at
+        while core.plugin.bind == bind:
             core.pass_time(1)
         waits.append(core.at - began)
         core.kubelets = OURS
         lose_and_register(core, stream)
         core.pass_time(60)
-        assert is_registered(plugin(core)), "for a minute it is ours"
+        assert is_registered(core.plugin), "for a minute it is ours"
         core.kubelets = THEIRS
     expected = [*limits.CONTEND_BACKOFF_S, *limits.CONTEND_BACKOFF_S[-1:] * 4]
     slack = limits.LEDGER_QUIET_S + limits.KUBELET_LIST_AGAIN_S + 2
@@ -290,9 +277,9 @@ def test_after_a_long_peace_the_first_wait_counts_again(core: Core) -> None:
         core.pass_time(limits.CONTEND_BACKOFF_S[3] + limits.LEDGER_QUIET_S)
         core.kubelets = OURS
         lose_and_register(core, stream)
-    assert plugin(core).listing.reclaims == 3
+    assert core.plugin.listing.reclaims == 3
     core.pass_time(limits.CONTENTION_OVER_S + limits.LEDGER_QUIET_S)
-    assert plugin(core).listing.reclaims == 0
+    assert core.plugin.listing.reclaims == 0
 
 
 def test_a_stream_that_ends_in_a_fight_is_not_answered_at_once(core: Core) -> None:
@@ -303,28 +290,28 @@ def test_a_stream_that_ends_in_a_fight_is_not_answered_at_once(core: Core) -> No
     lose_and_register(core, 2)
     core.kubelets = OURS
     core.pass_time(60)
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     core.kubelets = THEIRS
     core.feed(StreamEnded(H100, 2))
     core.pass_time(limits.CONTEND_BACKOFF_S[1] - 1)
-    assert plugin(core).bind == bind
+    assert core.plugin.bind == bind
     core.pass_time(limits.CONTEND_BACKOFF_S[1])
-    assert plugin(core).bind == bind + 1
+    assert core.plugin.bind == bind + 1
 
 
 def test_where_the_other_has_left_a_grown_wait_is_cut_short(core: Core) -> None:
     core.kubelets = THEIRS
     for stream in range(2, 10):
-        bind = plugin(core).bind
-        while plugin(core).bind == bind:
+        bind = core.plugin.bind
+        while core.plugin.bind == bind:
             core.pass_time(1)
         lose_and_register(core, stream)
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     core.pass_time(60)
-    assert not is_registered(plugin(core))
+    assert not is_registered(core.plugin)
     core.kubelets = []
     core.pass_time(limits.LEDGER_QUIET_S + DESERTED_MAX_S)
-    assert plugin(core).bind == bind + 1
+    assert core.plugin.bind == bind + 1
 
 
 # --- odd sights -------------------------------------------------------------------------------------------------
@@ -335,7 +322,7 @@ def test_a_socket_of_somebody_else_leads_to_a_read_soon_and_is_named(core: Core)
     core.kubelets = THEIRS
     core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S)
-    assert "other sockets in kubelet's directory: 'kubevirt-gpu.sock'" in (plugin(core).problem or "")
+    assert "other sockets in kubelet's directory: 'kubevirt-gpu.sock'" in (core.plugin.problem or "")
 
 
 def test_a_socket_that_appears_as_soon_as_we_are_registered_leads_to_a_read_that_can_tell(core: Core) -> None:
@@ -345,10 +332,10 @@ def test_a_socket_that_appears_as_soon_as_we_are_registered_leads_to_a_read_that
     core.feed(Ticked())
     core.feed(ForeignSocketsSeen(("kubevirt-gpu.sock",)))
     core.pass_time(limits.ODD_SIGHT_S / 2)
-    register(core, 2)
+    core.register(2)
     core.kubelets = THEIRS
     core.pass_time(limits.ODD_SIGHT_S + KUBELET_LIST_TAKEN_S + limits.KUBELET_LIST_AGAIN_S)
-    assert not is_registered(plugin(core))
+    assert not is_registered(core.plugin)
 
 
 def test_a_storm_of_sockets_costs_one_read_a_second(core: Core) -> None:
@@ -364,39 +351,39 @@ def test_a_storm_of_sockets_costs_one_read_a_second(core: Core) -> None:
 def test_the_end_of_an_unknown_stream_changes_nothing_while_kubelet_has_our_list(core: Core) -> None:
     core.feed(StreamOpened(H100, 2))
     core.pass_time(60)
-    before = plugin(core)
+    before = core.plugin
     core.feed(StreamEnded(H100, 2))
     core.pass_time(600)
-    assert is_registered(plugin(core))
-    assert (plugin(core).bind, plugin(core).register) == (before.bind, before.register)
+    assert is_registered(core.plugin)
+    assert (core.plugin.bind, core.plugin.register) == (before.bind, before.register)
 
 
 def test_whoever_opens_our_stream_and_leaves_it_does_not_make_us_register_again(core: Core) -> None:
     """However often, and however often our list changes meanwhile: kubelet has each of our lists."""
     core.pass_time(60)
-    before = plugin(core)
+    before = core.plugin
     out: list[Effect] = []
     for n in range(100):
         core.feed(StreamOpened(H100, 2 + n), StreamEnded(H100, 2 + n))
         core.ledger = {f"odd-{n}": "pod"}
-        out += core.feed(AllocateAsked(Token(n), H100, ((DeviceId(ONE),),))) + core.pass_time(0.5)
+        out += core.feed(allocate_call(ONE, token=n)) + core.pass_time(0.5)
     out += core.pass_time(60)
     assert said(out, "plugin.contested") == []
-    assert (plugin(core).bind, plugin(core).register) == (before.bind, before.register)
+    assert (core.plugin.bind, core.plugin.register) == (before.bind, before.register)
 
 
 def test_kubelets_stream_that_was_taken_for_a_bystanders_is_missed_within_seconds(core: Core) -> None:
     """Stream 1 dialled first and is not kubelet's; 2 is."""
     core.feed(StreamOpened(H100, 2))
     core.pass_time(60)
-    bind = plugin(core).bind
+    bind = core.plugin.bind
     core.kubelets = []
     core.feed(StreamEnded(H100, 2))
     core.pass_time(limits.ODD_SIGHT_S + limits.KUBELET_LIST_AGAIN_S)
-    assert not is_registered(plugin(core))
+    assert not is_registered(core.plugin)
     core.pass_time(limits.CONTEND_BACKOFF_S[0])
-    assert plugin(core).bind == bind + 1
-    assert order(plugin(core)).renew, "the bystander's stream is ended as well"
+    assert core.plugin.bind == bind + 1
+    assert order(core.plugin).renew, "the bystander's stream is ended as well"
 
 
 # --- what is compared -------------------------------------------------------------------------------------------
@@ -413,7 +400,7 @@ def test_control_characters_of_a_neighbour_are_escaped(core: Core) -> None:
     core.kubelets = ["\x1b[31m" + "x" * 1000]
     core.feed(ForeignSocketsSeen(("a\nb.sock",)))
     core.pass_time(limits.LEDGER_QUIET_S)
-    problem = plugin(core).problem or ""
+    problem = core.plugin.problem or ""
     assert problem.isprintable()
     assert len(problem) < 1000
 
@@ -423,12 +410,12 @@ def test_a_read_that_fails_does_not_hurry_the_next(core: Core) -> None:
     core.kubelets = THEIRS
     core.feed(ForeignSocketsSeen(("x",)))
     core.pass_time(limits.ODD_SIGHT_S)
-    assert plugin(core).listing.against == 1
+    assert core.plugin.listing.against == 1
     core.silent = True
     core.pass_time(limits.KUBELET_LIST_AGAIN_S)
     read = core.state.kubelet.ledger.outstanding
     assert read is not None
     core.feed(LedgerUnreadable(read, "no"))
-    assert plugin(core).listing.against == 1
+    assert core.plugin.listing.against == 1
     assert next_deadline(core.state) > core.at
     assert core.state.kubelet.ledger.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S

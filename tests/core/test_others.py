@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.control.pods_view import pods_view
-from gpuactors.core.events.deviceplugin import AllocateAsked
-from gpuactors.core.events.host import FunctionInspected, HostScanned
+from gpuactors.core.events.host import HostScanned
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.cause import Cause
@@ -16,19 +15,17 @@ from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.effects import Answer, Granted, Refused
 from gpuactors.core.values.model import (
     ClaimedDevice,
-    DeviceId,
     Health,
     PciAddress,
     PciFunction,
     Pod,
     ResourceName,
     Settings,
-    Token,
     device_key,
     pci_address,
 )
 from gpuactors.core.values.selector import parse_selector
-from tests.core.builders import H100, SETTINGS, Core, gpu
+from tests.core.builders import H100, SETTINGS, Core, allocate_call, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 UID = "6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
@@ -71,12 +68,7 @@ def node(
 
 def allocated(core: Core, address: PciAddress) -> Answer:
     """The answer to an Allocate of the device, after a fresh inspection of it."""
-    asked = AllocateAsked(Token(1), H100, ((DeviceId(address),),))
-    function = core.state.host.functions[address]
-    answers = core.answers(asked)
-    inspections = core.state.host.inspections.functions
-    answers += core.answers(FunctionInspected(inspections[address], address, (function,)))
-    (answer,) = answers
+    (answer,) = core.called(allocate_call(address), core.state.host.functions[address])
     return answer
 
 

@@ -7,19 +7,17 @@ import math
 import pytest
 
 from gpuactors.core.events.daemon import Ticked
-from gpuactors.core.events.deviceplugin import AllocateAsked, CallAbandoned
+from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.events.host import (
-    FunctionInspected,
     GroupsObserved,
-    HostChanged,
     HostScanned,
     SomeGroupsObserved,
 )
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.effects import Granted
-from gpuactors.core.values.model import DeviceId, Holder, PciAddress, PciFunction, Token, pci_address
-from tests.core.builders import H100, Core, gpu
+from gpuactors.core.values.model import Holder, PciFunction, Token, pci_address
+from tests.core.builders import Core, allocate_call, gpu
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 """Each in the group with its bus's number."""
@@ -33,10 +31,6 @@ def node(*functions: PciFunction) -> Core:
     assert core.state.host.polls.outstanding is None
     core.silent = True
     return core
-
-
-def ask(core: Core, *devices: str, token: int = 1) -> None:
-    core.feed(AllocateAsked(Token(token), H100, (tuple(map(DeviceId, devices)),)))
 
 
 def polled(core: Core) -> set[int]:
@@ -53,14 +47,9 @@ def answer(core: Core) -> None:
     core.feed(event if whole else SomeGroupsObserved(event.poll, event.uses))
 
 
-def inspect(core: Core, address: PciAddress, *functions: PciFunction) -> None:
-    core.feed(HostChanged(address, None, "change pci"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[address], address, functions))
-
-
 def test_an_allocate_has_the_groups_of_its_own_devices_polled_alone() -> None:
     core = node()
-    ask(core, A, C)
+    core.feed(allocate_call(A, C))
     assert polled(core) == {1, 3}
     assert not project(core.state).any_poll.whole
 
@@ -68,12 +57,10 @@ def test_an_allocate_has_the_groups_of_its_own_devices_polled_alone() -> None:
 def test_an_allocate_of_all_that_is_there_is_answered_after_one_poll() -> None:
     core = node()
     core.silent = False
-    ask(core, A, B, C)
+    core.feed(allocate_call(A, B, C))
     for address in (A, B, C):
         assert core.state.host.polls.outstanding is None
-        answers = core.answers(
-            FunctionInspected(core.state.host.inspections.functions[address], address, (gpu(address),))
-        )
+        answers = core.answers(core.inspected(address, gpu(address)))
     assert isinstance(answers[0], Granted)
 
 
@@ -84,7 +71,7 @@ def test_a_poll_of_some_groups_changes_nothing_that_is_known_of_the_others() -> 
     assert core.device_list()[B] == "Unhealthy"
     core.silent = True
     before = core.state
-    ask(core, A)
+    core.feed(allocate_call(A))
     answer(core)
     now = core.state
     assert now.host.polls.seen[1].poll > before.host.polls.seen[1].poll
@@ -97,7 +84,7 @@ def test_a_group_that_such_a_poll_was_not_of_is_still_polled_in_its_turn() -> No
     core = node()
     due_at = core.state.host.polls.due_at
     assert due_at < math.inf
-    ask(core, A)
+    core.feed(allocate_call(A))
     core.at += 0.5
     answer(core)
     assert core.state.host.polls.due_at == due_at
@@ -109,14 +96,16 @@ def test_callers_without_end_do_not_put_off_the_poll_of_all_groups() -> None:
     core = node()
     due_at, number = core.state.host.polls.due_at, 0
     while core.at < due_at:
-        ask(core, A, token=(number := number + 1))
-        ask(core, A, token=(number := number + 1))  # so that one more is wanted when the first is back
+        core.feed(allocate_call(A, token=(number := number + 1)))
+        core.feed(
+            allocate_call(A, token=(number := number + 1))
+        )  # so that one more is wanted when the first is back
         assert polled(core) == {1}
         core.at += 0.3
         if core.at < due_at:
             answer(core)
     core.feed(Ticked())
-    ask(core, A, token=number + 1)
+    core.feed(allocate_call(A, token=number + 1))
     answer(core)
     assert polled(core) == {1, 2, 3}
     assert project(core.state).any_poll.whole
@@ -124,9 +113,9 @@ def test_callers_without_end_do_not_put_off_the_poll_of_all_groups() -> None:
 
 def test_calls_that_come_during_a_poll_share_the_next_one() -> None:
     core = node()
-    ask(core, A, token=1)
-    ask(core, B, token=2)
-    ask(core, C, token=3)
+    core.feed(allocate_call(A, token=1))
+    core.feed(allocate_call(B, token=2))
+    core.feed(allocate_call(C, token=3))
     assert polled(core) == {1}
     answer(core)
     assert polled(core) == {2, 3}
@@ -136,9 +125,9 @@ def test_calls_that_come_during_a_poll_share_the_next_one() -> None:
 
 def test_whose_driver_has_gone_stays_listed_until_a_poll_has_seen_its_own_group() -> None:
     core = node()
-    ask(core, A)
+    core.feed(allocate_call(A))
     core.feed(CallAbandoned(Token(1)))  # which would hold the list
-    inspect(core, B, gpu(B, driver=None, has_node=True))
+    core.inspect(B, gpu(B, driver=None, has_node=True))
     assert polled(core) == {1}, "the call's"
     answer(core)
     assert B in core.device_list(), "whether it is open is not known yet"
@@ -149,7 +138,7 @@ def test_whose_driver_has_gone_stays_listed_until_a_poll_has_seen_its_own_group(
 
 def test_a_gpu_that_appears_has_its_own_group_polled_alone() -> None:
     core = node(gpu(A), gpu(B))
-    inspect(core, C, gpu(C))
+    core.inspect(C, gpu(C))
     assert polled(core) == {3}
 
 
@@ -167,7 +156,7 @@ def test_a_group_that_comes_back_while_a_poll_is_under_way_goes_on_being_polled(
     core = node(gpu(A))
     core.feed(Ticked(), after_s=POLL_S)
     under_way = core.poll_event(core.state.host.polls.outstanding or 0)
-    inspect(core, A)
+    core.inspect(A)
     core.feed(under_way if seen else GroupsObserved(core.state.host.polls.outstanding or 0, ()))
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert polled(core) == {1}

@@ -24,7 +24,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.quote import first_of, printable, quoted, quoted_ids
 from gpuactors.grpc_trio.limits import GRPC_STATUS_TEXT_MAX_CHARS
-from tests.core.builders import H100, Core, gpu, ledger_read
+from tests.core.builders import H100, Core, allocate_call, gpu, ledger_read
 
 ODD = "\x1b[2J\x00\r\n\x7f\x9b\u202e\u2066\u2028\u2029\ufeff"
 """A terminal's control sequences, in C0 and C1; direction marks; line separators; a byte order mark."""
@@ -130,7 +130,7 @@ def test_of_many_who_have_one_device_the_first_are_named() -> None:
     core.others = {(f"example.com/{n:03}", "0000:01:00.0"): "vm" for n in range(40)}
     core.feed(KubeletAppeared("socket"))
     assert core.reason("0000:01:00.0").endswith("and 24 more")
-    assert_fit(core, core.answers(AllocateAsked(Token(1), H100, ((DeviceId("0000:01:00.0"),),))))
+    assert_fit(core, core.answers(allocate_call("0000:01:00.0")))
 
 
 def test_nodes_in_kubelets_file_are_quoted() -> None:
@@ -149,7 +149,7 @@ def test_nodes_in_kubelets_file_are_quoted() -> None:
 def test_a_drivers_name_is_quoted() -> None:
     for function in (gpu("01:00.0", driver=ODD), replace(gpu("01:00.0"), driver=ODD, vfio_bound=False)):
         core = Core(gpu("02:00.0", 1), function)
-        assert_fit(core, core.answers(AllocateAsked(Token(1), H100, ((DeviceId("0000:01:00.0"),),))))
+        assert_fit(core, core.answers(allocate_call("0000:01:00.0")))
         assert "not viable" in core.reason("0000:02:00.0")
 
 

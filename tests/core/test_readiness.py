@@ -9,7 +9,7 @@ from gpuactors import limits
 from gpuactors.core.deviceplugin.registration import KUBELET_LIST_TAKEN_S, REGISTER_BACKOFF_S
 from gpuactors.core.events.claims import SlicesPublished
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
-from gpuactors.core.events.deviceplugin import RegisterAnswered, SocketBound, StreamEnded, StreamOpened
+from gpuactors.core.events.deviceplugin import StreamEnded
 from gpuactors.core.events.kubelet import KubeletAppeared, KubeletGone
 from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.step import initial_state
@@ -27,14 +27,8 @@ def started(settings: Settings = SETTINGS) -> Core:
     core = Core(gpu("01:00.0"), gpu("02:00.0"), settings=settings)
     core.kubelets = OURS
     core.feed(KubeletAppeared("kubelet-1"))
-    registered(core, 1)
+    core.register()
     return core
-
-
-def registered(core: Core, stream: int) -> None:
-    core.feed(SocketBound(H100, core.state.published.plugins[H100].bind))
-    order = core.state.published.plugins[H100].register
-    core.feed(RegisterAnswered(H100, order), StreamOpened(H100, stream))
 
 
 @pytest.fixture
@@ -92,7 +86,7 @@ def test_after_a_lost_stream_it_is_ready_again_when_the_lists_agree_again(ready:
     ready.feed(StreamEnded(H100, 1))
     assert unmet_prerequisites(ready.state) == (f"{H100}: kubelet's ListAndWatch stream ended",)
     ready.pass_time(REGISTER_BACKOFF_S[1])
-    registered(ready, 2)
+    ready.register(2)
     assert "has not been compared" in unmet_prerequisites(ready.state)[0]
     ready.pass_time(limits.LEDGER_QUIET_S + KUBELET_LIST_TAKEN_S)
     assert unmet_prerequisites(ready.state) == ()

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.pool import wanted_pool
-from gpuactors.core.events.deviceplugin import PreStartAsked
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import report
@@ -16,9 +15,9 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Ready, Refused
-from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction
+from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.slices import ServerKeepsTaints
-from tests.core.builders import H100, audio, gpu
+from tests.core.builders import audio, gpu, pre_start_call
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 PF, VF, OTHER = "0000:01:00.0", "0000:01:00.4", "0000:02:00.0"
@@ -79,7 +78,7 @@ def test_a_pod_keeps_a_gpu_whose_virtual_functions_appear_and_the_books_stay_rig
     assert core.device_list() == {PF: "Healthy", VF: "Unhealthy", OTHER: "Healthy"}
     assert causes(core)[PF] is Cause.ALLOCATED
     token = core.token()
-    core.feed(PreStartAsked(token, H100, (DeviceId(PF),)))
+    core.feed(pre_start_call(PF, token=token))
     assert isinstance(core.allocation(token), Ready), "its container may start again"
     core.ledger.clear()
     core.pass_time(limits.LEDGER_S + POLL_S)

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.events.daemon import Ticked
-from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
+from gpuactors.core.events.host import HostScanned
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import Holder, PciAddress, PciFunction, device_key, pci_address
+from gpuactors.core.values.model import Holder, PciFunction, device_key, pci_address
 from tests.core.builders import Core, audio, gpu
 from tests.support.derived_anew import check_derived
 
@@ -24,11 +24,6 @@ def node(*functions: PciFunction) -> Core:
     core = Core(*(functions or (gpu(A), gpu(B), gpu(C))))
     core.pass_time(60)
     return core
-
-
-def inspect(core: Core, at: PciAddress, *functions: PciFunction) -> None:
-    core.feed(HostChanged(at, None, "change pci"))
-    core.feed(FunctionInspected(core.state.host.inspections.functions[at], at, functions))
 
 
 def derived_anew(before: Core, core: Core) -> set[str]:
@@ -47,16 +42,16 @@ def test_what_has_not_changed_is_the_very_assessment_that_it_was() -> None:
     core = node()
     before = after(core)
     core.pass_time(60)
-    inspect(core, A, gpu(A))
+    core.inspect(A, gpu(A))
     assert core.state.assessments is before.state.assessments, "polls and reads that find what was known"
-    inspect(core, A, gpu(A, driver=None))
+    core.inspect(A, gpu(A, driver=None))
     assert derived_anew(before, core) == {A}
 
 
 def test_a_function_of_a_group_changes_all_of_it() -> None:
     core = node(gpu(A, 7), gpu(B, 7), gpu(C, 8), audio("01:00.1", 7))
     before = after(core)
-    inspect(core, pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
+    core.inspect(pci_address("0000:01:00.1"), audio("01:00.1", 7, driver="snd_hda_intel"), gpu(A, 7))
     assert derived_anew(before, core) == {A, B}
     assert core.state.assessments[device_key(B)].status.cause is Cause.GROUP_NOT_VIABLE
 

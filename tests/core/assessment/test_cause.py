@@ -13,15 +13,11 @@ from gpuactors import limits
 from gpuactors.core.assessment import assess
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import (
-    AllocateAsked,
     PreferenceAsked,
     PreferenceRequest,
-    PreStartAsked,
 )
 from gpuactors.core.events.host import (
-    FunctionInspected,
     GroupsObserved,
-    HostChanged,
     HostScanned,
     InspectionFailed,
 )
@@ -31,7 +27,7 @@ from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause, document
-from gpuactors.core.values.effects import Log, Refused, Reply
+from gpuactors.core.values.effects import Refused, Reply
 from gpuactors.core.values.model import (
     CachedAnswer,
     DeviceId,
@@ -44,7 +40,7 @@ from gpuactors.core.values.model import (
     device_key,
     pci_address,
 )
-from tests.core.builders import H100, SETTINGS, Core, audio, disk, gpu
+from tests.core.builders import H100, SETTINGS, Core, allocate_call, audio, disk, gpu, node, pre_start_call
 from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
@@ -55,20 +51,8 @@ T = Token(1)
 QEMU = Holder(4711, "qemu-system-x86", None)
 
 
-def node(*functions: PciFunction, ledger: dict[str, str] | None = None) -> Core:
-    core = Core()
-    core.ledger = dict(ledger or {})
-    core.feed(HostScanned(1, functions or (gpu(A), gpu(B))))
-    return core
-
-
-def inspect(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
-    core.feed(HostChanged(at, None, "change pci"))
-    found(core, *functions, at=at)
-
-
 def found(core: Core, *functions: PciFunction, at: PciAddress = A) -> None:
-    core.feed(FunctionInspected(core.state.host.inspections.functions[at], at, functions))
+    core.feed(core.inspected(at, *functions))
 
 
 def listed(core: Core, device: str = A) -> set[Cause]:
@@ -76,7 +60,7 @@ def listed(core: Core, device: str = A) -> set[Cause]:
     (entry,) = (a for a in core.state.published.device_lists[H100] if a.id == device)
     assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
     assert entry.cause in {change.cause for change in core.state.published.history[entry.address]}
-    lines = [e.fields for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    lines = [e.fields for e in core.logged("device.changed")]
     told = [fields["cause"] for fields in lines if (fields["device"], fields["resource"]) == (device, H100)]
     assert told[-1] == str(entry.cause), "and the log has it"
     return {entry.cause, *(r.cause for r in report(core.state) if (r.id, r.resource) == (device, H100))}
@@ -84,18 +68,18 @@ def listed(core: Core, device: str = A) -> set[Cause]:
 
 def unlisted(core: Core, device: str = A) -> set[Cause]:
     """Why the device left the list, by the log."""
-    lines = [e.fields for e in core.effects if isinstance(e, Log) and e.name == "device.gone"]
+    lines = [e.fields for e in core.logged("device.gone")]
     return {Cause(str(fields["cause"])) for fields in lines if fields["device"] == device}
 
 
 def asked(core: Core, *devices: str) -> Core:
-    core.feed(AllocateAsked(T, H100, (tuple(map(DeviceId, devices)),)))
+    core.feed(allocate_call(*devices))
     return core
 
 
 def refused(core: Core) -> set[Cause]:
     (answer,) = (e.answer for e in core.effects if isinstance(e, Reply))
-    (line,) = (e.fields for e in core.effects if isinstance(e, Log) and e.name == "call.refused")
+    (line,) = (e.fields for e in core.logged("call.refused"))
     assert isinstance(answer, Refused)
     assert line["causes"] == tuple(map(str, answer.causes)), "and the log has them"
     return set(answer.causes)
@@ -157,20 +141,20 @@ def unbinding() -> set[Cause]:
     core = Core()
     core.enabled = {A: 1}
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
-    inspect(core, gpu(A, driver=None, has_node=True))
+    core.inspect(A, gpu(A, driver=None, has_node=True))
     return listed(core)
 
 
 def lost(*now: PciFunction) -> set[Cause]:
     """A pod has it."""
     core = node(ledger={A: "vm-1"})
-    inspect(core, *now)
+    core.inspect(A, *now)
     return listed(core)
 
 
 def gone_unallocated(*now: PciFunction) -> set[Cause]:
     core = node()
-    inspect(core, *now)
+    core.inspect(A, *now)
     return unlisted(core)
 
 
@@ -267,7 +251,7 @@ def stale_nodes() -> set[Cause]:
     core = node(gpu(A, 82), gpu(B, 81), ledger={A: "vm-1"})
     core.cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
     core.at += 1
-    core.feed(PreStartAsked(T, H100, (DeviceId(A),)))
+    core.feed(pre_start_call(A))
     found(core, gpu(A, 82))
     return refused(core)
 

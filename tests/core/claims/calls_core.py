@@ -9,7 +9,7 @@ from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.effects import Effect, Elsewhere, Log, Refused, Reply
+from gpuactors.core.values.effects import Effect, Elsewhere, Refused, Reply
 from gpuactors.core.values.model import Token
 from tests.core.builders import Core
 
@@ -70,9 +70,6 @@ class CallsCore(Core):
         entry = self.entry(claim)
         assert entry is not None
         return entry.problem
-
-    def logged(self, line: str) -> list[Log]:
-        return [e for e in self.effects if isinstance(e, Log) and e.name == line]
 
     def release(self, *kinds: str) -> list[Effect]:
         """What was held back is answered now, and from now on."""

@@ -717,7 +717,7 @@ def test_a_pair_without_a_row_is_logged_in_production_and_the_rest_served(
     }
     monkeypatch.setattr(table, "TRANSITIONS", rows)
     core.unprepare(ONE)
-    (line,) = (e for e in core.effects if isinstance(e, Log) and e.name == "claim.broken")
+    (line,) = core.logged("claim.broken")
     assert "a claim that is Prepared has no transition on unprepare" in str(line.fields["reason"])
     assert core.claim_state(ONE) is ClaimState.PREPARED
     assert isinstance(core.answer(core.prepare(name("two"))), Prepared)
@@ -735,7 +735,7 @@ def in_production() -> ClaimCore:
 
 
 def broken_lines(core: ClaimCore) -> list[Log]:
-    return [e for e in core.effects if isinstance(e, Log) and e.name == "claim.broken"]
+    return core.logged("claim.broken")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from gpuactors.core.events.claims import (
     CheckpointWritten,
     ClaimRead,
 )
-from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimSettings
@@ -31,9 +30,9 @@ from gpuactors.core.values.claim import (
     Target,
 )
 from gpuactors.core.values.effects import Answer, Effect, Reply
-from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, PciFunction, Settings, Token
+from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, Settings, Token
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core.builders import H100, SETTINGS
+from tests.core.builders import SETTINGS, allocate_call
 from tests.core.claims.calls_core import CallsCore
 from tests.core.claims.on_disk import read_back
 
@@ -126,7 +125,7 @@ class ClaimCore(CallsCore):
     def allocate(self, *addresses: str) -> Token:
         """Kubelet allocates these by the device plugin API."""
         token = self.token()
-        self.feed(AllocateAsked(token, H100, (tuple(DeviceId(a) for a in addresses),)))
+        self.feed(allocate_call(*addresses, token=token))
         return token
 
     def allocation(self, token: Token) -> Answer | None:

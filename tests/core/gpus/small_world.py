@@ -18,7 +18,6 @@ from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import CheckpointWanted, FilesAct
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed
-from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.reports.snapshot import PollTarget
@@ -42,7 +41,7 @@ from gpuactors.core.values.model import (
     device_key,
 )
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core.builders import H100, SETTINGS, ledger_read
+from tests.core.builders import H100, SETTINGS, allocate_call, ledger_read
 from tests.core.claims.on_disk import stored
 from tests.core.claims.small_world import ClaimsNode, ClaimsOutside, calls, forced_deletion
 from tests.core.gpus.claim_core import (
@@ -205,7 +204,7 @@ def _allocated(node: Node) -> Node:
     kubelet = node.outside.kubelet
     token = Token(kubelet.tokens + 1)
     node = node.with_(kubelet=replace(kubelet, tokens=token), admitting=token)
-    return node.stepped(AllocateAsked(token, H100, ((DeviceId(GPU),),)))
+    return node.stepped(allocate_call(GPU, token=token))
 
 
 def _unplugged(node: Node) -> Node:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import DraHealth
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.effects import Level, Log
-from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, Token
+from gpuactors.core.values.effects import Level
+from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import H100, SETTINGS, audio, gpu
+from tests.core.builders import SETTINGS, allocate_call, audio, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 A, B = "0000:01:00.0", "0000:02:00.0"
@@ -50,7 +49,7 @@ def test_a_companion_on_the_host_does_not_block_it() -> None:
 
 def test_a_gpu_that_a_pod_has_by_the_device_plugin_is_held_and_healthy() -> None:
     core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
-    core.feed(AllocateAsked(Token(1), H100, ((DeviceId(A),),)))
+    core.feed(allocate_call(A))
     core.ledger[A] = "vm-1"
     core.pass_time(6)
     assert offered(core, A).blocked == BlockReason(BlockKind.HELD, "Allocated")
@@ -174,5 +173,5 @@ def test_that_a_claim_has_it_is_no_warning_of_the_device_plugin() -> None:
     core.api[str(name("one"))] = allocated(name("one"), A)
     core.effects.clear()
     core.prepare(name("one"))
-    changed = [e for e in core.effects if isinstance(e, Log) and e.name == "device.changed"]
+    changed = core.logged("device.changed")
     assert [(e.level, e.fields["cause"]) for e in changed] == [(Level.INFO, "ClaimedElsewhere")]

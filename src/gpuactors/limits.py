@@ -153,8 +153,7 @@ HAND_OVER_RETRY_S: Final = 0.05
 """How often the running daemon is asked while it hands over to another successor or is just ending: milliseconds."""
 
 CONTROL_CONNECT_S: Final = 1.0
-"""From dialling the control socket to the daemon's HTTP/2 SETTINGS, for a command; a daemon that runs sends them at
-once."""
+"""How long a command waits for a place in the queue of the control socket; a daemon that runs takes each at once."""
 
 CONTROL_CALL_S: Final = 2.0
 """One reading of the running daemon's state by a command; it takes milliseconds."""

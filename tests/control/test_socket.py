@@ -5,18 +5,31 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
-from grpclib import GRPCError, Status
 
+from gpuactors import VERSION
 from gpuactors.concurrency.latest import Latest
+from gpuactors.control import server
 from gpuactors.control.client import read_status
 from gpuactors.control.hand_over import HandedOver, NotRunning, Unanswered, ask_to_hand_over
+from gpuactors.control.lines import Lines, NoLineError
+from gpuactors.control.messages import (
+    ANSWER_MAX_BYTES,
+    BUSY,
+    HAND_OVER,
+    STATUS,
+    UNKNOWN,
+    WATCH,
+    Answer,
+    Request,
+    answer_of,
+    line_of,
+)
 from gpuactors.control.path import path_problem, socket_path
-from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.server import UnixHeldControl
 from gpuactors.control.unix import UnixControl
 from gpuactors.core.state import NodeState
@@ -25,7 +38,7 @@ from gpuactors.grpc_trio import (
     Server,
     SocketInUseError,
     bind_unix,
-    open_unix_channel,
+    connect_unix,
     owner_of,
 )
 from gpuactors.limits import SOCKET_PATH_MAX_BYTES
@@ -53,9 +66,16 @@ class Side:
             yield held
 
 
+async def asked(path: str, ask: str) -> Answer:
+    """The answer of the daemon behind the socket."""
+    async with await connect_unix(path, deadline_s=trio.current_time() + 1) as stream:
+        await stream.send_all(line_of(Request(ask)))
+        return answer_of(await Lines(stream).next(ANSWER_MAX_BYTES))
+
+
 @asynccontextmanager
 async def listening(path: str, speak: bytes | None = None) -> AsyncIterator[None]:
-    """Somebody listens at `path` who is no daemon: says nothing, or something that is no HTTP/2."""
+    """Somebody listens at `path` who is no daemon: says nothing, or something that is no JSON."""
 
     async def serve(stream: trio.SocketStream) -> None:
         with suppress(trio.BrokenResourceError):
@@ -134,14 +154,11 @@ async def test_one_of_two_successors_is_answered_and_the_other_asks_that_one(tmp
     with trio.fail_after(WITHIN_S):
         async with (
             old.holds() as held,
-            open_unix_channel(path, connect_deadline_s=1) as second,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(_ask, path)
             await held.asked()
-            with pytest.raises(GRPCError) as refused:
-                await pb.ControlStub(second).hand_over(pb.HandOverRequest())
-            assert refused.value.status is Status.ABORTED
+            assert await asked(path, HAND_OVER) == Answer(error=BUSY)
             nursery.start_soon(held.give_up)
         assert await ask_to_hand_over(path, within_s=1) == NotRunning()
 
@@ -162,7 +179,7 @@ async def test_a_successor_that_goes_away_changes_nothing_for_the_others(tmp_pat
 
 @pytest.mark.trio
 async def test_an_asker_waits_out_another_hand_over(tmp_path: Path) -> None:
-    """ABORTED is no refusal: the one who was quicker is to be asked in a moment."""
+    """BUSY is no refusal: the one who was quicker is to be asked in a moment."""
     old, path = Side(tmp_path), socket_path(str(tmp_path))
     outcomes: list[object] = []
 
@@ -237,9 +254,9 @@ async def test_a_daemon_that_knows_no_hand_over_is_taken_over_at_once(tmp_path: 
     with trio.fail_after(WITHIN_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(Server([], drain_s=0.1).serve, bind_unix(path))
-            asked = await ask_to_hand_over(path, within_s=60)
-            assert isinstance(asked, Unanswered)
-            assert "UNIMPLEMENTED" in asked.reason
+            outcome = await ask_to_hand_over(path, within_s=60)
+            assert isinstance(outcome, Unanswered)
+            assert "UNIMPLEMENTED" in outcome.reason
             nursery.cancel_scope.cancel()
 
 
@@ -338,6 +355,73 @@ async def test_status_is_what_the_daemon_knows_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_a_request_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = socket_path(str(tmp_path))
+    with trio.fail_after(WITHIN_S):
+        async with Side(tmp_path).holds():
+            assert await asked(path, "anything") == Answer(version=VERSION, error=UNKNOWN)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"{",
+        b"hello\n",
+        b"PRI * HTTP/1.0\r\n\r\n",
+        b"\0" * 64,
+        b"{" * 100_000,
+        b'{"ask": 1}\n',
+        b"[" * 1000 + b"\n",
+    ],
+    ids=["nothing", "half", "text", "preface", "zeros", "long", "number", "deep"],
+)  # fmt: skip
+async def test_garbage_from_a_client_costs_only_its_connection(tmp_path: Path, said: bytes) -> None:
+    path = socket_path(str(tmp_path))
+    with trio.fail_after(WITHIN_S):
+        async with Side(tmp_path).holds():
+            async with await connect_unix(path, deadline_s=trio.current_time() + 1) as stream:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(said)
+                assert (await asked(path, STATUS)).pid == os.getpid()
+            assert (await asked(path, STATUS)).pid == os.getpid()
+
+
+@pytest.mark.trio
+async def test_one_connection_too_many_is_closed_and_the_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    path = socket_path(str(tmp_path))
+    with trio.fail_after(WITHIN_S):
+        async with Side(tmp_path).holds(), AsyncExitStack() as stack:
+            watchers = []
+            for _ in range(2):
+                stream = await connect_unix(path, deadline_s=trio.current_time() + 1)
+                await stack.enter_async_context(stream)
+                await stream.send_all(line_of(Request(WATCH)))
+                watchers.append(stream)
+                assert answer_of(await Lines(stream).next(ANSWER_MAX_BYTES)).status
+            with pytest.raises((NoLineError, trio.BrokenResourceError)):
+                await asked(path, STATUS)
+            await watchers.pop().aclose()
+            await _until_answered(path)
+
+
+@pytest.mark.trio
+async def test_who_asks_nothing_loses_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.05)
+    path = socket_path(str(tmp_path))
+    with trio.fail_after(WITHIN_S):
+        async with (
+            Side(tmp_path).holds(),
+            await connect_unix(path, deadline_s=trio.current_time() + 1) as stream,
+        ):
+            assert await stream.receive_some() == b""
+
+
+@pytest.mark.trio
 async def test_no_daemon_to_read_from(tmp_path: Path) -> None:
     with pytest.raises(ControlError, match="no daemon runs"):
         await trio.to_thread.run_sync(read_status, socket_path(str(tmp_path)))
@@ -349,4 +433,12 @@ async def _ask(path: str) -> None:
 
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - fail_after is around it
+        await trio.sleep(0.005)
+
+
+async def _until_answered(path: str) -> None:
+    while True:
+        with suppress(NoLineError, trio.BrokenResourceError):
+            await asked(path, STATUS)
+            return
         await trio.sleep(0.005)

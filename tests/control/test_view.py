@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from gpuactors.control.about import About, Setting
-from gpuactors.control.client import OtherVersionError, Running, running, view_response
+from gpuactors.control.client import OtherVersionError, Running, running, understood
+from gpuactors.control.messages import Answer, line_of
 from gpuactors.control.node_view import view_of
-from gpuactors.control.pb.control import v1 as pb
 from gpuactors.control.pods_view import pods_view
 from gpuactors.control.view import NOT_LISTED, DaemonStatus, DeviceView, NodeView
 from gpuactors.core.events.host import (
@@ -164,10 +164,15 @@ def test_whether_uevents_are_heard() -> None:
 ABOUT = About("gpu-17", (Setting("holders", '"proc"', "flag --holders"), Setting("select", "[]", "default")))
 
 
+def read(pid: int, version: str, status: object) -> Running:
+    """What a command has of a daemon that sends this."""
+    line = line_of(Answer(pid, version, msgspec.Raw(msgspec.json.encode(status))))
+    return running("/s", understood("/s", line))
+
+
 def received(view: NodeView, about: About = ABOUT) -> Running:
     """What a command has of a view after the wire."""
-    sent = pb.ViewResponse(pid=7, version="1.2.3", status=msgspec.json.encode(DaemonStatus(about, view)))
-    return running("/s", *view_response(bytes(sent)))
+    return read(7, "1.2.3", DaemonStatus(about, view))
 
 
 def test_the_wire_changes_nothing() -> None:
@@ -186,8 +191,7 @@ def test_a_newer_daemon_may_report_more_and_an_older_one_less() -> None:
     view = NodeView("serving", (), (), "", "", "")
     status = msgspec.to_builtins(DaemonStatus(ABOUT, view))
     del status["view"]["domains"]
-    sent = pb.ViewResponse(7, "2.0.0", msgspec.json.encode({**status, "new": {"of": [1]}}))
-    assert running("/s", *view_response(bytes(sent))) == Running(7, "2.0.0", ABOUT, view)
+    assert read(7, "2.0.0", {**status, "new": {"of": [1]}}) == Running(7, "2.0.0", ABOUT, view)
 
 
 def test_a_daemon_whose_view_cannot_be_decoded_is_of_another_version() -> None:
@@ -196,7 +200,7 @@ def test_a_daemon_whose_view_cannot_be_decoded_is_of_another_version() -> None:
     with pytest.raises(
         OtherVersionError, match=r"^the daemon behind /s is of another version \(2\.0\.0\) than this"
     ):
-        running("/s", 7, "2.0.0", msgspec.json.encode(status))
+        read(7, "2.0.0", status)
 
 
 def test_each_pod_is_named_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,12 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
-from gpuactors.control import node_view, server
+from gpuactors.control import node_view, service
 from gpuactors.control.about import About
 from gpuactors.control.client import NoDaemonError, OtherVersionError, Running, read_status
 from gpuactors.control.node_view import view_of
 from gpuactors.control.path import socket_path
-from gpuactors.control.pb.control import v1 as pb
-from gpuactors.control.server import ControlService
+from gpuactors.control.service import ControlService
 from gpuactors.control.view import NodeView
 from gpuactors.control.watch import watch
 from gpuactors.core.events.kubelet import KubeletGone
@@ -74,7 +73,7 @@ def step(side: Side, reason: str) -> None:
 async def test_each_change_is_told_and_what_only_grows_older_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "WATCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(service, "WATCH_PAUSE_S", 0.01)
     side = Side(tmp_path)
     side.core.pass_time(60)  # all that is read at the start has been read
     side.state.set(side.core.state)
@@ -99,7 +98,7 @@ async def test_a_daemon_without_a_change_says_that_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "WATCH_BEAT_S", 0.05)
-    monkeypatch.setattr(server, "WATCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(service, "WATCH_PAUSE_S", 0.01)
     monkeypatch.setattr(limits, "CONTROL_CALL_S", patient(0.2))
     side = Side(tmp_path)
     async with side.holds(), watching(tmp_path) as watcher:
@@ -126,20 +125,12 @@ async def test_without_a_daemon_there_is_nothing_to_watch(tmp_path: Path) -> Non
         await watch(socket_path(str(tmp_path)), lambda running: None)
 
 
-@final
-class OldControl(pb.ControlBase):
-    """A daemon of a version whose view was messages: of the methods of today it has HandOver."""
-
-    def __mapping__(self) -> dict[str, object]:  # type: ignore[override]
-        return {path: handler for path, handler in super().__mapping__().items() if "View" not in path}
-
-
 @pytest.mark.trio
-async def test_a_daemon_of_an_older_version_is_reported_as_one(tmp_path: Path) -> None:
+async def test_a_daemon_that_speaks_grpc_is_reported_as_of_another_version(tmp_path: Path) -> None:
     path = socket_path(str(tmp_path))
     with trio.fail_after(WITHIN_S):
         async with bind_unix(path) as listener, trio.open_nursery() as nursery:
-            await nursery.start(Server([OldControl()], drain_s=1).serve, listener)  # type: ignore[list-item]
+            await nursery.start(Server([], drain_s=1).serve, listener)
             with pytest.raises(
                 OtherVersionError, match="of another version than this command: run the command of"
             ):
@@ -167,13 +158,13 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
     core = Core(gpu("01:00.0"))
     core.pass_time(60)
     cell = Latest(core.state)
-    service = ControlService(cell.subscribe(), About(), 1)
+    reports = ControlService(cell.subscribe(), About(), 1)
     async with trio.open_nursery() as nursery:
         for _ in range(watchers):
-            answers = service.watch_view(pb.ViewRequest())
+            answers = reports.changes()
             assert (await anext(answers)).status
             nursery.start_soon(anext, answers)
-        await trio.sleep(server.WATCH_PAUSE_S)
+        await trio.sleep(service.WATCH_PAUSE_S)
         monkeypatch.setattr(node_view, "view_of", counted)
         for number in range(500):  # in two seconds
             host = replace(
@@ -182,4 +173,4 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
             cell.set(replace(core.state, host=host))
             await trio.sleep(2.0 / 500)
         nursery.cancel_scope.cancel()
-    assert 0 < derived <= 2.0 / server.WATCH_PAUSE_S + 1
+    assert 0 < derived <= 2.0 / service.WATCH_PAUSE_S + 1

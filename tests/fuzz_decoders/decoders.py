@@ -25,9 +25,9 @@ from gpuactors.acts.theirs import TheirClaims
 from gpuactors.cli.doctor.settings import of_daemon
 from gpuactors.config import ConfigError, resolve
 from gpuactors.control.about import About
-from gpuactors.control.client import OtherVersionError, running, view_response
+from gpuactors.control.client import running, understood
+from gpuactors.control.messages import Answer, Request, line_of, request_of
 from gpuactors.control.node_view import view_of
-from gpuactors.control.pb.control import v1 as control_pb
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
 from gpuactors.control.view import DaemonStatus
@@ -65,7 +65,7 @@ from gpuactors.observe.journal_format import (
     StepLine,
     header_line,
 )
-from gpuactors.ports.errors import HostError, PortError, StateFileError
+from gpuactors.ports.errors import ControlError, HostError, PortError, StateFileError
 from gpuactors.ports.http import HttpAnswer, HttpRequest
 from gpuactors.ports.kube import ApiError, EventNote, ObjectRef
 from gpuactors.ports.node import LedgerError
@@ -626,11 +626,11 @@ def _head(content: bytes) -> None:
 def _status() -> bytes:
     core = Core(gpu("23:00.0", numa_node=1), audio("23:00.1", 0x23, driver=None))
     status = DaemonStatus(About("node-1"), view_of(core.state, core.at))
-    return bytes(control_pb.ViewResponse(pid=1, version="1", status=msgspec.json.encode(status)))
+    return line_of(Answer(1, "1", msgspec.Raw(msgspec.json.encode(status))))
 
 
 def _shown(content: bytes) -> None:
-    of_daemon(resolve({}, {}), running("/s", *view_response(content)))
+    of_daemon(resolve({}, {}), running("/s", understood("/s", content)))
 
 
 def _callers() -> tuple[Decoder, ...]:
@@ -638,5 +638,6 @@ def _callers() -> tuple[Decoder, ...]:
     body = b"HEAD / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     return (
         Decoder("HTTP head", (head, body), _head, (), of_bytes),
-        Decoder("status", (_status(),), _shown, (ValueError, OtherVersionError), of_bytes, 5),
+        Decoder("status", (_status(),), _shown, (ControlError,), of_bytes, 5),
+        Decoder("control request", (line_of(Request("status")),), request_of, (), of_bytes, 2),
     )

@@ -12,7 +12,7 @@ import trio.testing
 from grpclib import GRPCError
 
 from gpuactors.control.pb.control import v1 as pb
-from gpuactors.grpc_trio import Server, SocketError, TrioService, open_unix_channel, server
+from gpuactors.grpc_trio import Server, SocketError, open_unix_channel, server
 from tests.fuzz_decoders.damage import of_bytes
 from tests.fuzz_decoders.decoder import Decoder, sentence
 
@@ -21,12 +21,9 @@ WITHIN_S: Final = 600.0
 
 
 @final
-class _Service(TrioService, pb.ControlBase):
+class _Service(pb.ControlBase):
     async def view(self, message: pb.ViewRequest) -> pb.ViewResponse:
         return pb.ViewResponse(pid=4711, version="1", status=b"{}")
-
-    async def watch_view(self, message: pb.ViewRequest) -> Any:
-        yield pb.ViewResponse()
 
     async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
         return pb.HandOverResponse(pid=4711)

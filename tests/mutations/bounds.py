@@ -456,9 +456,9 @@ BOUNDS: Final = (
     ),
     Mutation(
         "the answer of a daemon to a command may be of any size",
-        "control/unary.py",
-        "                if len(self._body) > CONTROL_ANSWER_MAX_BYTES:\n",
-        "                if False:\n",
-        "tests/control/test_unary.py::test_an_answer_that_does_not_end_is_given_up",
+        "control/client.py",
+        " or len(received) > ANSWER_MAX_BYTES:\n",
+        ":\n",
+        "tests/control/test_client.py::test_an_answer_that_does_not_end_is_given_up",
     ),
 )

@@ -214,6 +214,9 @@ class Garbage:
             peer.sendall(self.draw.choice(parts))
 
     def _at_control(self, channel: grpc.Channel) -> None:
+        if self.draw.random() < 0.5:
+            self._line_at_control()
+            return
         # Never a HandOver that is one: that would be obeyed.
         path, body = self.draw.choice(
             (("View", self.draw.randbytes(30)), ("View", b""), ("HandOver", b"\x0a\x7f"), ("No", b""))
@@ -221,6 +224,22 @@ class Garbage:
         with self._channel(self.control) as control:
             call: Any = control.unary_unary(CONTROL + path)
             call(body, timeout=CALL_TIMEOUT_S)
+
+    def _line_at_control(self) -> None:
+        """As above: never a `hand_over`."""
+        lines = (
+            b'{"ask": "status"}\n',
+            b'{"ask": "watch"}\n',
+            b'{"ask": 1}\n',
+            b"[" * 5000,
+            self.draw.randbytes(200),
+        )
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(CALL_TIMEOUT_S)
+            peer.connect(self.control)
+            peer.sendall(self.draw.choice(lines))
+            if self.draw.random() < 0.5:
+                peer.recv(1000)
 
     @contextmanager
     def _channel(self, path: str) -> Iterator[grpc.Channel]:

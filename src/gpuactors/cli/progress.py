@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, TextIO, TypeVar, final
 
 PROGRESS_SILENT_S: Final = 0.7
-"""A read that takes longer is named on the terminal, and its time is updated as often. Less than CONTROL_CONNECT_S, so
+"""A read that takes longer is named on the terminal, and its time is updated as often. Less than CONTROL_CALL_S, so
 that a daemon that hangs is named before it is given up."""
 
 T = TypeVar("T")

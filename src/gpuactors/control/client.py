@@ -7,18 +7,35 @@ changes as well.
 from __future__ import annotations
 
 import os
+import socket
+import time
 from typing import Final
 
-from grpclib import GRPCError, Status
 from msgspec import Struct
 
 from gpuactors import limits
-from gpuactors.control import unary
 from gpuactors.control.about import About
+from gpuactors.control.messages import (
+    ANSWER_MAX_BYTES,
+    BEGIN,
+    END,
+    STATUS,
+    UNKNOWN,
+    Answer,
+    Request,
+    answer_of,
+    is_http2,
+    line_of,
+)
 from gpuactors.control.view import DaemonStatus, NodeView
 from gpuactors.core.values.quote import quoted
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.ports.errors import ControlError
+
+_READ_BYTES: Final = 65_536
+
+_DIAL_RETRY_S: Final = 0.01
+"""A listener whose queue is full has so long to accept some."""
 
 
 class Running(Struct, frozen=True):
@@ -48,82 +65,87 @@ def read_status(
     `ControlError` if there may be one and it does not answer.
     """
     try:
-        answer = unary.call(path, "/v1.Control/View", connect_s=connect_s, call_s=call_s)
-        pid, version, status = view_response(answer)
+        with _connected(path, time.monotonic() + connect_s) as connection:
+            line = _asked(path, connection, time.monotonic() + call_s)
     except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
         raise no_daemon(path) from None
     except PermissionError as exc:
         raise forbidden(path) from exc
-    except GRPCError as exc:
-        raise refused(path, "report its status", exc) from exc
     except TimeoutError as exc:
         raise too_slow(path, "report its status", call_s) from exc
     except BlockingIOError as exc:
         raise hanging(f"no process accepts connections at {path}: the queue of its listener is full") from exc
-    except (unary.NoHttp2Error, OSError) as exc:
+    except ConnectionError as exc:
+        raise ending(path) from exc
+    except OSError as exc:
         raise hanging(str(exc)) from exc
-    except ValueError as exc:
+    return running(path, understood(path, line))
+
+
+def _connected(path: str, until: float) -> socket.socket:
+    """A connection to `path`. Raises OSError; BlockingIOError where its listener's queue is full until then."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        while True:
+            try:
+                connection.connect(path)
+            except BlockingIOError:  # on AF_UNIX: the queue is full, and no connection is under way
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_DIAL_RETRY_S)
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _asked(path: str, connection: socket.socket, until: float) -> bytes:
+    """The line that answers. Raises OSError, TimeoutError after `until`, and ControlError."""
+    received = bytearray()
+    connection.settimeout(max(until - time.monotonic(), 0.001))
+    connection.sendall(line_of(Request(STATUS)))
+    while END not in received[-_READ_BYTES:]:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+        more = connection.recv(_READ_BYTES)
+        received += more
+        if not more or not received.startswith(BEGIN) or len(received) > ANSWER_MAX_BYTES:
+            raise no_answer(path, bytes(received[:_READ_BYTES]))
+    return bytes(received)
+
+
+def understood(path: str, line: bytes) -> Answer:
+    """The answer in a line of the daemon behind `path`. Raises ControlError if it is an error, or none."""
+    try:
+        answer = answer_of(line)
+    except UndecodableError as exc:
         raise ControlError(
-            f"the daemon behind {path} answered what is not a valid ViewResponse: {exc}"
+            f"the process behind {path} answered what is no answer of a daemon: {quoted(str(exc))}"
         ) from exc
-    return running(path, pid, version, status)
+    if answer.error == UNKNOWN:
+        raise other_version(path, answer.version)
+    if answer.error:
+        raise ControlError(f"the daemon behind {path} refused: {quoted(answer.error)}")
+    return answer
 
 
-def view_response(message: bytes) -> tuple[int, str, bytes]:
-    """The fields of a ViewResponse (`protos/control.proto`). Raises ValueError unless it is one.
-
-    Read here because betterproto2 takes as long to import as the rest of a command.
-    """
-    numbers, texts, at = {1: 0}, {2: b"", 3: b""}, 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        value, at = _varint(message, at)  # a number, or how many bytes follow
-        number, wire_type = key >> 3, key & 7
-        if wire_type == _BYTES and number not in numbers:
-            found, at = message[at : at + value], at + value
-            if at > len(message):
-                raise ValueError("a field runs over the end")
-            texts[number] = found
-        elif wire_type == _VARINT and number not in texts:
-            numbers[number] = value
-        else:
-            raise ValueError(f"field {number} has wire type {wire_type}")
-    return numbers[1], texts[2].decode(), texts[3]
-
-
-_VARINT: Final = 0
-_BYTES: Final = 2
-"""Wire types (protobuf.dev, Encoding)."""
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of at most 64 bits, and where it ends."""
-    value = 0
-    for shift in range(0, 64, 7):
-        if at == len(message):
-            raise ValueError("a number runs over the end")
-        value |= (message[at] & 0x7F) << shift
-        at += 1
-        if message[at - 1] < 0x80:
-            return value, at
-    raise ValueError("a number of more than 64 bits")
-
-
-def running(path: str, pid: int, version: str, status: bytes) -> Running:
+def running(path: str, answer: Answer) -> Running:
     """The daemon that has answered so at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
     try:
-        decoded = decode_json(status, DaemonStatus)
+        decoded = decode_json(answer.status, DaemonStatus)
     except UndecodableError as exc:
-        raise other_version(path, f" ({quoted(version)})" if version else "") from exc
-    return Running(pid, version, decoded.about, decoded.view)
+        raise other_version(path, answer.version) from exc
+    return Running(answer.pid, answer.version, decoded.about, decoded.view)
 
 
 # --- why there is no answer -------------------------------------------------------------------------------
 
 
 def other_version(path: str, version: str = "") -> OtherVersionError:
+    called = f" ({quoted(version)})" if version else ""
     return OtherVersionError(
-        f"the daemon behind {path} is of another version{version} than this command: run the command of its version, "
+        f"the daemon behind {path} is of another version{called} than this command: run the command of its version, "
         "in its own pod or image"
     )
 
@@ -147,12 +169,14 @@ def too_slow(path: str, what: str, within_s: float) -> ControlError:
     return ControlError(f"the daemon behind {path} did not {what} within {within_s:g} s; does it hang?")
 
 
-def refused(path: str, what: str, error: GRPCError) -> ControlError:
-    """By the status of a call; `what` the daemon did not do."""
-    if error.status is Status.UNIMPLEMENTED:
+def ending(path: str) -> ControlError:
+    return ControlError(f"the daemon behind {path} is ending")
+
+
+def no_answer(path: str, received: bytes) -> ControlError:
+    """By what came instead of a line, before the connection was closed or given up."""
+    if is_http2(received):
         return other_version(path)
-    if error.status is Status.UNAVAILABLE:
-        return ControlError(f"the daemon behind {path} is ending")
-    return ControlError(
-        f"the daemon behind {path} refused to {what}: {error.status.name}: {quoted(error.message or '')}"
-    )
+    if not received:
+        return ending(path)
+    return ControlError(f"the process behind {path} answered what is no answer of a daemon")

@@ -5,22 +5,30 @@ Every wait has a deadline: a daemon that hangs still has the kernel accept conne
 
 from __future__ import annotations
 
-from typing import Final
-
 import trio
-from grpclib import GRPCError, Status
 from msgspec import Struct
 
 from gpuactors import limits
-from gpuactors.control.pb.control import v1 as pb
+from gpuactors.control.lines import Lines, NoLineError
+from gpuactors.control.messages import (
+    ANSWER_MAX_BYTES,
+    BUSY,
+    HAND_OVER,
+    UNKNOWN,
+    Answer,
+    Request,
+    answer_of,
+    is_http2,
+    line_of,
+)
 from gpuactors.core.values.quote import quoted
+from gpuactors.decoding import UndecodableError
 from gpuactors.grpc_trio import (
     ConnectError,
     Dial,
     OwnerOf,
     SocketError,
     connect_unix,
-    open_unix_channel,
     owner_of,
 )
 from gpuactors.process.resource_exhaustion import shortage
@@ -44,9 +52,6 @@ class Unanswered(Struct, frozen=True):
 
 Asked = NotRunning | HandedOver | Unanswered
 
-_TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCELLED})
-"""It hands over to another successor, or it has just ended: a moment later the answer is another one."""
-
 
 async def ask_to_hand_over(
     path: str,
@@ -68,14 +73,23 @@ async def ask_to_hand_over(
             try:
                 if owner_of(path) is None:
                     return NotRunning()
-                async with open_unix_channel(path, connect_deadline_s=within_s, dial=dial) as channel:
-                    answer = await pb.ControlStub(channel).hand_over(pb.HandOverRequest())
+                answer = await _asked(path, dial, within_s)
+                if answer.error == UNKNOWN:
+                    return Unanswered("it does not know how to hand over")
+                if answer.error not in ("", BUSY):
+                    return Unanswered(f"it answered {quoted(answer.error)}")
+                if not answer.error:
                     released.set()
                     return HandedOver(answer.pid)
-            except GRPCError as exc:
-                reason = f"it answered {exc.status.name}: {quoted(exc.message or '')}"
-                if exc.status not in _TRY_AGAIN:
+                reason = "it hands over to another one, or is ending"
+            except NoLineError as exc:
+                reason = str(exc)
+                if exc.received:  # else it has just ended
                     return Unanswered(reason)
+            except UndecodableError as exc:
+                return Unanswered(f"it answered what is no answer of a daemon: {quoted(str(exc))}")
+            except trio.BrokenResourceError:
+                reason = "it closed the connection"
             except (ConnectError, OSError) as exc:
                 reason = shortage(exc) or str(exc)
             except SocketError as exc:  # not allowed to dial it: asking again changes nothing
@@ -86,3 +100,17 @@ async def ask_to_hand_over(
                 with trio.move_on_after(limits.HAND_OVER_RETRY_S):
                     await released.wait()
     return Unanswered(f"no answer within {within_s:g} s" + (f" ({reason})" if reason else ""))
+
+
+async def _asked(path: str, dial: Dial, within_s: float) -> Answer:
+    """The daemon's answer. Raises `SocketError`, `NoLineError`, what a stream raises, and `UndecodableError`."""
+    try:
+        async with await dial(path, deadline_s=trio.current_time() + within_s) as stream:
+            await stream.send_all(line_of(Request(HAND_OVER)))
+            return answer_of(await Lines(stream).next(ANSWER_MAX_BYTES))
+    except NoLineError as exc:
+        if not is_http2(exc.received):
+            raise
+    from gpuactors.control import grpc_control  # where the predecessor is of the release before
+
+    return await grpc_control.hand_over(path, dial, within_s)

@@ -1,85 +1,154 @@
-"""The Control service of the daemon. A handler decides nothing: it reports the state, once or after each change, or
-waits for the end of the hand-over."""
+"""The daemon's side of the control socket: connections, requests, and the sockets themselves.
+
+A connection is one request. A daemon or a command of the release before speaks gRPC, and is answered so
+(`grpc_control.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
-import msgspec
 import trio
-from grpclib import GRPCError, Status
 
 from gpuactors import VERSION, limits
-from gpuactors.concurrency.latest import LatestReader
-from gpuactors.control.about import About
-from gpuactors.control.pb.control import v1 as pb
-from gpuactors.core.state import NodeState
-from gpuactors.grpc_trio import BoundListener, Server, TrioService
-from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
+from gpuactors.control import messages
+from gpuactors.control.lines import Lines, NoLineError
+from gpuactors.control.messages import REQUEST_MAX_BYTES, UNKNOWN, Answer, line_of, request_of
+from gpuactors.control.service import ControlService
+from gpuactors.grpc_trio import BoundListener, accept
 from gpuactors.ports.errors import ControlError, ControlTakenError
+from gpuactors.process.logger import get_logger
 
 if TYPE_CHECKING:
-    from gpuactors.control.view import NodeView
+    from gpuactors.control.grpc_control import GrpcControl
 
-WATCH_PAUSE_S: Final = 0.2
-"""From one look at the state to the next for a command that watches: whatever happens meanwhile is in the next
-message."""
+CONNECTIONS_MAX: Final = 64
+"""Connections to the control socket, which only the daemon's own user may dial. An operator has a few commands that
+watch; a successor has one more."""
+
+REQUEST_S: Final = 10.0
+"""From a connection to its whole request: who dials asks at once."""
+
+SEND_S: Final = 10.0
+"""One answer, of at most some 100 KB: a command that is stopped or hangs must not keep its place."""
+
+_ENDED: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, NoLineError)
+"""Raised by a peer that has ended, is too slow or sends no line."""
+
+_log = get_logger(__name__)
 
 
-class ControlService(TrioService, pb.ControlBase):
-    """Reports the state; the first request for a hand-over is answered when `released` is set."""
+@final
+class ControlServer:
+    """Serves the connections of any number of listeners."""
 
-    def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
-        self._state = state
-        self._about = about
-        self._pid = pid
-        self._derived: tuple[NodeState, NodeView] | None = None
-        self.asked = trio.Event()
-        self.released = trio.Event()
+    def __init__(self, service: ControlService) -> None:
+        self._service = service
+        self._connections: dict[trio.CancelScope, None] = {}
+        self._unsent: dict[trio.Event, None] = {}
+        """Of each hand-over: set when its answer is sent, or cannot be."""
+        self._grpc: GrpcControl | None = None
 
-    async def view(self, message: pb.ViewRequest) -> pb.ViewResponse:
-        return self._answer(self._state.value)
+    async def serve(
+        self, listener: BoundListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Accepts until cancelled, or until the listener is closed; then goes on until the connections have ended."""
+        async with trio.open_nursery() as nursery, listener:
+            task_status.started()
+            try:
+                while True:
+                    nursery.start_soon(self._connection, await accept(listener))
+            except trio.ClosedResourceError:
+                pass
 
-    async def watch_view(self, message: pb.ViewRequest) -> AsyncIterator[pb.ViewResponse]:
-        states, facts = self._state.subscribe(), None
-        while True:
-            changed: NodeState | None = None
-            with trio.move_on_after(limits.WATCH_BEAT_S):
-                async for state in states:
-                    if (found := self._facts(state)) != facts:
-                        facts, changed = found, state
-                        break
-                    # Most changes of the state are none of the facts: kubelet's calls are not to wait for each look.
-                    await trio.sleep(WATCH_PAUSE_S)
-                else:
-                    return
-            yield self._answer(changed) if changed is not None else pb.ViewResponse()
-            await trio.sleep(WATCH_PAUSE_S)
+    async def drain(self, grace_s: float) -> None:
+        """Ends every connection, those of successors when they are answered, or after `grace_s`."""
+        with trio.move_on_after(grace_s):
+            if self._grpc is not None:
+                await self._grpc.drain(grace_s)
+            for sent in list(self._unsent):
+                await sent.wait()
+        for scope in list(self._connections):
+            scope.cancel()
 
-    def _facts(self, state: NodeState) -> NodeView:
-        """Everything of the state but its ages, derived once for all watchers."""
-        from gpuactors.control.node_view import AGELESS, view_of  # with the first command that asks
+    async def _connection(self, stream: trio.abc.Stream) -> None:
+        """One request. Whatever is wrong with it ends this connection only."""
+        scope = trio.CancelScope()
+        try:
+            if len(self._connections) < CONNECTIONS_MAX:
+                self._connections[scope] = None
+                with scope:
+                    await self._request(stream)
+        except _ENDED:
+            pass
+        except Exception as exc:
+            _log.error("actor.failed", actor="control", exc_info=exc)
+        finally:
+            self._connections.pop(scope, None)
+            await trio.aclose_forcefully(stream)
 
-        if self._derived is None or self._derived[0] is not state:
-            self._derived = state, view_of(state, AGELESS)
-        return self._derived[1]
+    async def _request(self, stream: trio.abc.Stream) -> None:
+        with trio.fail_after(REQUEST_S):
+            received = bytes(await stream.receive_some())
+            speaks_grpc = received.startswith(b"P")  # of HTTP/2's preface; a line begins with a brace
+            line = b"" if speaks_grpc else await Lines(stream, received).next(REQUEST_MAX_BYTES)
+        if speaks_grpc:
+            await self._speaks_grpc(stream, received)
+            return
+        match request_of(line).ask:
+            case messages.STATUS:
+                await _send(stream, self._service.status())
+            case messages.WATCH:
+                await _while_there(stream, partial(self._watch, stream))
+            case messages.HAND_OVER:
+                await _while_there(stream, partial(self._hand_over, stream))
+            case _:
+                await _send(stream, Answer(version=VERSION, error=UNKNOWN))
 
-    def _answer(self, state: NodeState) -> pb.ViewResponse:
-        from gpuactors.control.node_view import view_of  # as in `_facts`
-        from gpuactors.control.view import DaemonStatus  # as in `_facts`
+    async def _watch(self, stream: trio.abc.Stream) -> None:
+        async with aclosing(self._service.changes()) as answers:
+            async for answer in answers:
+                await _send(stream, answer)
 
-        status = DaemonStatus(self._about, view_of(state, trio.current_time()))
-        return pb.ViewResponse(pid=self._pid, version=VERSION, status=msgspec.json.encode(status))
+    async def _hand_over(self, stream: trio.abc.Stream) -> None:
+        sent = trio.Event()
+        self._unsent[sent] = None
+        try:
+            await _send(stream, await self._service.hand_over())
+        finally:
+            del self._unsent[sent]
+            sent.set()
 
-    async def hand_over(self, message: pb.HandOverRequest) -> pb.HandOverResponse:
-        if self.asked.is_set():
-            raise GRPCError(
-                Status.ABORTED, "this daemon is handing over to another successor: ask again in a moment"
-            )
-        self.asked.set()
-        await self.released.wait()
-        return pb.HandOverResponse(pid=self._pid)
+    async def _speaks_grpc(self, stream: trio.abc.Stream, received: bytes) -> None:
+        from gpuactors.control.grpc_control import GrpcControl  # with the first peer of the release before
+
+        if self._grpc is None:
+            self._grpc = GrpcControl(self._service)
+        await self._grpc.serve_connection(stream, received)
+
+
+async def _send(stream: trio.abc.Stream, answer: Answer) -> None:
+    with trio.fail_after(SEND_S):
+        await stream.send_all(line_of(answer))
+
+
+async def _while_there(stream: trio.abc.Stream, answering: Callable[[], Awaitable[None]]) -> None:
+    """Answers until that is done, or the peer has closed its end; what it says besides is not listened to."""
+    async with trio.open_nursery() as nursery:
+
+        async def until_gone() -> None:
+            with suppress(*_ENDED):
+                while await stream.receive_some():
+                    pass
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(until_gone)
+        with suppress(*_ENDED):
+            await answering()
+        nursery.cancel_scope.cancel()
 
 
 @final
@@ -95,7 +164,7 @@ class UnixHeldControl:
         self._service = service
         self._bind = bind
         self._listeners: dict[str, BoundListener | None] = dict.fromkeys(paths)
-        self._server = Server([service], drain_s=GRPC_CLOSE_S)
+        self._server = ControlServer(service)
         self._nursery: trio.Nursery | None = None
         self._is_taken = False
 

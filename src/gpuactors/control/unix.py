@@ -27,7 +27,8 @@ from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.control.about import About
 from gpuactors.control.hand_over import HandedOver, NotRunning, Unanswered, ask_to_hand_over
 from gpuactors.control.path import node_socket_path, socket_path
-from gpuactors.control.server import ControlService, UnixHeldControl
+from gpuactors.control.server import UnixHeldControl
+from gpuactors.control.service import ControlService
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.quote import first_of
 from gpuactors.core.values.text import encodable

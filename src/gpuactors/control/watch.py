@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import trio
-from grpclib import GRPCError
 
 from gpuactors import limits
-from gpuactors.control.client import Running, forbidden, hanging, no_daemon, refused, running, too_slow
-from gpuactors.control.pb.control import v1 as pb
-from gpuactors.grpc_trio import SocketError, open_unix_channel, owner_of
-from gpuactors.ports.errors import ControlError
-
-_WATCH: Final = "/v1.Control/WatchView"
+from gpuactors.control.client import (
+    Running,
+    ending,
+    forbidden,
+    hanging,
+    no_answer,
+    no_daemon,
+    running,
+    too_slow,
+    understood,
+)
+from gpuactors.control.lines import Lines, NoLineError
+from gpuactors.control.messages import ANSWER_MAX_BYTES, WATCH, Request, line_of
+from gpuactors.grpc_trio import SocketError, connect_unix, owner_of
 
 
 async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
@@ -29,20 +36,21 @@ async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
         raise forbidden(path) from exc
     silence_s = limits.WATCH_BEAT_S + limits.CONTROL_CALL_S
     try:
-        async with (
-            open_unix_channel(path, connect_deadline_s=limits.CONTROL_CONNECT_S) as channel,
-            channel.server_stream(_WATCH, pb.ViewRequest(), pb.ViewResponse) as answers,
-        ):
+        deadline_s = trio.current_time() + limits.CONTROL_CONNECT_S
+        async with await connect_unix(path, deadline_s=deadline_s) as stream:
+            await stream.send_all(line_of(Request(WATCH)))
+            lines = Lines(stream)
             while True:
                 with trio.fail_after(silence_s):
-                    answer = await anext(answers, None)
-                if answer is None:
-                    raise ControlError(f"the daemon behind {path} is ending")
+                    line = await lines.next(ANSWER_MAX_BYTES)
+                answer = understood(path, line)
                 if answer.status:
-                    show(running(path, answer.pid, answer.version, answer.status))
+                    show(running(path, answer))
     except SocketError as exc:
         raise (no_daemon(path) if is_free else hanging(str(exc))) from exc
-    except GRPCError as exc:
-        raise refused(path, "say anything", exc) from exc
+    except trio.BrokenResourceError as exc:
+        raise ending(path) from exc
+    except NoLineError as exc:
+        raise no_answer(path, exc.received) from exc
     except trio.TooSlowError as exc:
         raise too_slow(path, "say anything", silence_s) from exc

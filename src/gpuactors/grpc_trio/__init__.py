@@ -5,7 +5,7 @@
 """
 
 from .client import Channel, open_channel, open_unix_channel
-from .server import Server
+from .server import Server, accept
 from .service import TrioService
 from .unix import (
     Bind,
@@ -44,6 +44,7 @@ __all__ = [
     "SocketPathTooLongError",
     "TrioService",
     "UnixListener",
+    "accept",
     "bind_unix",
     "connect_unix",
     "open_channel",

@@ -79,7 +79,7 @@ class Server:
             task_status.started()
             try:
                 while True:
-                    nursery.start_soon(self.serve_connection, await _accept(listener))
+                    nursery.start_soon(self.serve_connection, await accept(listener))
             except trio.ClosedResourceError:
                 log.debug("the listener was closed")
 
@@ -211,7 +211,7 @@ class _ServerConnection(AbstractHandler):
             call.cancel()
 
 
-async def _accept(listener: trio.abc.Listener[trio.abc.Stream]) -> trio.abc.Stream:
+async def accept(listener: trio.abc.Listener[trio.abc.Stream]) -> trio.abc.Stream:
     """The next connection; waits while descriptors or memory are short, and logs it once."""
     complained = False
     while True:

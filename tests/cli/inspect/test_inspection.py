@@ -35,7 +35,7 @@ from gpuactors.cli.inspect.view import (
 )
 from gpuactors.concurrency.latest import Latest
 from gpuactors.config import Config
-from gpuactors.control import unary
+from gpuactors.control import client
 from gpuactors.control.about import About
 from gpuactors.control.node_view import view_of
 from gpuactors.control.unix import UnixControl
@@ -193,7 +193,7 @@ async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> Non
             found = await trio.to_thread.run_sync(inspect, config)
     assert not found.by_daemon
     assert "does it hang" in found.source
-    assert "not by the daemon: a daemon has the socket and does not answer; does it hang?" in told(found)
+    assert "not by the daemon: the daemon behind " in told(found)
     known = json.loads(as_json(found))
     assert known["source"] == "inspection"
     assert "does it hang" in known["source_problem"]
@@ -202,10 +202,10 @@ async def test_a_daemon_that_hangs_is_not_waited_for_long(config: Config) -> Non
 def test_who_may_not_ask_the_daemon_is_told_that_the_view_is_his_own(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def may_not(path: str, method: str, **within: float) -> None:
+    def may_not(path: str, until: float) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr(unary, "call", may_not)
+    monkeypatch.setattr(client, "_connected", may_not)
     found = inspect(config)
     assert "seen by this command itself, not by the daemon: user " in told(found)
     assert "may not connect to" in json.loads(as_json(found))["source_problem"]

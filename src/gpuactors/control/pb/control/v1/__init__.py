@@ -5,7 +5,6 @@
 
 __all__ = ("ControlBase", "ControlStub", "HandOverRequest", "HandOverResponse", "ViewRequest", "ViewResponse")
 
-from collections.abc import AsyncIterator
 from gpuactors.grpc_trio.on_demand import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,7 @@ class ViewResponse(betterproto2.Message):
 
     status: "bytes" = betterproto2.field(3, betterproto2.TYPE_BYTES)
     """
-    JSON of `DaemonStatus` (control/view.py); empty in a stream: nothing has changed
+    JSON of `DaemonStatus` (control/view.py)
     """
 
 
@@ -93,31 +92,6 @@ class ControlStub(betterproto2_grpclib.ServiceStub):
             deadline=deadline,
             metadata=metadata,
         )
-
-    async def watch_view(
-        self,
-        message: "ViewRequest | None" = None,
-        *,
-        timeout: "float | None" = None,
-        deadline: "Deadline | None" = None,
-        metadata: "MetadataLike | None" = None,
-    ) -> "AsyncIterator[ViewResponse]":
-        """
-        What it knows now, and again after each change; UNAVAILABLE when the daemon hands over or ends.
-        """
-
-        if message is None:
-            message = ViewRequest()
-
-        async for response in self._unary_stream(
-            "/v1.Control/WatchView",
-            message,
-            ViewResponse,
-            timeout=timeout,
-            deadline=deadline,
-            metadata=metadata,
-        ):
-            yield response
 
     async def hand_over(
         self,
@@ -153,14 +127,6 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
-    async def watch_view(self, message: "ViewRequest") -> "AsyncIterator[ViewResponse]":
-        """
-        What it knows now, and again after each change; UNAVAILABLE when the daemon hands over or ends.
-        """
-
-        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-        yield ViewResponse()
-
     async def hand_over(self, message: "HandOverRequest") -> "HandOverResponse":
         """
         Asks the daemon to end its streams. Answered when kubelet's calls are finished, the streams have ended and the
@@ -175,15 +141,6 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
         response = await self.view(request)
         await stream.send_message(response)
 
-    async def __rpc_watch_view(self, stream: "grpclib.server.Stream[ViewRequest, ViewResponse]") -> None:
-        request = await stream.recv_message()
-        assert request is not None
-        await self._call_rpc_handler_server_stream(
-            self.watch_view,
-            stream,
-            request,
-        )
-
     async def __rpc_hand_over(
         self, stream: "grpclib.server.Stream[HandOverRequest, HandOverResponse]"
     ) -> None:
@@ -197,12 +154,6 @@ class ControlBase(betterproto2_grpclib.ServiceBase):
             "/v1.Control/View": grpclib.const.Handler(
                 self.__rpc_view,
                 grpclib.const.Cardinality.UNARY_UNARY,
-                ViewRequest,
-                ViewResponse,
-            ),
-            "/v1.Control/WatchView": grpclib.const.Handler(
-                self.__rpc_watch_view,
-                grpclib.const.Cardinality.UNARY_STREAM,
                 ViewRequest,
                 ViewResponse,
             ),

@@ -49,6 +49,8 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.selector import parse_selector
 from tests.support.derived_anew import checked_step as step
 
+A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
+
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 MODEL: Final = "10de:2330"
 """What a `gpu` is unless said otherwise."""

@@ -36,9 +36,8 @@ from gpuactors.core.values.model import (
     Token,
 )
 from gpuactors.core.values.owner import Owner
-from tests.core.builders import H100, SETTINGS, Core, allocate_call, gpu
+from tests.core.builders import H100, SETTINGS, A, B, Core, allocate_call, gpu
 
-A, B = "0000:01:00.0", "0000:02:00.0"
 ALONE = gpu("01:00.0"), gpu("02:00.0")
 T, U = Token(1), Token(2)
 HOUR_S = 3600.0

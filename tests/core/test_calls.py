@@ -21,9 +21,8 @@ from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Granted, Preferred, Ready, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, Token, pci_address
-from tests.core.builders import H100, Core, audio, gpu, pre_start_call
+from tests.core.builders import H100, A, B, C, Core, audio, gpu, pre_start_call
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 T = Token(1)
 
 

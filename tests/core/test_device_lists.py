@@ -30,10 +30,9 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from gpuactors.core.values.status import DeviceStatus
-from tests.core.builders import H100, SETTINGS, Core, allocate_call, gpu
+from tests.core.builders import H100, SETTINGS, A, B, C, Core, allocate_call, gpu
 from tests.support.planted_status import plant_allocated_is_unhealthy
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 A100 = ResourceName("nvidia.com/GA100_A100_SXM4_40GB")
 
 

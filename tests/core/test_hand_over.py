@@ -8,9 +8,7 @@ from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.step import next_deadline
 from gpuactors.core.values.effects import Granted, Refused
 from gpuactors.core.values.model import PciAddress
-from tests.core.builders import Core, allocate_call, gpu, pre_start_call
-
-A, B = "0000:01:00.0", "0000:02:00.0"
+from tests.core.builders import A, B, Core, allocate_call, gpu, pre_start_call
 
 
 def test_an_allocate_that_comes_while_the_streams_still_end_is_answered() -> None:

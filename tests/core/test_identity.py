@@ -36,7 +36,6 @@ from gpuactors.core.values.model import (
     Settings,
     Token,
     device_key,
-    pci_address,
 )
 from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.selector import parse_selector
@@ -44,6 +43,9 @@ from tests.core.builders import (
     H100,
     MODEL,
     SETTINGS,
+    A,
+    B,
+    C,
     Core,
     allocate_call,
     gpu,
@@ -53,7 +55,6 @@ from tests.core.builders import (
     read_of_young,
 )
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 OTHERS = ResourceName("devices.kubevirt.io/other")
 ODD_IDS = ("", "²", "1" * 4301, "٥١", "-1", "+1", " 1", "1\n", "0x1", "a/../b", "\x00", "💡", "0000:01:00.0 ")
 

@@ -27,10 +27,7 @@ from gpuactors.core.host.inspections import SCAN_BACKOFF_S, SHORTAGE_INSPECTION_
 from gpuactors.core.reports.snapshot import NO_POLL, InspectionsWanted, PollWanted, asks_more, project
 from gpuactors.core.values.effects import Granted, Level, Log
 from gpuactors.core.values.model import GroupUse, pci_address
-from tests.core.builders import H100, Core, allocate_call, audio, gpu
-
-A = pci_address("0000:01:00.0")
-B = pci_address("0000:02:00.0")
+from tests.core.builders import H100, A, B, Core, allocate_call, audio, gpu
 
 
 def wanted(core: Core, address: str = A) -> int:

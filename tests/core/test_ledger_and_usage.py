@@ -49,6 +49,9 @@ from tests.core.builders import (
     H100,
     MODEL,
     SETTINGS,
+    A,
+    B,
+    C,
     Core,
     allocate_call,
     audio,
@@ -59,7 +62,6 @@ from tests.core.builders import (
     read_of_young,
 )
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
 T = Token(1)
 

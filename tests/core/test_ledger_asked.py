@@ -21,10 +21,11 @@ from gpuactors.core.values.model import (
     LedgerFile,
     Pod,
     Token,
-    pci_address,
 )
 from tests.core.builders import (
     H100,
+    A,
+    B,
     Core,
     allocate_call,
     gpu,
@@ -34,7 +35,6 @@ from tests.core.builders import (
     read_of_young,
 )
 
-A, B = (pci_address(f"0000:0{n}:00.0") for n in (1, 2))
 ALONE = (gpu(A), gpu(B))
 TOGETHER = (gpu(A, 7), gpu(B, 7))
 CLAIM = "gpu-0000-01-00-0"

@@ -22,12 +22,10 @@ from gpuactors.core.values.model import (
     ResourceName,
     Settings,
     device_key,
-    pci_address,
 )
 from gpuactors.core.values.selector import parse_selector
-from tests.core.builders import H100, SETTINGS, Core, allocate_call, gpu
+from tests.core.builders import H100, SETTINGS, A, B, C, Core, allocate_call, gpu
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 UID = "6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
 OTHER_UID = "00000000-93f0-4f8e-9d3a-0f5f6a1c7e21"
 NVIDIAS, OTHERS = "gpu.nvidia.com", "gpu.example.com"

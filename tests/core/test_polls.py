@@ -16,10 +16,9 @@ from gpuactors.core.events.host import (
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.effects import Granted
-from gpuactors.core.values.model import Holder, PciFunction, Token, pci_address
-from tests.core.builders import Core, allocate_call, gpu
+from gpuactors.core.values.model import Holder, PciFunction, Token
+from tests.core.builders import A, B, C, Core, allocate_call, gpu
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 """Each in the group with its bus's number."""
 QEMU = Holder(4711, "qemu-system-x86", None)
 

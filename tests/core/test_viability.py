@@ -13,7 +13,7 @@ from gpuactors.core.values.claim import DraHealth, Prepared, Target
 from gpuactors.core.values.model import Health, PciFunction, device_key, pci_address
 from gpuactors.core.values.slices import BlockKind, BlockReason
 from tests.core.builders import Core, audio, disk, gpu
-from tests.core.gpus.claim_core import ClaimCore, allocated, name
+from tests.core.gpus.claim_core import ClaimCore, allocated, core_with, name
 
 GPU, AUDIO, USB, OTHER = map(pci_address, ("0000:01:00.0", "0000:01:00.1", "0000:01:00.2", "0000:02:00.0"))
 GROUP: Final = 7
@@ -62,8 +62,7 @@ HARMLESS: Final = {
 
 def claimed(*functions: PciFunction) -> tuple[ClaimCore, object]:
     core = ClaimCore(*functions)
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
-    return core, core.answer(core.prepare(name("one")))
+    return core, core.answer(core.prepare(allocated(name("one"), GPU)))
 
 
 def blocked(core: ClaimCore) -> BlockReason | None:
@@ -80,8 +79,7 @@ def test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way(
     core = ClaimCore(gpu_function, other)
     assert blocked(core) == BlockReason(BlockKind.UNHEALTHY, "GroupNotViable")
     assert {h.health for h in core.wanted.health if h.device == "gpu-0000-01-00-0"} == {DraHealth.UNHEALTHY}
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
-    reason = core.refusal(core.prepare(name("one")))
+    reason = core.refusal(core.prepare(allocated(name("one"), GPU)))
     assert f"{other.address} is bound to {other.driver}" in reason
     assert "leaves it to the host" in reason
     assert (core.acts, core.driver(other.address)) == ([], other.driver)
@@ -93,8 +91,7 @@ def test_the_device_plugin_says_the_same(kind: str) -> None:
     assessment = Core(ON_VFIO, other).state.assessments[device_key(ON_VFIO.address)]
     assert (assessment.status.health, assessment.status.cause) == (Health.UNHEALTHY, Cause.GROUP_NOT_VIABLE)
     core = ClaimCore(ON_HOST, other)
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
-    assert core.refusal(core.prepare(name("one"))) == f"{GPU}: {assessment.status.message}"
+    assert core.refusal(core.prepare(allocated(name("one"), GPU))) == f"{GPU}: {assessment.status.message}"
     assert "bind it" not in assessment.status.message, "nobody is told to take what is the host's"
 
 
@@ -113,10 +110,8 @@ def test_what_leaves_a_group_viable_is_neither_in_the_way_nor_written_to(kind: s
 
 
 def test_two_gpus_of_one_group_are_given_to_one_claim_and_to_no_other() -> None:
-    core = ClaimCore(ON_HOST, gpu(OTHER, GROUP, driver="nvidia"))
-    core.api[str(name("both"))] = allocated(name("both"), GPU, OTHER)
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
-    assert "0000:02:00.0 is bound to nvidia" in core.refusal(core.prepare(name("one")))
+    core = core_with(ON_HOST, gpu(OTHER, GROUP, driver="nvidia"), both=(GPU, OTHER))
+    assert "0000:02:00.0 is bound to nvidia" in core.refusal(core.prepare(allocated(name("one"), GPU)))
     assert isinstance(core.answer(core.prepare(name("both"))), Prepared)
     assert (core.driver(GPU), core.driver(OTHER)) == ("vfio-pci", "vfio-pci")
     core.unprepare(name("both"))
@@ -129,7 +124,7 @@ def test_a_member_that_is_no_pci_function_is_in_the_way_as_long_as_the_host_uses
 
     core = ClaimCore(with_member("sdhci-acpi"))
     assert blocked(core) == BlockReason(BlockKind.UNHEALTHY, "GroupNotViable")
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
+    core.created(allocated(name("one"), GPU))
     assert "AMDI0040:00, which is no PCI function, is bound to sdhci-acpi" in core.refusal(
         core.prepare(name("one"))
     )
@@ -142,8 +137,7 @@ def test_a_region_of_firmware_keeps_the_group_from_both_apis_with_one_cause() ->
     region = "0xbdf6f000 to 0xbdf7efff"
     core = ClaimCore(replace(ON_HOST, direct_region=region))
     assert blocked(core) == BlockReason(BlockKind.UNHEALTHY, "ReservedRegion")
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
-    reason = core.refusal(core.prepare(name("one")))
+    reason = core.refusal(core.prepare(allocated(name("one"), GPU)))
     assert core.acts == []
     status = Core(replace(ON_VFIO, direct_region=region)).state.assessments[device_key(GPU)].status
     assert (status.health, status.cause) == (Health.UNHEALTHY, Cause.RESERVED_REGION)
@@ -154,7 +148,7 @@ def test_a_region_of_firmware_keeps_the_group_from_both_apis_with_one_cause() ->
 def test_a_claim_is_refused_when_the_host_takes_a_function_of_the_group_after_it_was_offered() -> None:
     core = ClaimCore(ON_HOST, disk(OTHER, GROUP, driver=None))
     assert blocked(core) is None
-    core.api[str(name("one"))] = allocated(name("one"), GPU)
+    core.created(allocated(name("one"), GPU))
     core.functions[OTHER] = disk(OTHER, GROUP)  # no uevent has told of it
     assert "0000:02:00.0 is bound to nvme" in core.refusal(core.prepare(name("one")))
     assert core.acts == []

@@ -51,8 +51,7 @@ def test_the_device_plugin_gives_neither_away_and_says_why() -> None:
 def test_no_claim_gets_one_on_any_driver_and_nothing_is_touched(driver: str | None) -> None:
     core = ClaimCore(physical(driver), virtual(driver))
     for address, cause in ((PF, Cause.VIRTUAL_FUNCTIONS), (VF, Cause.VIRTUAL_FUNCTION)):
-        core.api[str(name("one"))] = allocated(name("one"), address)
-        refused = core.refused(core.prepare(name("one")))
+        refused = core.refused(core.prepare(allocated(name("one"), address)))
         assert refused.causes == (cause,)
         assert address in refused.reason
     assert core.acts == []
@@ -89,8 +88,7 @@ def test_a_pod_keeps_a_gpu_whose_virtual_functions_appear_and_the_books_stay_rig
 
 def test_a_claim_keeps_a_gpu_whose_virtual_functions_appear() -> None:
     core = ClaimCore(physical("nvidia", virtual=False))
-    core.api[str(name("one"))] = allocated(name("one"), PF)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), PF))
     core.changed(physical())
     assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY]
     assert core.wanted.offer is not None

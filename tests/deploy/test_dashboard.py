@@ -29,7 +29,7 @@ ONE: Final = name("one")
 def state() -> NodeState:
     """A pod has A, nobody B, a process of nobody's C, a claim D; another plugin has our resource."""
     core = ClaimCore(*(gpu(address, n) for n, address in enumerate((A, B, C, D), start=1)))
-    core.api[str(ONE)] = allocated(ONE, D)
+    core.created(allocated(ONE, D))
     core.ledger[A] = "vm-1"
     core.enabled[C], core.holders[3] = 1, (Holder(77, "vfio-tool", None),)
     core.prepare(ONE)

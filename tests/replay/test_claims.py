@@ -121,7 +121,7 @@ def kinds(state: NodeState) -> dict[str, tuple[str, str]]:
 
 def test_a_band_says_whether_a_gpu_is_offered_or_claimed() -> None:
     core = RecordedClaims(gpu(A, group=1, driver="nvidia"), gpu(C, group=3))
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.created(allocated(name("one"), A))
     assert kinds(core.state) == {A: ("offered", "offered to claims, on nvidia"), C: ("free", "free")}
     core.held_back = {"device"}
     core.prepare(name("one"))

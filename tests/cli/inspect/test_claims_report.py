@@ -190,8 +190,7 @@ def test_a_claim_keeps_the_rule_that_decided_when_it_reserved_the_gpu() -> None:
     """The operator's list may be another one after a restart: what the claim does at its end was decided before."""
     operator = OperatorsList(frozenset({PciAddress(HOST)}))
     core = ClaimCore(gpu(HOST, group=1, driver="nvidia"), gpu_settings=GpuSettings(operator))
-    core.api[str(name("one"))] = allocated(name("one"), HOST)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), HOST))
     after = core.restarted(settings=GpuSettings())
     assert f"it stays on its vfio driver: --prebound {HOST} says so" in explained(after, HOST)
     view = find(by_daemon(after).view, HOST).for_claims
@@ -238,8 +237,7 @@ def test_a_claim_that_is_not_known(core: ClaimCore) -> None:
 
 def test_after_its_end_a_claim_is_remembered_and_its_gpu_is_offered_again() -> None:
     core = ClaimCore(gpu(HOST, group=1, driver="nvidia"))
-    core.api[str(name("one"))] = allocated(name("one"), HOST)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), HOST))
     core.unprepare(name("one"))
     core.changed(core.functions[PciAddress(HOST)])
     core.pass_time(5)

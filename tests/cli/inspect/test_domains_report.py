@@ -33,8 +33,8 @@ from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.cli.inspect.test_claims_report import by_daemon
 from tests.control.test_view import received
 from tests.core.builders import Core, gpu
+from tests.core.claims.calls_core import AWAY
 from tests.core.domains.domain_core import (
-    AWAY,
     BLUE,
     DAEMON,
     DOMAIN_SETTINGS,
@@ -282,8 +282,7 @@ def test_a_claim_with_devices_of_both_drivers_is_explained_for_each() -> None:
     core = core_with()
     core.prepare(ONE)
     gpus = ClaimCore(gpu("0000:01:00.0", group=1))
-    gpus.api[str(ONE)] = allocated(ONE, "0000:01:00.0")
-    gpus.prepare(ONE)
+    gpus.prepare(allocated(ONE, "0000:01:00.0"))
     core.state = replace(gpus.state, domains_part=core.state.domains)
     parts = "\n".join(explained(core, "default/one")).split("\n\nClaim ")
     assert ["Device  0000:01:00.0" in part for part in parts] == [True, False]

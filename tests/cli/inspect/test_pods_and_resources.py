@@ -99,8 +99,7 @@ def test_a_name_that_nothing_has(core: Core) -> None:
 
 def test_a_claim_and_a_pod_of_one_name_can_each_be_explained() -> None:
     core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     core.ledger[B] = "one"
     core.pass_time(60)
     found = by_daemon(core)
@@ -119,7 +118,7 @@ def test_a_claim_and_a_pod_of_one_name_can_each_be_explained() -> None:
 def test_a_pod_whose_claim_waits_is_explained() -> None:
     core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
     core.ledger[A] = "vm-1"
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.created(allocated(name("one"), A))
     core.waiting = tuple(PodClaim(f"default/{claim}", Pod("default", "vm-2", "")) for claim in ("nic", "one"))
     core.strangers = (
         ClaimedDevice("nic.example", "node", "eth0", "default/other", Pod("default", "vm-3", "")),

@@ -176,8 +176,7 @@ def test_a_wide_screen_cuts_no_driver_and_folds_no_claim_before_its_edge() -> No
         gpu("0000:10:00.0", group=1), gpu("0000:11:00.0", group=2, driver="nvgrace_gpu_vfio_pci")
     )
     for words in ("one", "two"):
-        core.api[str(name(words))] = allocated(name(words), "0000:10:00.0")
-        core.prepare(name(words))
+        core.prepare(allocated(name(words), "0000:10:00.0"))
     core.pass_time(3)
     seen = Watched()
     seen.heard(Running(7, "1.2.3", About("gpu-17"), view_of(core.state, core.at)), core.at)

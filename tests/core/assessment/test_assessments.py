@@ -13,10 +13,9 @@ from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Holder, PciFunction, device_key, pci_address
-from tests.core.builders import Core, audio, gpu
+from tests.core.builders import A, B, C, Core, audio, gpu
 from tests.support.derived_anew import check_derived
 
-A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 QEMU = Holder(4711, "qemu-system-x86", None)
 
 

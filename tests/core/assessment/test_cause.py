@@ -40,13 +40,24 @@ from gpuactors.core.values.model import (
     device_key,
     pci_address,
 )
-from tests.core.builders import H100, SETTINGS, Core, allocate_call, audio, disk, gpu, node, pre_start_call
+from tests.core.builders import (
+    H100,
+    SETTINGS,
+    A,
+    B,
+    Core,
+    allocate_call,
+    audio,
+    disk,
+    gpu,
+    node,
+    pre_start_call,
+)
 from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
 from tests.core.test_asking import Kubelet
 
-A, B = pci_address("0000:01:00.0"), pci_address("0000:02:00.0")
 T = Token(1)
 QEMU = Holder(4711, "qemu-system-x86", None)
 

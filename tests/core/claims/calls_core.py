@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gpuactors.core.claims.outputs import CheckpointWanted, ReadWanted
 from gpuactors.core.drivers import driver_of
-from gpuactors.core.events.claims import PrepareAsked, UnprepareAsked
+from gpuactors.core.events.claims import CheckpointWritten, ClaimRead, PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import ClaimRecord
-from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Effect, Elsewhere, Refused, Reply
-from gpuactors.core.values.model import Token
-from tests.core.builders import Core
+from gpuactors.core.values.model import Settings, Token
+from tests.core.builders import SETTINGS, Core
+
+AWAY = "the API server does not answer"
 
 
 class CallsCore(Core):
@@ -20,14 +23,31 @@ class CallsCore(Core):
     of: ClassVar[ClaimsOf]
     """Whose claims these are."""
     tokens: int = 0
-    held_back: set[str]
+
+    def __init__(self, settings: Settings = SETTINGS, disk: CheckpointWanted | None = None) -> None:
+        super().__init__(settings=settings)
+        self.api: dict[str, Claim] = {}
+        """The claims that the API server has, by namespace and name."""
+        self.away = False
+        """The API server does not answer."""
+        self.disk = disk
+        """The checkpoint as it was last written."""
+        self.held_back: set[str] = set()
 
     def token(self) -> Token:
         """That of the next call."""
         self.tokens += 1
         return Token(1000 + self.tokens)
 
-    def prepare(self, claim: ClaimName) -> Token:
+    def created(self, *claims: Claim) -> None:
+        """The API server has these claims."""
+        self.api |= {str(claim.name): claim for claim in claims}
+
+    def prepare(self, claim: ClaimName | Claim) -> Token:
+        """Kubelet prepares the claim; a whole claim is created first."""
+        if isinstance(claim, Claim):
+            self.created(claim)
+            claim = claim.name
         token = self.token()
         self.feed(PrepareAsked(token, claim, self.of))
         return token
@@ -75,6 +95,21 @@ class CallsCore(Core):
         """What was held back is answered now, and from now on."""
         self.held_back -= {*kinds}
         return self.feed_answers()
+
+    def read_event(self, wanted: ReadWanted) -> ClaimRead:
+        """The API server answers a read."""
+        found = self.api.get(str(wanted.claim))
+        if self.away:
+            return ClaimRead(wanted.number, AWAY, self.of)
+        if found is None or found.name.uid != wanted.claim.uid:
+            missing = f"the API server has no claim {wanted.claim} with UID {wanted.claim.uid}"
+            return ClaimRead(wanted.number, missing, self.of, missing=True)
+        return ClaimRead(wanted.number, found, self.of)
+
+    def checkpoint_written(self, wanted: CheckpointWanted) -> CheckpointWritten:
+        """The newest contents are on disk."""
+        self.disk = wanted
+        return CheckpointWritten(wanted.number, self.of)
 
     def feed_answers(self) -> list[Effect]:
         out: list[Effect] = []

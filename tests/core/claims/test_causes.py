@@ -29,9 +29,8 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Holder, PciFunction
-from tests.core.builders import SETTINGS, disk, gpu
-from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
-from tests.core.gpus.claim_core import POOL, ClaimCore, allocated, name
+from tests.core.builders import SETTINGS, A, B, disk, gpu
+from tests.core.gpus.claim_core import ON_HOST, POOL, PRE_BOUND, ClaimCore, allocated, core_with, name
 
 ONE, TWO = name("one"), name("two")
 
@@ -55,13 +54,13 @@ def silent(held_back: str, *functions: PciFunction) -> Cause:
 
 def of_device(device: str, *others: PciFunction) -> Cause:
     core = ClaimCore(ON_HOST, *others)
-    core.api[str(ONE)] = Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),))
+    core.created(Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),)))
     return cause_of(core)
 
 
 def of_content(claim: Claim) -> Cause:
     core = ClaimCore(ON_HOST)
-    core.api[str(ONE)] = claim
+    core.created(claim)
     return cause_of(core)
 
 
@@ -127,7 +126,7 @@ def in_the_hosts_fabric() -> Cause:
 
 def unread_node() -> Cause:
     core = ClaimCore()
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     core.feed_answers()
     return cause_of(core, late=True)
 
@@ -144,7 +143,7 @@ class Muted(ClaimCore):
 
 def unheard(function: PciFunction) -> Cause:
     core = Muted(function)
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     core.muted = True
     return cause_of(core, late=True)
 
@@ -203,7 +202,7 @@ def released_again() -> Cause:
 
 def without_row() -> Cause:
     core = ClaimCore(ON_HOST, settings=replace(SETTINGS, strict=False))
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     with pytest.MonkeyPatch.context() as planted:
         missing = {k: v for k, v in table.TRANSITIONS.items() if k != (ClaimState.BINDING, ClaimTrigger.DONE)}
         planted.setattr(table, "TRANSITIONS", missing)

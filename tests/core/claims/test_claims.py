@@ -7,19 +7,8 @@ from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import ActFailed, FilesTouched
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
-from tests.core.builders import gpu
-from tests.core.gpus.claim_core import ClaimCore, allocated, name
-
-A, B = "0000:01:00.0", "0000:02:00.0"
-ON_HOST = gpu(A, group=1, driver="nvidia")
-PRE_BOUND = gpu(A, group=1)
-
-
-def core_with(*functions: object, **claims: tuple[str, ...]) -> ClaimCore:
-    core = ClaimCore(*functions)  # type: ignore[arg-type]
-    for claim, addresses in claims.items():
-        core.api[str(name(claim))] = allocated(name(claim), *addresses)
-    return core
+from tests.core.builders import A, B, gpu
+from tests.core.gpus.claim_core import ON_HOST, PRE_BOUND, core_with, name
 
 
 def test_a_gpu_on_its_host_driver_is_bound_prepared_and_returned() -> None:

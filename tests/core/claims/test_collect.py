@@ -16,9 +16,8 @@ from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, Pod, SeenPods
-from tests.core.builders import NO_FILE
-from tests.core.claims.test_claims import ON_HOST, A, core_with
-from tests.core.gpus.claim_core import ClaimCore, allocated, name
+from tests.core.builders import NO_FILE, A
+from tests.core.gpus.claim_core import ON_HOST, ClaimCore, allocated, core_with, name
 
 
 def prepared() -> ClaimCore:
@@ -59,8 +58,7 @@ class Asked(ClaimCore):
 def test_a_claim_that_was_prepared_after_the_last_list_is_listed_once_more() -> None:
     """Kubelet is asked for its list before a claim gets a GPU, and lists the claim only after it is prepared."""
     core = Asked(ON_HOST)
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     core.listed(name("one"), A)
     before = core.lists
     core.held_back = {"read"}
@@ -71,8 +69,7 @@ def test_a_claim_that_was_prepared_after_the_last_list_is_listed_once_more() -> 
 
 def test_a_claim_that_was_prepared_after_the_last_list_and_is_listed_for_no_pod_is_released() -> None:
     core = Asked(ON_HOST)
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     core.claims.clear()
     core.api.clear()
     core.pass_time(limits.LEDGER_QUIET_S + 3 * limits.CLAIM_COLLECT_S)
@@ -89,7 +86,7 @@ def test_the_two_answers_are_60_s_apart() -> None:
         core.pass_time(1.0)
         if wanted := core.wanted.reads:
             asked.append(core.at)
-            core.feed(core.read_event(wanted[0].number, wanted[0].claim))
+            core.feed(core.read_event(wanted[0]))
     assert asked[1] - asked[0] >= limits.CLAIM_COLLECT_S - 1
 
 
@@ -144,7 +141,7 @@ def test_a_claim_that_exists_is_asked_for_seldom() -> None:
         core.pass_time(limits.LEDGER_S)
         for wanted in core.wanted.reads:
             asked += 1
-            core.feed(core.read_event(wanted.number, wanted.claim))
+            core.feed(core.read_event(wanted))
     assert 1 < asked <= 3600 / CLAIM_FOUND_S + 1
 
 

@@ -45,9 +45,8 @@ from gpuactors.core.values.claim_states import (
 )
 from gpuactors.core.values.effects import Log
 from gpuactors.core.values.model import Holder, PciFunction, device_key
-from tests.core.builders import SETTINGS, audio, gpu
-from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
-from tests.core.gpus.claim_core import POOL, ClaimCore, allocated, name
+from tests.core.builders import SETTINGS, A, B, audio, gpu
+from tests.core.gpus.claim_core import ON_HOST, POOL, PRE_BOUND, ClaimCore, allocated, core_with, name
 
 ONE = name("one")
 GPU_A, GPU_B = "gpu-0000-01-00-0", "gpu-0000-02-00-0"
@@ -55,7 +54,7 @@ GPU_A, GPU_B = "gpu-0000-01-00-0", "gpu-0000-02-00-0"
 
 def core_of(*results: AllocatedDevice, configs: tuple[OpaqueConfig, ...] = ()) -> ClaimCore:
     core = ClaimCore(ON_HOST, gpu(B, 2))
-    core.api[str(ONE)] = Claim(ONE, None, 1, results, configs)
+    core.created(Claim(ONE, None, 1, results, configs))
     return core
 
 
@@ -139,8 +138,7 @@ def test_a_device_that_this_node_cannot_give_is_refused_at_once(device: str, wor
     other = replace(gpu("0000:03:00.0", 3, driver="nvidia"), vendor="1002")
     ungrouped = replace(gpu("0000:04:00.0", 4, driver="nvidia"), iommu_group=None)
     core = ClaimCore(ON_HOST, other, ungrouped)
-    core.api[str(ONE)] = Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),))
-    token = core.prepare(ONE)
+    token = core.prepare(Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),)))
     assert words in core.refusal(token)
     assert core.claim_state(ONE) is ClaimState.ABSENT
     assert core.wanted.checkpoint is None
@@ -171,7 +169,7 @@ def test_a_device_that_this_node_cannot_give_is_refused_at_once(device: str, wor
 )
 def test_a_claim_that_cannot_be_prepared_is_refused_at_once(claim: Claim, words: str) -> None:
     core = ClaimCore(ON_HOST)
-    core.api[str(ONE)] = claim
+    core.created(claim)
     assert words in core.refusal(core.prepare(ONE))
     assert core.claim_state(ONE) is ClaimState.ABSENT
 
@@ -191,7 +189,7 @@ def test_names_of_which_no_path_can_be_made_are_refused() -> None:
 def test_a_claim_that_came_before_the_first_scan_waits_for_it() -> None:
     core = ClaimCore()
     core.functions = {ON_HOST.address: ON_HOST}
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     core.feed_answers()
     token = core.prepare(ONE)
     assert core.answer(token) is None
@@ -268,7 +266,9 @@ def test_an_unprepare_before_the_prepare_touches_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize("function", [ON_HOST, PRE_BOUND], ids=["on its host driver", "pre-bound"])
-def test_an_unprepare_in_each_state_leaves_nothing(held: str, state: ClaimState, function: object) -> None:
+def test_an_unprepare_in_each_state_leaves_nothing(
+    held: str, state: ClaimState, function: PciFunction
+) -> None:
     core = core_with(function, one=(A,))
     core.held_back = {held} if held not in ("commit", "stop") else {"files", "device"}
     prepare = core.prepare(ONE)
@@ -324,8 +324,7 @@ def test_an_unprepare_is_answered_in_time_whatever_hangs() -> None:
     core.pass_time(1.5)
     assert isinstance(core.answer(token), Unprepared)
     assert core.claim_state(ONE) is ClaimState.RELEASING, "the GPU is still the claim's"
-    core.api[str(name("two"))] = allocated(name("two"), A)
-    assert core.answer(core.prepare(name("two"))) is None
+    assert core.answer(core.prepare(allocated(name("two"), A))) is None
 
 
 def test_a_cancelled_call_ends_the_wait_and_not_the_bookkeeping() -> None:

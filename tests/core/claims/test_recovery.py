@@ -18,11 +18,10 @@ from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
-from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, Pod
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, Pod, device_key
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core.builders import NO_FILE, SETTINGS, audio, gpu, read_of_young
-from tests.core.claims.test_claims import A, B, core_with
-from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, name
+from tests.core.builders import NO_FILE, SETTINGS, A, B, audio, gpu, read_of_young
+from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, core_with, name
 
 LOST = CheckpointRead(is_lost=True, of=ClaimsOf.GPUS)
 
@@ -233,7 +232,7 @@ def test_a_claim_is_found_with_all_its_devices_or_not_at_all() -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     entry = core.entry(name("one"))
     assert entry is not None
-    assert [gpu.address for gpu in gpus_of(entry).gpus] == [A, B]
+    assert [gpu.address for gpu in gpus_of(entry).gpus] == [device_key(A), device_key(B)]
 
 
 def test_a_device_that_another_claim_has_by_now_stays_its_own() -> None:

@@ -15,11 +15,18 @@ from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ClaimsOf, OriginalDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
-from gpuactors.core.values.model import PciAddress, device_key
+from gpuactors.core.values.model import PciAddress, PciFunction, device_key
 from gpuactors.core.values.prebound import OperatorsList
-from tests.core.builders import SETTINGS, audio, gpu
-from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
-from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore, allocated, name
+from tests.core.builders import SETTINGS, A, B, audio, gpu
+from tests.core.gpus.claim_core import (
+    CLAIM_SETTINGS,
+    ON_HOST,
+    PRE_BOUND,
+    ClaimCore,
+    allocated,
+    core_with,
+    name,
+)
 
 AUDIO = "0000:01:00.1"
 
@@ -280,7 +287,7 @@ def test_an_allocate_is_refused_in_time_if_the_checkpoint_cannot_be_read() -> No
 # --- hand-over --------------------------------------------------------------------------------------------------------
 
 
-def taking_over(*functions: object, **claims: tuple[str, ...]) -> tuple[ClaimCore, ClaimCore]:
+def taking_over(*functions: PciFunction, **claims: tuple[str, ...]) -> tuple[ClaimCore, ClaimCore]:
     """The daemon that serves, and the one that is about to take over."""
     before = core_with(*functions, **claims)
     after = ClaimCore(settings=replace(SETTINGS, hand_over=True))
@@ -341,7 +348,7 @@ def test_calls_that_wait_are_refused_at_a_hand_over() -> None:
 SIDE_BY_SIDE = replace(CLAIM_SETTINGS, side_by_side=True)
 
 
-def side_by_side(*functions: object, **claims: tuple[str, ...]) -> ClaimCore:
+def side_by_side(*functions: PciFunction, **claims: tuple[str, ...]) -> ClaimCore:
     """A daemon whose successor has sockets beside its own."""
     core = core_with(*functions, **claims)
     core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, settings=SIDE_BY_SIDE))

@@ -14,10 +14,8 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.slices import ServerKeepsTaints
-from tests.core.builders import audio, gpu
+from tests.core.builders import A, B, audio, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
-
-A, B = "0000:01:00.0", "0000:02:00.0"
 
 
 class Written(ClaimCore):
@@ -42,7 +40,7 @@ class Written(ClaimCore):
 
 def core_of(driver: str) -> Written:
     core = Written(gpu(A, 1, driver=driver), audio("0000:01:00.1", 1, driver=None), gpu(B, 2, driver=driver))
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.created(allocated(name("one"), A))
     core.pass_time(60)
     return core
 

@@ -15,8 +15,6 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    CheckpointWritten,
-    ClaimRead,
 )
 from gpuactors.core.events.domains import (
     DomainRead,
@@ -53,7 +51,7 @@ from gpuactors.core.values.domain import (
 )
 from gpuactors.core.values.model import ClaimedDevice, Pod
 from tests.core.builders import SETTINGS, ledger_read
-from tests.core.claims.calls_core import CallsCore
+from tests.core.claims.calls_core import AWAY, CallsCore
 from tests.core.claims.on_disk import read_back
 
 NODE = "node-1"
@@ -62,7 +60,6 @@ RED = DomainUid("11111111-1111-1111-1111-111111111111")
 BLUE = DomainUid("22222222-2222-2222-2222-222222222222")
 IMEX = ImexFacts(channel_major=501, caps_major=238, mgmt_minor=7, clique_id="cluster.1")
 DOMAIN_SETTINGS = DomainSettings(DomainMode.ON, NODE, (NAMESPACE,), directory="/plugins/domains")
-AWAY = "the API server does not answer"
 
 
 def name(claim: str = "one", namespace: str = "default") -> ClaimName:
@@ -113,7 +110,6 @@ class DomainCore(CallsCore):
     def __init__(self, *, settings: DomainSettings = DOMAIN_SETTINGS) -> None:
         super().__init__()
         self.domain_settings = settings
-        self.api: dict[str, Claim] = {}
         self.label: str | None = None
         self.history: list[str | None] = [None]
         self.domains = {
@@ -122,13 +118,10 @@ class DomainCore(CallsCore):
         }
         self.cliques: dict[DomainUid, Clique] = {}
         self.imex = IMEX
-        self.disk: CheckpointWanted | None = None
         self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
         self.directories: set[str] = set()
-        self.away = False
         self.stuck = False
         """What containers have left in their directories cannot be removed."""
-        self.held_back = set()
         self.listed: set[ClaimName] | None = None
         """The claims that kubelet lists for pods; None: all that are prepared."""
         self.state = initial_state(SETTINGS, domain_settings=settings)
@@ -153,10 +146,6 @@ class DomainCore(CallsCore):
         return after
 
     # --- what kubelet, the controller and operators do --------------------------------------------------------
-
-    def created(self, *claims: Claim) -> None:
-        """The API server has these claims."""
-        self.api |= {str(claim.name): claim for claim in claims}
 
     def ready(self, *nodes: str, domain: DomainUid = RED) -> None:
         """The domain's daemons are Ready on these nodes, and the controller says so."""
@@ -225,8 +214,7 @@ class DomainCore(CallsCore):
         if claims.load and not self.state.domains.claims.loaded and "load" not in self.held_back:
             return read_back(self.disk, self.of)
         if claims.checkpoint is not None and "checkpoint" not in self.held_back:
-            self.disk = claims.checkpoint
-            return CheckpointWritten(claims.checkpoint.number, ClaimsOf.DOMAINS)
+            return self.checkpoint_written(claims.checkpoint)
         if claims.files and "files" not in self.held_back:
             act = next(iter(claims.files.values()))
             self.files = {uid: edits for uid, edits in self.files.items() if uid != act.name.uid}
@@ -245,7 +233,7 @@ class DomainCore(CallsCore):
     def _of_server(self) -> Event | None:
         wanted = self.wanted
         if wanted.claims.reads and "read" not in self.held_back:
-            return self.read_event()
+            return self.read_event(wanted.claims.reads[0])
         if wanted.label_read and "label-read" not in self.held_back:
             if self.away:
                 return LabelRead(wanted.label_read, AWAY)
@@ -259,18 +247,6 @@ class DomainCore(CallsCore):
             clique = self.cliques.get(read.uid) if read.clique_id else None
             return DomainRead(read.number, read.uid, self.domains.get(read.uid), clique)
         return None
-
-    def read_event(self) -> Event:
-        """The first claim that is wanted is read."""
-        wanted = self.wanted.claims.reads[0]
-        found = self.api.get(str(wanted.claim))
-        if self.away:
-            return ClaimRead(wanted.number, AWAY, ClaimsOf.DOMAINS)
-        if found is None or found.name.uid != wanted.claim.uid:
-            return ClaimRead(
-                wanted.number, f"the API server has no claim {wanted.claim}", ClaimsOf.DOMAINS, missing=True
-            )
-        return ClaimRead(wanted.number, found, ClaimsOf.DOMAINS)
 
     def patch_event(self) -> Event:
         """The patch that is wanted is tried, with its `test`."""

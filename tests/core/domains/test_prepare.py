@@ -25,8 +25,8 @@ from gpuactors.core.values.domain import (
     DomainMode,
     ImexFacts,
 )
+from tests.core.claims.calls_core import AWAY
 from tests.core.domains.domain_core import (
-    AWAY,
     BLUE,
     DAEMON,
     DOMAIN_SETTINGS,

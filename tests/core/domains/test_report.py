@@ -25,8 +25,8 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.reported import DomainStatus, LabelStatus, Readiness
+from tests.core.claims.calls_core import AWAY
 from tests.core.domains.domain_core import (
-    AWAY,
     BLUE,
     DAEMON,
     DOMAIN_SETTINGS,

@@ -10,8 +10,6 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
-    CheckpointWritten,
-    ClaimRead,
 )
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.gpus.driver import GPUS
@@ -32,13 +30,16 @@ from gpuactors.core.values.claim import (
 from gpuactors.core.values.effects import Answer, Effect, Reply
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, Settings, Token
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core.builders import SETTINGS, allocate_call
+from tests.core.builders import SETTINGS, A, allocate_call, gpu
 from tests.core.claims.calls_core import CallsCore
 from tests.core.claims.on_disk import read_back
 
 DRIVER = "gpu.nvidia.com"
 POOL = "node-1"
 CLAIM_SETTINGS = ClaimSettings(DRIVER, POOL)
+
+ON_HOST = gpu(A, group=1, driver="nvidia")
+PRE_BOUND = gpu(A, group=1)
 
 HELD_BACK = frozenset({"load", "read", "checkpoint", "device", "files", "inspection", "ledger"})
 """What a test may hold back, to answer it itself or never."""
@@ -73,11 +74,8 @@ class ClaimCore(CallsCore):
         gpu_settings: GpuSettings | None = None,
         disk: CheckpointWanted | None = None,
     ) -> None:
-        super().__init__(settings=settings)
+        super().__init__(settings, disk)
         self.functions: dict[PciAddress, PciFunction] = {f.address: f for f in functions}
-        self.api: dict[str, Claim] = {}
-        self.disk = disk
-        self.held_back = set()
         self.acts: list[tuple[Target, PciAddress]] = []
         """Every act on a device that was carried out, by its first function."""
         self.state = initial_state(settings, claim_settings=CLAIM_SETTINGS, gpu_settings=gpu_settings)
@@ -162,26 +160,14 @@ class ClaimCore(CallsCore):
         if wanted.load and not self.state.gpus.claims.loaded and "load" not in self.held_back:
             return read_back(self.disk, self.of)
         if wanted.reads and "read" not in self.held_back:
-            return self.read_event(wanted.reads[0].number, wanted.reads[0].claim)
+            return self.read_event(wanted.reads[0])
         if wanted.checkpoint is not None and "checkpoint" not in self.held_back:
-            self.disk = wanted.checkpoint
-            return CheckpointWritten(wanted.checkpoint.number, ClaimsOf.GPUS)
+            return self.checkpoint_written(wanted.checkpoint)
         if wanted.files and "files" not in self.held_back:
             return ActDone(next(iter(wanted.files.values())).number, of=ClaimsOf.GPUS)
         if wanted.devices and "device" not in self.held_back:
             return self.act_event(next(iter(wanted.devices.values())))
         return None
-
-    def read_event(self, number: int, claim: ClaimName) -> Event:
-        found = self.api.get(str(claim))
-        if found is None or found.name.uid != claim.uid:
-            return ClaimRead(
-                number,
-                f"the API server has no claim {claim} with UID {claim.uid}",
-                ClaimsOf.GPUS,
-                missing=True,
-            )
-        return ClaimRead(number, found, ClaimsOf.GPUS)
 
     def act_event(self, act: DeviceAct) -> Event:
         """The act is carried out."""
@@ -195,6 +181,13 @@ class ClaimCore(CallsCore):
             self.functions[first.address] = now
             bound.append(as_bound(now))
         return ActDone(act.number, tuple(bound), of=ClaimsOf.GPUS)
+
+
+def core_with(*functions: PciFunction, **claims: tuple[str, ...]) -> ClaimCore:
+    """A core with these functions; the API server has these claims, each with its GPUs."""
+    core = ClaimCore(*functions)
+    core.created(*(allocated(name(claim), *addresses) for claim, addresses in claims.items()))
+    return core
 
 
 def as_bound(now: PciFunction) -> BoundFunction:

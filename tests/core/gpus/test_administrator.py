@@ -12,9 +12,8 @@ from gpuactors.core.gpus.returns import RETURN_RETRY_S
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
 from gpuactors.core.values.effects import Granted
 from gpuactors.core.values.model import PciFunction
-from tests.core.builders import audio, gpu
-from tests.core.claims.test_claims import ON_HOST, A, core_with
-from tests.core.gpus.claim_core import ClaimCore, as_bound, name, on_driver
+from tests.core.builders import A, audio, gpu
+from tests.core.gpus.claim_core import ON_HOST, ClaimCore, as_bound, core_with, name, on_driver
 
 ONE, TWO = name("one"), name("two")
 AUDIO = "0000:01:00.1"

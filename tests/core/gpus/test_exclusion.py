@@ -25,13 +25,13 @@ from gpuactors.core.values.model import (
     Holder,
     LedgerEntry,
     LedgerFile,
+    PciFunction,
     Pod,
     RunningKubelet,
     Token,
 )
-from tests.core.builders import H100, audio, gpu
-from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
-from tests.core.gpus.claim_core import ClaimCore, allocated, name
+from tests.core.builders import H100, A, B, audio, gpu
+from tests.core.gpus.claim_core import ON_HOST, PRE_BOUND, ClaimCore, allocated, core_with, name
 
 AUDIO = "0000:01:00.1"
 
@@ -40,7 +40,7 @@ AUDIO = "0000:01:00.1"
 
 
 @pytest.mark.parametrize("function", [ON_HOST, PRE_BOUND], ids=["on its host driver", "pre-bound"])
-def test_a_new_claim_waits_in_its_call_and_is_woken_by_the_release(function: object) -> None:
+def test_a_new_claim_waits_in_its_call_and_is_woken_by_the_release(function: PciFunction) -> None:
     core = core_with(function, old=(A,), new=(A,))
     core.prepare(name("old"))
     new = core.prepare(name("new"))
@@ -94,8 +94,7 @@ def test_a_claim_of_the_same_name_waits_until_the_old_one_is_unprepared() -> Non
     core = core_with(ON_HOST, one=(A,))
     core.prepare(name("one"))
     replacing = name("one", uid="uid-2")
-    core.api[str(replacing)] = allocated(replacing, A)
-    new = core.prepare(replacing)
+    new = core.prepare(allocated(replacing, A))
     assert core.answer(new) is None
     core.unprepare(name("one"))
     assert isinstance(core.answer(new), Prepared)
@@ -207,7 +206,7 @@ class LonelyKubelet(ClaimCore):
 def test_a_claim_waits_for_no_pod_that_only_kubelets_file_still_names() -> None:
     """Seen with `--device-plugin off`: 36 s, which is a refusal and a minute's wait."""
     core = LonelyKubelet(ON_HOST)
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.created(allocated(name("one"), A))
     core.pass_time(600)
     token = core.prepare(name("one"))
     assert "pod with UID uid-of-an-ended-pod" in core.state.gpus.claims.entries[name("one").uid].problem
@@ -349,8 +348,7 @@ def test_a_gpu_in_a_fabric_of_the_host_is_not_taken_from_it() -> None:
     assert "--nvswitch allow" in reason
     assert core.acts == []
     assert isinstance(core.answer(core.prepare(name("other"))), Prepared)
-    core.api[str(name("admin"))] = allocated(name("admin"), A, admin=True)
-    assert isinstance(core.answer(core.prepare(name("admin"))), Prepared)
+    assert isinstance(core.answer(core.prepare(allocated(name("admin"), A, admin=True))), Prepared)
 
 
 # --- claims that kubelet lists ----------------------------------------------------------------------------------
@@ -402,9 +400,9 @@ def test_the_release_leaves_a_gpu_alone_that_a_pod_has() -> None:
 # --- admin access -----------------------------------------------------------------------------------------------
 
 
-def admin_core(function: object) -> ClaimCore:
+def admin_core(function: PciFunction) -> ClaimCore:
     core = core_with(function, one=(A,))
-    core.api[str(name("admin"))] = allocated(name("admin"), A, admin=True)
+    core.created(allocated(name("admin"), A, admin=True))
     return core
 
 
@@ -463,5 +461,4 @@ def test_admin_access_that_has_ended_does_not_make_the_gpu_unhealthy_while_kubel
 
 def test_admin_access_to_a_device_that_is_gone_is_refused() -> None:
     core = core_with(ON_HOST)
-    core.api[str(name("admin"))] = allocated(name("admin"), B, admin=True)
-    assert f"{B} is gone" in core.refusal(core.prepare(name("admin")))
+    assert f"{B} is gone" in core.refusal(core.prepare(allocated(name("admin"), B, admin=True)))

@@ -7,18 +7,17 @@ import pytest
 from gpuactors.core.events.claims import ActDone, ActFailed, FitnessChecked
 from gpuactors.core.gpus.fitness import FITNESS_CHECK_S, FITNESS_RETRY_S
 from gpuactors.core.values.claim import ActFault, ClaimsOf, FitnessFinding, Prepared
-from gpuactors.core.values.model import DeviceKey, PciAddress, device_key
+from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, device_key
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import gpu
-from tests.core.claims.test_claims import ON_HOST, PRE_BOUND, A, B, core_with
-from tests.core.gpus.claim_core import ClaimCore, name, on_driver
+from tests.core.builders import A, B, gpu
+from tests.core.gpus.claim_core import ON_HOST, PRE_BOUND, ClaimCore, core_with, name, on_driver
 
 ONE, TWO = name("one"), name("two")
 GPU = PciAddress(A)
 OTHER = gpu(B, 2, driver="nvidia")
 
 
-def core_of(function: object = ON_HOST) -> ClaimCore:
+def core_of(function: PciFunction = ON_HOST) -> ClaimCore:
     core = core_with(function, one=(A,), two=(A,))
     core.pass_time(1)
     return core

@@ -16,7 +16,6 @@ from gpuactors.core.values.model import (
     DeviceId,
     LedgerEntry,
     LedgerFile,
-    PciAddress,
     PciFunction,
     Pod,
     ResourceName,
@@ -25,10 +24,9 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.offered_gpu import OfferedGpu, quantity
 from gpuactors.core.values.owner import gpu_uuid
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import gpu
-from tests.core.gpus.claim_core import ClaimCore, allocated, name
+from tests.core.builders import A, gpu
+from tests.core.gpus.claim_core import ClaimCore, allocated, core_with, name
 
-A, B = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 UUID = "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
 OTHER_UUID = "GPU-00000000-93f0-4f8e-9d3a-0f5f6a1c7e21"
 PLUGIN = "nvidia.com/gpu"
@@ -42,7 +40,7 @@ def a_container_has(device: str = UUID, *, resource: str = PLUGIN, uuid: str | N
     core = ClaimCore(on_host(uuid))
     core.others = {(resource, device): "train-0"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core.created(allocated(name("one"), A))
     return core
 
 
@@ -121,8 +119,7 @@ def test_of_a_kubelet_that_does_not_run_its_file_counts() -> None:
 def test_a_claim_that_ends_gives_the_gpu_back_although_a_container_was_given_it_meanwhile() -> None:
     """Its container needs the host's driver, and cannot have had the GPU: NVIDIA's plugin does not see that it left."""
     core = ClaimCore(on_host())
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     core.others = {(PLUGIN, UUID): "train-0"}
     core.pass_time(limits.LEDGER_S)
     core.unprepare(name("one"))
@@ -146,8 +143,7 @@ def test_the_uuid_is_known_while_the_gpu_is_on_vfio_and_not_of_its_successor() -
 
 
 def test_what_the_slice_says_of_a_gpu_does_not_change_with_its_driver() -> None:
-    core = ClaimCore(on_host())
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core = core_with(on_host(), one=(A,))
     before = offered(core)
     core.prepare(name("one"))
     assert core.driver(A) == "vfio-pci"

@@ -13,10 +13,8 @@ from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import SETTINGS, allocate_call, audio, gpu
-from tests.core.gpus.claim_core import ClaimCore, allocated, name
-
-A, B = "0000:01:00.0", "0000:02:00.0"
+from tests.core.builders import SETTINGS, A, B, allocate_call, audio, gpu
+from tests.core.gpus.claim_core import ClaimCore, allocated, core_with, name
 
 
 def offered(core: ClaimCore, address: str) -> OfferedGpu:
@@ -37,8 +35,7 @@ def test_a_gpu_offers_iommufd_as_long_as_the_node_has_it_and_a_bind_changes_noth
     core = ClaimCore(replace(gpu(A, group=1, driver="nvidia"), iommufd=True))
     before = offered(core, A)
     assert before.iommufd
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     assert replace(offered(core, A), claimed=False) == before
 
 
@@ -58,8 +55,7 @@ def test_a_gpu_that_a_pod_has_by_the_device_plugin_is_held_and_healthy() -> None
 
 def test_a_claimed_gpu_stays_without_a_taint_and_the_device_plugin_does_not_offer_it() -> None:
     core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     assert (offered(core, A).claimed, offered(core, A).blocked) == (True, None)
     assert core.device_list()[A] == "Unhealthy"
     assert core.reason(A) == "in use by the claim default/one"
@@ -124,8 +120,7 @@ def test_an_nvswitch_is_offered_as_what_it_is() -> None:
 
 def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() -> None:
     core = ClaimCore(gpu(A, group=1))
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     core.unplugged(A)
     gone = offered(core, A)
     assert (gone.claimed, gone.blocked) == (True, BlockReason(BlockKind.UNHEALTHY, "Gone"))
@@ -142,8 +137,7 @@ def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() ->
 def test_a_claimed_gpu_that_loses_its_vfio_driver_under_its_holder_is_unhealthy(driver: str | None) -> None:
     """An unplug waits for the process that has the device open: the function is there for as long, without a driver."""
     core = ClaimCore(gpu(A, group=1, driver="nvidia"), gpu(B, group=2))
-    core.api[str(name("one"))] = allocated(name("one"), A)
-    core.prepare(name("one"))
+    core.prepare(allocated(name("one"), A))
     assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY, DraHealth.HEALTHY]
     core.changed(gpu(A, group=1, driver=driver))
     assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY, DraHealth.HEALTHY]
@@ -153,8 +147,7 @@ def test_a_claimed_gpu_that_loses_its_vfio_driver_under_its_holder_is_unhealthy(
 
 
 def test_a_claimed_gpu_is_healthy_while_it_is_bound_and_until_that_was_inspected() -> None:
-    core = ClaimCore(gpu(A, group=1, driver="nvidia"))
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core = core_with(gpu(A, group=1, driver="nvidia"), one=(A,))
     core.held_back = {"device"}
     core.prepare(name("one"))
     assert core.claim_state(name("one")) is ClaimState.BINDING
@@ -169,8 +162,7 @@ def test_a_claimed_gpu_is_healthy_while_it_is_bound_and_until_that_was_inspected
 
 
 def test_that_a_claim_has_it_is_no_warning_of_the_device_plugin() -> None:
-    core = ClaimCore(gpu(A, group=1))
-    core.api[str(name("one"))] = allocated(name("one"), A)
+    core = core_with(gpu(A, group=1), one=(A,))
     core.effects.clear()
     core.prepare(name("one"))
     changed = core.logged("device.changed")

@@ -21,10 +21,9 @@ from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Js
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction
 from gpuactors.core.values.offered_gpu import device_name
-from tests.core.builders import SETTINGS, audio, gpu
+from tests.core.builders import SETTINGS, A, B, C, audio, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 
-A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 ONE, TWO = name("one"), name("two")
 
 
@@ -60,8 +59,7 @@ class FilesCore(ClaimCore):
 def two_prepared(*functions: PciFunction) -> FilesCore:
     core = FilesCore(*(functions or (gpu(A, 1), gpu(B, 2))))
     for claim, address in ((ONE, A), (TWO, B)):
-        core.api[str(claim)] = allocated(claim, address)
-        assert isinstance(core.answer(core.prepare(claim)), Prepared)
+        assert isinstance(core.answer(core.prepare(allocated(claim, address))), Prepared)
     return core
 
 
@@ -115,8 +113,7 @@ def test_a_new_claim_on_a_card_with_the_freed_number_waits_for_the_old_files_rem
     core.unplugged(A)
     core.changed(gpu(C, 1))
     three = name("three")
-    core.api[str(three)] = allocated(three, C)
-    token = core.prepare(three)
+    token = core.prepare(allocated(three, C))
     assert core.claim_state(three) is ClaimState.WRITING
     assert [act.name for act in core.wanted.files.values()] == [ONE]
     core.release("files")
@@ -132,8 +129,7 @@ def test_a_removal_that_fails_is_tried_again_and_holds_the_number() -> None:
     core.feed(ActFailed(act.number, "the disk is read-only", of=ClaimsOf.GPUS))
     core.changed(gpu(C, 1))
     three = name("three")
-    core.api[str(three)] = allocated(three, C)
-    core.prepare(three)
+    core.prepare(allocated(three, C))
     assert dict(core.wanted.files) == {}
     assert "read-only" in core.problem(ONE)
     core.pass_time(limits.CLAIM_RETRY_S)
@@ -205,12 +201,10 @@ def test_what_kubelet_waits_for_is_written_before_what_is_written_again_after_a_
 
 def test_of_a_claim_with_several_devices_all_files_go_and_each_device_stays_its_own() -> None:
     core = FilesCore(gpu(A, 1), gpu(B, 2))
-    core.api[str(ONE)] = allocated(ONE, A, B)
-    core.prepare(ONE)
+    core.prepare(allocated(ONE, A, B))
     core.unplugged(B)
     assert core.files == {}
-    core.api[str(TWO)] = allocated(TWO, A)
-    token = core.prepare(TWO)
+    token = core.prepare(allocated(TWO, A))
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert "default/one" in core.refusal(token)
     core.changed(gpu(B, 9))
@@ -219,8 +213,7 @@ def test_of_a_claim_with_several_devices_all_files_go_and_each_device_stays_its_
 
 def test_a_companion_in_another_group_is_a_drift_as_well() -> None:
     core = FilesCore(gpu(A, 1), audio("0000:01:00.1", 1))
-    core.api[str(ONE)] = allocated(ONE, A)
-    core.prepare(ONE)
+    core.prepare(allocated(ONE, A))
     core.changed(audio("0000:01:00.1", 3))
     assert "0000:01:00.1 is in IOMMU group 3" in core.logged("claim.astray")[0].fields["reason"]  # type: ignore[operator]
 
@@ -235,7 +228,7 @@ def test_another_cdev_number_is_a_drift_as_well() -> None:
         "iommu": {"backendPolicy": "PreferIommuFD"},
     }
     claim = Claim(ONE, None, 1, allocated(ONE, A).results, (OpaqueConfig(False, (), iommufd),))
-    core.api[str(ONE)] = claim
+    core.created(claim)
     core.held_back = {"device"}
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
@@ -279,7 +272,7 @@ def test_facts_that_cannot_be_read_are_no_drift() -> None:
 def test_a_device_that_its_own_act_has_just_bound_has_not_drifted() -> None:
     """The last inspection found it on nvidia."""
     core = FilesCore(gpu(A, 1, driver="nvidia"))
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     core.held_back = {"inspection"}
     # What the prepare asks for itself is answered, and then no inspection.
     token = core.prepare(ONE)
@@ -305,8 +298,7 @@ def test_the_files_of_a_whole_node_of_claims_are_removed_after_one_rescan() -> N
     core = FilesCore(*(gpu(a, n) for n, a in enumerate(addresses)))
     claims = [name(f"claim-{n}") for n in range(64)]
     for claim, address in zip(claims, addresses, strict=True):
-        core.api[str(claim)] = allocated(claim, address)
-        core.prepare(claim)
+        core.prepare(allocated(claim, address))
     assert len(core.files) == 64
     core.functions = {PciAddress(a): gpu(a, 63 - n) for n, a in enumerate(addresses)}
     core.pass_time(core.state.daemon.settings.resync_interval_s)
@@ -342,7 +334,7 @@ def test_another_model_after_a_reboot_is_refused() -> None:
     """The claim is kubelet's still, with the device that the scheduler gave it; the checkpoint knows which model that
     was."""
     core = FilesCore(replace(gpu(A, 1, driver="nvidia"), device="20b5"))
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     core.state = replace(core.state)
     core.feed(CheckpointRead(earlier_models={ONE.uid: {DeviceKey(A): "10de:2330"}}, of=ClaimsOf.GPUS, load=3))
     for _ in range(2):  # kubelet asks again
@@ -359,8 +351,7 @@ def test_the_models_of_an_earlier_boot_are_kept_on_disk_until_the_claim_is_prepa
     core = FilesCore(gpu(A, 1), gpu(B, 2))
     models = {ONE.uid: {DeviceKey(A): "10de:20b5"}, TWO.uid: {DeviceKey(B): "10de:2330"}}
     core.feed(CheckpointRead(earlier_models=models, of=ClaimsOf.GPUS, load=3))
-    core.api[str(TWO)] = allocated(TWO, B)
-    core.prepare(TWO)
+    core.prepare(allocated(TWO, B))
     assert core.disk is not None
     assert core.disk.earlier_models == {ONE.uid: models[ONE.uid]}
     core.unprepare(ONE)
@@ -396,7 +387,7 @@ def test_files_whose_numbers_nobody_knows_are_removed_when_the_card_is_pulled(wh
     """The checkpoint is lost: another card may have the number by now."""
     core = FilesCore(gpu(B, 2)) if when == "while no daemon ran" else FilesCore(gpu(A, 1), gpu(B, 2))
     core.held_back = {"device"}
-    core.api[str(ONE)] = allocated(ONE, A)
+    core.created(allocated(ONE, A))
     core.files = {ONE.uid: frozenset({"/dev/vfio/1", "/dev/vfio/vfio"})}
     own = GpuReservation(gpus_by_name([device_name(DeviceKey(A))]))
     found = StoredEntry(ONE, ClaimState.PREPARED, None, own)

@@ -22,9 +22,8 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, DeviceKey, Health, PciAddress, Pod, Token
 from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.slices import BlockKind
-from tests.core.builders import gpu
-from tests.core.claims.test_claims import ON_HOST, A
-from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, name
+from tests.core.builders import A, gpu
+from tests.core.gpus.claim_core import DRIVER, ON_HOST, POOL, ClaimCore, allocated, name
 
 OLD, NEW, LATER = name("old"), name("new"), name("later")
 LISTED = (ClaimedDevice(DRIVER, POOL, "gpu-vfio-0", "default/old", Pod("default", "vm", "")),)

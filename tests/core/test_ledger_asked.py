@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpuactors import limits
+from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import (
     PreferenceAsked,
@@ -43,7 +44,11 @@ T = Token(1)
 
 def ask(core: Core, *devices: str, token: Token = T) -> list[Answer]:
     """Allocate; all that it asks for comes back at once, the inspections last."""
-    core.feed(allocate_call(*devices, token=token))
+    return answered(core, allocate_call(*devices, token=token))
+
+
+def answered(core: Core, call: Event) -> list[Answer]:
+    core.feed(call)
     functions = tuple(core.state.host.functions.values())
     inspections = [
         FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
@@ -315,12 +320,7 @@ def test_what_kubelet_offers_is_nobodys_any_more() -> None:
 def restarted(core: Core, *devices: str) -> list[Answer]:
     """PreStartContainer."""
     core.at += 1
-    core.feed(pre_start_call(*devices))
-    functions = tuple(core.state.host.functions.values())
-    inspections = [
-        FunctionInspected(n, a, functions) for a, n in core.state.host.inspections.functions.items()
-    ]
-    return core.answers(*inspections)
+    return answered(core, pre_start_call(*devices))
 
 
 def kept(core: Core, **answers: tuple[str, ...]) -> None:

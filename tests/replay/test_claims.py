@@ -14,12 +14,11 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
-from gpuactors.replay.run import PageFile, replay
 from gpuactors_simulation.replay_page.lanes import statuses
-from gpuactors_simulation.replay_page.page import Page
 from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.observe.recording import RecordedSteps, write
+from tests.replay.replayed import replayed
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 
@@ -32,7 +31,7 @@ def story() -> RecordedClaims:
     """A GPU on its host's driver is claimed, another claim waits for it, both end; another GPU has a claim as well."""
     core = RecordedClaims(gpu(A, group=1, driver="nvidia"), gpu(B, group=2, driver="nvidia"), gpu(C, group=3))
     core.feed(KubeletAppeared("kubelet"))
-    core.api |= {str(name(n)): allocated(name(n), a) for n, a in (("one", A), ("two", A), ("other", B))}
+    core.created(*(allocated(name(n), a) for n, a in (("one", A), ("two", A), ("other", B))))
     core.prepare(name("one"))
     core.prepare(name("other"))
     core.pass_time(1.0)
@@ -58,21 +57,6 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("journal")
     write(directory, *story().steps)
     return directory
-
-
-def replayed(journal: Path, *, device: str | None = None, html: Path | None = None) -> list[str]:
-    lines: list[str] = []
-    code = replay(
-        str(journal),
-        end=None,
-        only_differences=False,
-        device=device,
-        page_file=PageFile(str(html), Page) if html is not None else None,
-        json_lines=False,
-        echo=lines.append,
-    )
-    assert code == 0, "no differences"
-    return lines
 
 
 def test_the_life_of_a_claim_is_told(journal: Path) -> None:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from gpuactors.core.events.domains import DomainRead
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.domain import DomainSettings
-from gpuactors.replay.run import DeviceError, PageFile, replay
+from gpuactors.replay.run import DeviceError
 from gpuactors_simulation.replay_page.domain_lanes import LABEL_KINDS
-from gpuactors_simulation.replay_page.page import DOMAIN_DEVICES_MAX, DOMAIN_KINDS, Page
+from gpuactors_simulation.replay_page.page import DOMAIN_DEVICES_MAX, DOMAIN_KINDS
 from tests.core.builders import gpu
 from tests.core.domains.domain_core import (
     DAEMON,
@@ -27,6 +27,7 @@ from tests.core.domains.domain_core import (
     name,
 )
 from tests.observe.recording import RecordedCore, RecordedSteps, write
+from tests.replay.replayed import replayed
 from tests.support.browser import open_browser
 
 OLD, NEW = name("old"), name("new")
@@ -68,23 +69,6 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("journal")
     write(directory, *story().steps)
     return directory
-
-
-def replayed(
-    journal: Path, *, device: str | None = None, html: Path | None = None, as_json: bool = False
-) -> list[str]:
-    lines: list[str] = []
-    code = replay(
-        str(journal),
-        end=None,
-        only_differences=False,
-        device=device,
-        page_file=PageFile(str(html), Page) if html is not None else None,
-        json_lines=as_json,
-        echo=lines.append,
-    )
-    assert code == 0, "no differences"
-    return lines
 
 
 def said(lines: list[str], what: str) -> list[str]:
@@ -219,8 +203,7 @@ def test_the_page_of_one_device_has_its_lane_and_what_it_depends_on(journal: Pat
 
 def test_of_thousands_of_channels_some_have_lanes_and_the_others_are_counted(tmp_path: Path) -> None:
     core = RecordedDomains(replace(DOMAIN_SETTINGS, channels=2048))
-    core.created(channel(OLD, allocationMode="All"))
-    core.prepare(OLD)
+    core.prepare(channel(OLD, allocationMode="All"))
     core.pass_time(1.0)
     write(tmp_path, *core.steps)
     page = tmp_path / "page.html"

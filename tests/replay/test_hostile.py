@@ -28,7 +28,7 @@ from gpuactors.replay.text import Text
 from gpuactors_simulation.replay_page.page import Page
 from tests.core.builders import H100, gpu
 from tests.observe.recording import QuietNode, RecordedCore, story, write
-from tests.replay.test_replay import Replayed, change, moments
+from tests.replay.replayed import Replayed, change, moments
 
 ODD = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n\r\x7f\u2028" + "x" * 20_000
 """Clears the screen, sets the window's title, turns the direction of writing, begins a line, and is long."""

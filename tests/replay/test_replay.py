@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,59 +21,13 @@ from gpuactors.core.values.effects import Level, Log
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.observe.journal_format import FORMAT
 from gpuactors.replay.counts import Counts, counts_of
-from gpuactors.replay.play import Began, Played, Resumed, play
+from gpuactors.replay.play import Began, Played, Resumed
 from gpuactors.replay.progress import ReplayProgress
 from gpuactors.replay.reading import Damage, JournalError, Meter, files_to_read
-from gpuactors.replay.run import DeviceError, PageFile, TimeError, replay, wall_of
-from gpuactors_simulation.replay_page.page import Page
+from gpuactors.replay.run import DeviceError, TimeError, wall_of
 from tests.core.builders import H100
 from tests.observe.recording import QuietNode, RecordedCore, story, write
-
-
-class Replayed:
-    """What `gpuactors replay` prints, and its exit code."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        begin: str | None = None,
-        end: str | None = None,
-        device: str | None = None,
-        diff: bool = False,
-        as_json: bool = False,
-        html: Path | None = None,
-    ) -> None:
-        self.lines: list[str] = []
-        self.code = replay(
-            str(path),
-            begin=begin,
-            end=end,
-            device=device,
-            only_differences=diff,
-            page_file=PageFile(str(html), Page) if html is not None else None,
-            json_lines=as_json,
-            echo=self.lines.append,
-        )
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-
-def moments(path: Path) -> list[object]:
-    files, damaged = files_to_read(str(path))
-    return [*damaged, *play(files)]
-
-
-def change(path: Path, number: int, how: Callable[[dict[str, object]], object]) -> None:
-    """Changes one line of a file; `number` counts from 0, from the end if negative."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    line = json.loads(lines[number])
-    how(line)
-    lines[number] = json.dumps(line).encode() + b"\n"
-    path.write_bytes(b"".join(lines))
-
+from tests.replay.replayed import Replayed, change, moments
 
 # --- the same, or not -------------------------------------------------------------------------------------
 

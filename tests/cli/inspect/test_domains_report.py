@@ -175,8 +175,7 @@ def test_the_slices_are_those_of_the_driver_with_the_reason_of_a_taint() -> None
 
 
 def test_with_a_daemon_of_the_host_s_neither_label_nor_readiness_is_spoken_of() -> None:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE), settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
     core.imex = replace(
         IMEX, host_problem="the host's IMEX daemon is not ready: nvidia-imex-ctl says NOT_READY"
     )
@@ -250,8 +249,7 @@ def test_a_claim_of_a_domain_is_explained() -> None:
 
 
 def test_of_a_claim_of_every_channel_the_first_ones_are_named_and_the_others_counted() -> None:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2048))
-    core.created(channel(ONE, allocationMode="All"))
+    core = DomainCore(channel(ONE, allocationMode="All"), settings=replace(DOMAIN_SETTINGS, channels=2048))
     core.prepare(ONE)
     first = ", ".join(f"channel-{n}" for n in range(16))
     lines = " ".join(" ".join(section(core)).split())
@@ -267,8 +265,7 @@ def test_of_a_claim_of_every_channel_the_first_ones_are_named_and_the_others_cou
 
 def test_a_name_that_is_a_claim_s_and_a_domain_s_is_asked_for_by_uid() -> None:
     core = core_with()
-    core.created(channel(name("red")))
-    core.prepare(name("red"))
+    core.prepare(channel(name("red")))
     with pytest.raises(
         UnknownAddressError,
         match=f"a claim and a ComputeDomain: run gpuactors explain uid-red, or gpuactors explain {RED}",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gpuactors import limits
 from gpuactors.core.claims.outputs import CheckpointWanted, ReadWanted
 from gpuactors.core.drivers import driver_of
 from gpuactors.core.events.claims import CheckpointWritten, ClaimRead, PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import ClaimRecord
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Effect, Elsewhere, Refused, Reply
@@ -77,6 +79,15 @@ class CallsCore(Core):
         said = [(line.fields["reason"], line.fields["causes"]) for line in logged]
         assert (answer.reason, tuple(map(str, answer.causes))) in said
         return answer
+
+    def cause_of(self, claim: ClaimName, *, late: bool = False) -> Cause:
+        """That of the refusal of a prepare: at once, or `late`, when its time has run out."""
+        token = self.prepare(claim)
+        if late:
+            assert self.answer(token) is None
+            self.pass_time(limits.CLAIM_ANSWER_S)
+        (cause,) = self.refused(token).causes
+        return cause
 
     def entry(self, claim: ClaimName) -> ClaimRecord | None:
         return driver_of(self.of).claims(self.state).entries.get(claim.uid)

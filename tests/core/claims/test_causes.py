@@ -35,33 +35,23 @@ from tests.core.gpus.claim_core import ON_HOST, POOL, PRE_BOUND, ClaimCore, allo
 ONE, TWO = name("one"), name("two")
 
 
-def cause_of(core: ClaimCore, claim: ClaimName = ONE, *, late: bool = False) -> Cause:
-    """Of the refusal of a prepare: at once, or `late`, when its time has run out."""
-    token = core.prepare(claim)
-    if late:
-        assert core.answer(token) is None
-        core.pass_time(limits.CLAIM_ANSWER_S)
-    (cause,) = core.refused(token).causes
-    return cause
-
-
 def silent(held_back: str, *functions: PciFunction) -> Cause:
     """What is held back never comes."""
     core = core_with(*(functions or (ON_HOST,)), one=(A,))
     core.held_back = {held_back}
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def of_device(device: str, *others: PciFunction) -> Cause:
     core = ClaimCore(ON_HOST, *others)
     core.created(Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),)))
-    return cause_of(core)
+    return core.cause_of(ONE)
 
 
 def of_content(claim: Claim) -> Cause:
     core = ClaimCore(ON_HOST)
     core.created(claim)
-    return cause_of(core)
+    return core.cause_of(ONE)
 
 
 def failed(fault: ActFault | None) -> Cause:
@@ -92,21 +82,21 @@ def api_server_away() -> Cause:
 def another_claim_has(function: PciFunction, wanted: str) -> Cause:
     core = core_with(function, gpu(B, 1), one=(wanted,), two=(A,))
     core.prepare(TWO)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def a_pod_has(wanted: str) -> Cause:
     core = core_with(gpu(A, 1), gpu(B, 1), one=(wanted,))
     core.ledger[A] = "vm-1"
     core.allocate(A)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def a_process_has() -> Cause:
     core = core_with(PRE_BOUND, one=(A,))
     core.enabled[A], core.holders[1] = 1, (Holder(77, "vfio-tool", None),)
     core.pass_time(POLL_S)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def its_pod_has_left() -> Cause:
@@ -116,19 +106,19 @@ def its_pod_has_left() -> Cause:
     core.pass_time(limits.LEDGER_S)
     core.ledger.clear()
     core.pass_time(limits.LEDGER_S + POLL_S)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def in_the_hosts_fabric() -> Cause:
     switch = replace(gpu("0000:05:00.0", 5, device="22a3", driver="nvidia-nvswitch"), class_code="068000")
-    return cause_of(core_with(ON_HOST, switch, one=(A,)))
+    return core_with(ON_HOST, switch, one=(A,)).cause_of(ONE)
 
 
 def unread_node() -> Cause:
     core = ClaimCore()
     core.created(allocated(ONE, A))
     core.feed_answers()
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 class Muted(ClaimCore):
@@ -145,14 +135,14 @@ def unheard(function: PciFunction) -> Cause:
     core = Muted(function)
     core.created(allocated(ONE, A))
     core.muted = True
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def newer_checkpoint() -> Cause:
     core = ClaimCore()
     core.held_back = {"load"}
     core.feed(CheckpointRefused("the checkpoint is of version 7: install that version", ClaimsOf.GPUS))
-    return cause_of(core)
+    return core.cause_of(ONE)
 
 
 def disk_full() -> Cause:
@@ -180,7 +170,7 @@ def unprepared_meanwhile() -> Cause:
 def stopping() -> Cause:
     core = core_with(ON_HOST, one=(A,))
     core.feed(ShutdownRequested())
-    return cause_of(core)
+    return core.cause_of(ONE)
 
 
 def handed_over() -> Cause:
@@ -197,7 +187,7 @@ def released_again() -> Cause:
     core.prepare(ONE)
     core.held_back = {"device"}
     core.unprepare(ONE)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def without_row() -> Cause:
@@ -206,13 +196,13 @@ def without_row() -> Cause:
     with pytest.MonkeyPatch.context() as planted:
         missing = {k: v for k, v in table.TRANSITIONS.items() if k != (ClaimState.BINDING, ClaimTrigger.DONE)}
         planted.setattr(table, "TRANSITIONS", missing)
-        return cause_of(core)
+        return core.cause_of(ONE)
 
 
 def switched_off() -> Cause:
     core = ClaimCore(ON_HOST)
     core.state = initial_state(SETTINGS)
-    return cause_of(core)
+    return core.cause_of(ONE)
 
 
 def unknown_field() -> Claim:
@@ -257,10 +247,10 @@ CLAIMS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
     "nothing of it is ours": (Cause.CLAIM_NOT_ALLOCATED, lambda: of_content(Claim(ONE, None, 1, ()))),
     "its configuration is unknown": (Cause.INVALID_CONFIGURATION, lambda: of_content(unknown_field())),
     "it was made anew": (Cause.CLAIM_NOT_FOUND, lambda: of_content(allocated(name("one", uid="uid-2"), A))),
-    "it was deleted": (Cause.CLAIM_NOT_FOUND, lambda: cause_of(ClaimCore(ON_HOST))),
+    "it was deleted": (Cause.CLAIM_NOT_FOUND, lambda: ClaimCore(ON_HOST).cause_of(ONE)),
     "its name makes no path": (
         Cause.INVALID_REQUEST,
-        lambda: cause_of(ClaimCore(ON_HOST), ClaimName("default", "one", ClaimUid("../../etc"))),
+        lambda: ClaimCore(ON_HOST).cause_of(ClaimName("default", "one", ClaimUid("../../etc"))),
     ),
     "the API server is away": (Cause.API_SERVER_FAILED, api_server_away),
     "the API server is silent": (Cause.API_SERVER_FAILED, lambda: silent("read")),
@@ -270,7 +260,7 @@ CLAIMS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
     "kubelet's ledger does not come": (Cause.LEDGER_LATE, lambda: unheard(ON_HOST)),
     "the checkpoint was not read": (
         Cause.CHECKPOINT_LATE,
-        lambda: cause_of(core_with(PRE_BOUND, one=(A,)).restarted("load")),
+        lambda: core_with(PRE_BOUND, one=(A,)).restarted("load").cause_of(ONE),
     ),
     "the checkpoint is of a newer version": (Cause.CLAIMS_UNSERVED, newer_checkpoint),
     "claims are off": (Cause.CLAIMS_UNSERVED, switched_off),

@@ -99,16 +99,17 @@ def found_by_files(*claims: ClaimName) -> CheckpointWanted:
 
 
 class DomainCore(CallsCore):
-    """`Core` with compute domains. What surrounds it answers at once, unless it is held back (`load`, `read`,
-    `checkpoint`, `files`, `label-read`, `label-patch`, `domain`, `imex`).
+    """`Core` with compute domains, and these claims in the API server. What surrounds it answers at once, unless it is
+    held back (`load`, `read`, `checkpoint`, `files`, `label-read`, `label-patch`, `domain`, `imex`).
 
     `label` is the node's, as the API server has it; `history` all its values. `away`: the API server does not answer.
     """
 
     of = ClaimsOf.DOMAINS
 
-    def __init__(self, *, settings: DomainSettings = DOMAIN_SETTINGS) -> None:
+    def __init__(self, *claims: Claim, settings: DomainSettings = DOMAIN_SETTINGS) -> None:
         super().__init__()
+        self.created(*claims)
         self.domain_settings = settings
         self.label: str | None = None
         self.history: list[str | None] = [None]
@@ -264,8 +265,7 @@ class DomainCore(CallsCore):
 def with_daemon(*claims: Claim, ready: bool = True, settings: DomainSettings = DOMAIN_SETTINGS) -> DomainCore:
     """The daemon of RED has its claim, and is Ready, if it is to be, as soon as the label is there. The API server has
     these other claims."""
-    core = DomainCore(settings=settings)
-    core.created(daemon(DAEMON), *claims)
+    core = DomainCore(daemon(DAEMON), *claims, settings=settings)
     if ready:
         core.ready()
     core.prepare(DAEMON)

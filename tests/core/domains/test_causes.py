@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, Unprepared
+from gpuactors.core.values.claim import AllocatedDevice, Claim, Unprepared
 from gpuactors.core.values.domain import DomainMode, ImexFacts
 from tests.core.domains.domain_core import (
     BLUE,
@@ -28,73 +28,65 @@ from tests.core.domains.test_prepare import ONE, TWO, core_with_daemon
 STRANGER = "99999999-9999-9999-9999-999999999999"
 
 
-def cause_of(core: DomainCore, claim: ClaimName = ONE, *, late: bool = False) -> Cause:
-    """Of the refusal of a prepare: at once, or `late`, when its time has run out."""
-    token = core.prepare(claim)
-    if late:
-        assert core.answer(token) is None
-        core.pass_time(limits.CLAIM_ANSWER_S)
-    (cause,) = core.refused(token).causes
-    return cause
-
-
 def of_content(claim: Claim) -> Cause:
-    core = DomainCore()
-    core.created(claim)
-    return cause_of(core, claim.name)
+    core = DomainCore(claim)
+    return core.cause_of(claim.name)
 
 
 def without_answer(*held_back: str, away: bool = False) -> Cause:
     core = core_with_daemon()
     core.held_back, core.away = {*held_back}, away
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def without_daemon() -> Cause:
     core = core_with_daemon()
     core.unprepare(DAEMON)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def ready_elsewhere() -> Cause:
     core = core_with_daemon()
     core.ready("node-2")
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def labelled(value: str) -> Cause:
     core = core_with_daemon()
     core.labelled(value)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def host_managed() -> Cause:
     core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
     core.imex = replace(core.imex, host_problem="nvidia-imex-ctl -q says INITIALIZING, and not READY")
     core.created(channel(ONE))
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def daemon_of_the_host() -> Cause:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
-    core.created(daemon(DAEMON))
-    return cause_of(core, DAEMON)
+    core = DomainCore(daemon(DAEMON), settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
+    return core.cause_of(DAEMON)
 
 
 def with_imex(imex: ImexFacts) -> Cause:
     core = DomainCore()
     core.imex = imex
     core.created(channel(ONE))
-    return cause_of(core)
+    return core.cause_of(ONE)
 
 
 def another_claim_has(domain: str, device: str) -> Cause:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2))
-    core.created(channel(ONE, domain, device), channel(TWO), daemon(DAEMON))
+    core = DomainCore(
+        channel(ONE, domain, device),
+        channel(TWO),
+        daemon(DAEMON),
+        settings=replace(DOMAIN_SETTINGS, channels=2),
+    )
     core.ready()
     core.prepare(DAEMON)
     core.prepare(TWO)
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def of_a_lost_checkpoint() -> Cause:
@@ -103,7 +95,7 @@ def of_a_lost_checkpoint() -> Cause:
     core.disk = found_by_files(DAEMON, TWO)
     core = core.restarted()
     del core.api[str(TWO)]
-    return cause_of(core, late=True)
+    return core.cause_of(ONE, late=True)
 
 
 def directory_left() -> Cause:

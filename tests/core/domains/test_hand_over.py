@@ -14,8 +14,7 @@ ONE = name("one")
 def test_nothing_is_due_at_a_daemon_that_has_handed_over() -> None:
     """It looked at what a claim had waited for again and again, without a pause, until it ended: `due` does nothing
     while another daemon serves."""
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     core.prepare(ONE)
     assert "daemon" in core.problem(ONE)
     assert step.deadline(core.state) < math.inf

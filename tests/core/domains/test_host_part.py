@@ -37,8 +37,7 @@ UNMANAGED = "/var/run/cdi has no CDI device: nvidia-ctk cdi generate"
 
 
 def test_imex_s_configuration_is_in_the_directory_that_the_daemon_has_mounted() -> None:
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(ONE))
+    core = DomainCore(daemon(DAEMON), channel(ONE))
     core.held_back = {"files"}
     core.prepare(DAEMON)
     act = core.wanted.claims.files[DAEMON.uid]
@@ -83,8 +82,7 @@ def test_the_daemon_gets_the_device_for_management_beside_its_own_and_a_channel_
 def test_the_answer_is_the_same_after_a_restart() -> None:
     core = DomainCore()
     core.imex = replace(IMEX, management=MANAGEMENT)
-    core.created(daemon(DAEMON))
-    first = core.answer(core.prepare(DAEMON))
+    first = core.answer(core.prepare(daemon(DAEMON)))
     core = core.restarted()
     assert core.answer(core.prepare(DAEMON)) == first
 
@@ -92,8 +90,7 @@ def test_the_answer_is_the_same_after_a_restart() -> None:
 def test_a_daemon_without_the_device_waits_and_is_told_what_to_do_until_the_toolkit_has_made_it() -> None:
     core = DomainCore()
     core.imex = replace(IMEX, unmanaged=UNMANAGED)
-    core.created(daemon(DAEMON))
-    token = core.prepare(DAEMON)
+    token = core.prepare(daemon(DAEMON))
     assert (core.answer(token), core.problem(DAEMON)) == (None, UNMANAGED)
     core.imex = replace(IMEX, management=MANAGEMENT)
     core.pass_time(DOMAIN_READ_S)
@@ -131,8 +128,7 @@ def test_an_unknown_clique_is_not_no_fabric() -> None:
 def test_a_clique_that_becomes_known_lets_the_claim_go_on_within_its_call() -> None:
     core = DomainCore()
     core.imex = replace(IMEX, clique_id="", unknown=UNKNOWN)
-    core.created(daemon(DAEMON))
-    token = core.prepare(DAEMON)
+    token = core.prepare(daemon(DAEMON))
     assert core.problem(DAEMON) == UNKNOWN
     core.imex = IMEX
     core.pass_time(DOMAIN_READ_S)

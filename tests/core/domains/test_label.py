@@ -33,6 +33,7 @@ from tests.core.domains.domain_core import (
     daemon,
     found_by_files,
     name,
+    with_daemon,
 )
 
 ONE, TWO = name("one"), name("two")
@@ -41,10 +42,7 @@ STRANGER = "99999999-9999-9999-9999-999999999999"
 
 def prepared() -> DomainCore:
     """ONE has the channel of RED, whose daemon runs."""
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(ONE), channel(TWO))
-    core.ready()
-    core.prepare(DAEMON)
+    core = with_daemon(channel(ONE), channel(TWO))
     assert isinstance(core.answer(core.prepare(ONE)), Prepared)
     return core
 
@@ -153,8 +151,7 @@ def test_a_stale_one_goes_also_where_a_claim_waits_already_when_it_is_first_read
         core = DomainCore()
         core.label = stale
         core = core.restarted("label-read")
-        core.created(channel(ONE))
-        token = core.prepare(ONE)
+        token = core.prepare(channel(ONE))
         core.release("label-read")
         assert core.label == RED
         core.unprepare(ONE)
@@ -207,16 +204,14 @@ def test_where_the_checkpoint_is_lost_and_only_a_daemon_is_found_it_is_stale(lef
 
 
 def test_the_daemon_s_claim_does_not_hold_it() -> None:
-    core = DomainCore()
-    core.created(daemon(DAEMON))
+    core = DomainCore(daemon(DAEMON))
     core.prepare(DAEMON)
     assert core.claim_state(DAEMON) is ClaimState.PREPARED
     assert core.label is None
 
 
 def test_it_is_added_only_when_the_intent_is_on_disk() -> None:
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     core.held_back = {"checkpoint"}
     core.prepare(ONE)
     assert (core.claim_state(ONE), core.label) == (ClaimState.RESERVED, None)
@@ -325,8 +320,7 @@ def test_a_restart_between_two_domains_leaves_no_label_that_nobody_removes() -> 
 
 
 def test_three_conflicts_in_a_row_are_three_new_decisions_and_then_a_pause() -> None:
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     core.held_back = {"label-patch"}
     core.prepare(ONE)
     numbers = set()
@@ -344,8 +338,7 @@ def test_three_conflicts_in_a_row_are_three_new_decisions_and_then_a_pause() -> 
 
 
 def test_after_a_conflict_the_label_is_read_and_decided_anew_and_a_stranger_s_is_not_overwritten() -> None:
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     core.held_back = {"label-patch"}
     core.prepare(ONE)
     core.label = STRANGER
@@ -356,8 +349,7 @@ def test_after_a_conflict_the_label_is_read_and_decided_anew_and_a_stranger_s_is
 
 
 def test_a_patch_that_was_made_though_it_failed_is_found_by_a_read() -> None:
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     core.held_back = {"label-patch"}
     core.prepare(ONE)
     core.label = RED
@@ -376,8 +368,7 @@ def test_a_late_answer_to_a_patch_that_is_not_outstanding_counts_for_nothing() -
 
 
 def test_a_read_and_a_patch_are_never_wanted_at_the_same_time() -> None:
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     core.held_back = {"label-patch"}
     core.prepare(ONE)
     assert core.wanted.label_patch is not None

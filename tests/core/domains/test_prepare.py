@@ -51,8 +51,7 @@ def core_with_daemon(*claims: Claim) -> DomainCore:
 def test_a_channel_is_prepared_when_label_daemon_and_readiness_are_there_and_each_that_lacks_is_named() -> (
     None
 ):
-    core = DomainCore()
-    core.created(channel(ONE), daemon(DAEMON))
+    core = DomainCore(channel(ONE), daemon(DAEMON))
     core.held_back = {"label-patch"}
     token = core.prepare(ONE)
     assert f"{LABEL} of the node {NODE} is not there yet" in core.problem(ONE)
@@ -236,12 +235,12 @@ def test_the_clique_is_read_anew_at_each_prepare() -> None:
 
 def test_mode_all_gives_every_channel_of_the_node_and_stands_in_the_way_of_each() -> None:
     settings = replace(DOMAIN_SETTINGS, channels=3)
-    core = DomainCore(settings=settings)
-    core.created(
+    core = DomainCore(
         daemon(DAEMON),
         channel(ONE, allocationMode="All"),
         channel(TWO, device="channel-2"),
         channel(name("three")),
+        settings=settings,
     )
     core.ready()
     core.prepare(DAEMON)
@@ -305,8 +304,7 @@ INVALID: list[tuple[Claim, str]] = [
 
 @pytest.mark.parametrize(("claim", "why"), INVALID)
 def test_what_can_never_be_prepared_is_refused_at_once_and_leaves_nothing(claim: Claim, why: str) -> None:
-    core = DomainCore()
-    core.created(claim)
+    core = DomainCore(claim)
     token = core.prepare(claim.name)
     assert why in core.refusal(token)
     assert (core.files, core.directories, core.label, core.entry(claim.name)) == ({}, set(), None, None)
@@ -320,8 +318,7 @@ def test_admin_access_is_refused() -> None:
 
 
 def test_the_domain_is_looked_up_before_any_directory_is_made() -> None:
-    core = DomainCore()
-    core.created(daemon(DAEMON))
+    core = DomainCore(daemon(DAEMON))
     core.held_back = {"domain"}
     token = core.prepare(DAEMON)
     assert (core.claim_state(DAEMON), core.directories) == (ClaimState.WAITING, set())
@@ -332,8 +329,7 @@ def test_the_domain_is_looked_up_before_any_directory_is_made() -> None:
 
 
 def test_a_domain_that_goes_while_its_channel_waits_is_named() -> None:
-    core = DomainCore()
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE))
     token = core.prepare(ONE)
     del core.domains[RED]
     core.pass_time(limits.CLAIM_ANSWER_S)
@@ -436,8 +432,12 @@ def test_a_channel_belongs_to_one_claim_whatever_that_is_doing(held_back: set[st
 
 
 def test_a_node_takes_part_in_one_domain_at_a_time() -> None:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2))
-    core.created(channel(ONE), channel(TWO, BLUE, "channel-1"), daemon(DAEMON))
+    core = DomainCore(
+        channel(ONE),
+        channel(TWO, BLUE, "channel-1"),
+        daemon(DAEMON),
+        settings=replace(DOMAIN_SETTINGS, channels=2),
+    )
     core.ready()
     core.prepare(DAEMON)
     core.prepare(ONE)
@@ -449,8 +449,12 @@ def test_a_node_takes_part_in_one_domain_at_a_time() -> None:
 
 
 def test_two_channels_of_one_domain_share_the_label_and_the_last_one_takes_it_away() -> None:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, channels=2))
-    core.created(channel(ONE), channel(TWO, device="channel-1"), daemon(DAEMON))
+    core = DomainCore(
+        channel(ONE),
+        channel(TWO, device="channel-1"),
+        daemon(DAEMON),
+        settings=replace(DOMAIN_SETTINGS, channels=2),
+    )
     core.ready()
     core.prepare(DAEMON)
     assert isinstance(core.answer(core.prepare(ONE)), Prepared)
@@ -522,15 +526,13 @@ def test_a_replaced_claim_is_refused() -> None:
 def test_the_namespace_of_a_domain_is_in_the_daemon_s_files_and_not_the_claim_s() -> None:
     core = DomainCore()
     core.domains[RED] = ComputeDomain(RED, "red", "jobs")
-    core.created(daemon(DAEMON))
-    core.prepare(DAEMON)
+    core.prepare(daemon(DAEMON))
     assert "COMPUTE_DOMAIN_NAMESPACE=jobs" in str(core.files[DAEMON.uid][0].edits)
 
 
 def test_a_domain_without_a_claim_is_forgotten() -> None:
     """Jobs come and go, each with a domain of its own."""
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(name("one")))
+    core = DomainCore(daemon(DAEMON), channel(name("one")))
     core.ready()
     core.prepare(DAEMON)
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)

@@ -31,8 +31,7 @@ DELETED = "the ComputeDomain default/red is being deleted"
 
 def waiting() -> DomainCore:
     """ONE has the channel of RED reserved, and waits for its daemon."""
-    core = DomainCore()
-    core.created(channel(ONE), channel(TWO), daemon(DAEMON), daemon(NEXT_DAEMON))
+    core = DomainCore(channel(ONE), channel(TWO), daemon(DAEMON), daemon(NEXT_DAEMON))
     core.prepare(ONE)
     assert (core.claim_state(ONE), core.label) == (ClaimState.BINDING, RED)
     return core
@@ -184,8 +183,7 @@ def test_a_claim_that_waits_for_the_channel_of_a_deleted_domain_is_refused_at_on
 
 
 def test_a_new_claim_of_a_deleted_domain_is_refused_and_sets_no_label() -> None:
-    core = DomainCore()
-    core.created(channel(ONE), daemon(DAEMON))
+    core = DomainCore(channel(ONE), daemon(DAEMON))
     core.deleted()
     assert DELETED in core.refusal(core.prepare(ONE))
     assert DELETED in core.refusal(core.prepare(DAEMON))
@@ -202,7 +200,8 @@ def test_a_deleted_domain_leaves_the_node_to_another_one() -> None:
 
 
 def test_host_managed_claims_of_a_deleted_domain_are_refused_too() -> None:
-    core = DomainCore(settings=replace(DomainCore().domain_settings, mode=DomainMode.HOST_MANAGED))
-    core.created(channel(ONE))
+    core = DomainCore(
+        channel(ONE), settings=replace(DomainCore().domain_settings, mode=DomainMode.HOST_MANAGED)
+    )
     core.deleted()
     assert DELETED in core.refusal(core.prepare(ONE))

@@ -144,8 +144,7 @@ def test_a_domain_is_never_shown_ready_while_a_reserved_claim_of_it_waits(order:
 
 def test_a_claim_that_a_restart_has_met_waits_for_a_look_of_its_own_and_its_domain_is_not_ready() -> None:
     """Nothing else is missing here: the host's IMEX daemon is ready, and was not when the claim came."""
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE), settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
     core.imex = replace(IMEX, host_problem="the host's IMEX daemon is not ready")
     core.prepare(ONE)
     core.imex = IMEX
@@ -205,8 +204,7 @@ def test_a_claim_that_waits_for_another_one_s_channel_says_so_and_the_domain_is_
 
 def test_a_domain_whose_claims_wait_for_another_domain_s_is_not_ready_in_their_words() -> None:
     core = core_with(ONE)
-    core.created(channel(TWO, BLUE))
-    core.prepare(TWO)
+    core.prepare(channel(TWO, BLUE))
     found = of_domain(core, BLUE)
     assert (found.status, found.labelled) == (DomainStatus.NOT_READY, False)
     assert found.missing == of_claim(core, TWO).problem == "channel-0: it belongs to the claim default/one"
@@ -222,8 +220,7 @@ def test_a_domain_that_is_gone_is_said_in_the_words_of_the_refusal_and_keeps_its
 
 def test_a_domain_that_cannot_be_read_has_the_reason() -> None:
     core = core_with()
-    core.created(channel(TWO, BLUE))
-    core.prepare(TWO)
+    core.prepare(channel(TWO, BLUE))
     core.away = True
     core.pass_time(DOMAIN_READ_S + 0.1)
     assert of_domain(core, BLUE).problem == AWAY
@@ -233,8 +230,7 @@ def test_a_domain_that_cannot_be_read_has_the_reason() -> None:
 
 
 def test_the_label_is_said_as_it_is_known() -> None:
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(ONE))
+    core = DomainCore(daemon(DAEMON), channel(ONE))
     core.ready()
     seen = [label_report(core.state.domains)]
     core.held_back = {"label-patch"}
@@ -296,8 +292,7 @@ def test_imex_is_said_as_the_host_has_it() -> None:
 
 
 def test_a_daemon_of_the_host_s_is_ready_by_the_host_s_own_word() -> None:
-    core = DomainCore(settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
-    core.created(channel(ONE))
+    core = DomainCore(channel(ONE), settings=replace(DOMAIN_SETTINGS, mode=DomainMode.HOST_MANAGED))
     core.imex = replace(
         IMEX, host_problem="the host's IMEX daemon is not ready: nvidia-imex-ctl says NOT_READY"
     )

@@ -65,8 +65,7 @@ def test_the_label_of_a_live_domain_stays_and_goes_with_its_claim() -> None:
 
 def test_a_channel_is_given_to_nobody_else_and_to_the_next_one_when_its_claim_is_unprepared() -> None:
     core = taken_over(theirs(OLD), theirs(DAEMON, "daemon-0", named=True))
-    core.created(channel(NEW))
-    token = core.prepare(NEW)
+    token = core.prepare(channel(NEW))
     core.pass_time(10)
     assert core.answer(token) is None
     assert core.problem(NEW) == "channel-0: it belongs, by NVIDIA's driver, to the claim default/old"
@@ -108,8 +107,7 @@ def test_another_domain_gets_no_channel_while_it_lives() -> None:
 def test_a_channel_that_kubelet_lists_for_an_unknown_claim_is_not_given_away_and_its_label_stays() -> None:
     """NVIDIA's checkpoint is gone, or was never read."""
     core = taken_over()
-    core.created(channel(NEW))
-    token = core.prepare(NEW)
+    token = core.prepare(channel(NEW))
     core.pass_time(10)
     assert core.answer(token) is None
     assert "kubelet lists it for the claim default/old" in core.problem(NEW)
@@ -150,8 +148,7 @@ def test_a_claim_without_a_name_gets_it_from_kubelet_or_ends_when_nobody_lists_i
 def test_of_an_unknown_domain_the_label_stays_and_nothing_is_given_away() -> None:
     """A device of a compute domain whose configuration cannot be read."""
     core = taken_over(replace(theirs(OLD, named=True), reservation=None))
-    core.created(channel(NEW))
-    token = core.prepare(NEW)
+    token = core.prepare(channel(NEW))
     core.pass_time(10)
     assert core.answer(token) is None
     core.pass_time(600)

@@ -30,10 +30,7 @@ OLD, NEW = name("old"), name("new")
 
 def prepared() -> DomainCore:
     """OLD has the channel of RED, whose daemon runs."""
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(OLD), channel(NEW))
-    core.ready()
-    core.prepare(DAEMON)
+    core = with_daemon(channel(OLD), channel(NEW))
     assert isinstance(core.answer(core.prepare(OLD)), Prepared)
     return core
 
@@ -82,8 +79,7 @@ def test_a_late_prepare_of_a_claim_that_is_gone_is_refused_and_leaves_nothing() 
 
 
 def test_a_late_prepare_of_a_claim_never_seen_before_is_refused_after_a_fresh_read() -> None:
-    core = DomainCore()
-    core.created(channel(NEW))
+    core = DomainCore(channel(NEW))
     assert isinstance(core.answer(core.unprepare(OLD)), Unprepared)
     assert core.claim_state(OLD) is ClaimState.TOMBSTONE
     core.held_back = {"read"}
@@ -95,8 +91,7 @@ def test_a_late_prepare_of_a_claim_never_seen_before_is_refused_after_a_fresh_re
 
 
 def test_a_prepare_that_was_under_way_ends_with_the_unprepare_and_changes_nothing_afterwards() -> None:
-    core = DomainCore()
-    core.created(channel(OLD))
+    core = DomainCore(channel(OLD))
     core.held_back = {"read"}
     token = core.prepare(OLD)
     unprepare = core.unprepare(OLD)
@@ -151,8 +146,7 @@ STEPS = ("checkpoint", "label-patch", "files")
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_unprepare_of_a_claim_that_was_begun_leaves_nothing_of_it(step: str) -> None:
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(OLD))
+    core = DomainCore(daemon(DAEMON), channel(OLD))
     core.ready()
     core.prepare(DAEMON)
     core.held_back = {step}
@@ -171,8 +165,7 @@ def test_the_unprepare_of_a_claim_that_was_begun_leaves_nothing_of_it(step: str)
 
 @pytest.mark.parametrize("step", ["read", "domain", "imex", "checkpoint", "label-patch", "files"])
 def test_a_restart_at_every_step_of_a_prepare_goes_on_and_kubelet_s_next_prepare_succeeds(step: str) -> None:
-    core = DomainCore()
-    core.created(daemon(DAEMON), channel(NEW))
+    core = DomainCore(daemon(DAEMON), channel(NEW))
     core.ready()
     core.prepare(DAEMON)
     core.held_back = {step}

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.writes import UnderWay, blocked, hangs
+from gpuactors.core.claims.view import with_claims
 from gpuactors.core.deviceplugin.registration import KUBELET_LIST_TAKEN_S
 from gpuactors.core.events.claims import ActFailed, PrepareAsked
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.kubelet import KubeletAppeared
-from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.reports.kube_events import CONTESTED, KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state.claims import ClaimRecord, with_entry
@@ -140,7 +140,7 @@ def test_a_claim_that_is_set_aside_says_so() -> None:
     core = ClaimCore(gpu("01:00.0"))
     core.feed(Ticked())
     broken = ClaimRecord(name(), ClaimState.WAITING, 1, broken="the table lacks a row")
-    (told,) = kube_events(GPUS.with_claims(core.state, with_entry(core.state.gpus.claims, broken)))
+    (told,) = kube_events(with_claims(core.state, ClaimsOf.GPUS, with_entry(core.state.gpus.claims, broken)))
     assert (told.reason, told.message) == ("SetAside", "claim default/one: the table lacks a row")
 
 

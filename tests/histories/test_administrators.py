@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from gpuactors.actors import cdi_watcher
-from gpuactors.core.gpus import driver as gpus
+from gpuactors.core.gpus.acts import GpuActs
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.model import PciAddress, PciFunction
@@ -266,7 +266,7 @@ def _believes_the_first_sight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _waits_for_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The release of a claim ends when the driver is loaded, and not before."""
-    monkeypatch.setattr(type(gpus.GPUS), "owes", lambda *_: None)
+    monkeypatch.setattr(GpuActs, "owes", lambda *_: None)
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]

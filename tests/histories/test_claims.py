@@ -13,8 +13,7 @@ from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.claims import machine as claims
 from gpuactors.core.claims import slice_writes
-from gpuactors.core.gpus import driver as gpus
-from gpuactors.core.gpus import exclusion, reservation, returns
+from gpuactors.core.gpus import claiming, exclusion, reservation, returns
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu
 from gpuactors.core.values.model import DeviceKey, PciAddress
@@ -109,7 +108,7 @@ def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:
         functions = tuple(replace(f, driver="nvidia", vfio=False) for f in gpu.functions)
         return replace(gpu, keep_on_vfio="", functions=functions)
 
-    monkeypatch.setattr(gpus, "claimed_gpu", of_the_host)
+    monkeypatch.setattr(claiming, "claimed_gpu", of_the_host)
 
 
 def _never_returns(monkeypatch: pytest.MonkeyPatch) -> None:

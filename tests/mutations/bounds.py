@@ -109,7 +109,7 @@ BOUNDS: Final = (
     Mutation(
         "a claim without a name that kubelet lists by two is released as listed by none",
         "core/claims/machine.py",
-        " or bool(takeover.listed_as(claims, state, entry))\n",
+        " or bool(takeover.listed_as(claims, view.state, entry))\n",
         "\n",
         "tests/core/gpus/test_takeover.py::test_a_claim_that_kubelet_lists_by_two_names_keeps_the_one_of_neither",
     ),

@@ -71,8 +71,8 @@ DRIFT: Final = (
     Mutation(
         "a daemon that takes over says a drift before it serves",
         "core/claims/progress.py",
-        "    if state.daemon.role is not Role.SERVING or not driver.claims(state).loaded:\n",
-        "    if not driver.claims(state).loaded:\n",
+        "    if view.state.daemon.role is not Role.SERVING or not view.claims.loaded:\n",
+        "    if not view.claims.loaded:\n",
         f"{_CORE}::test_what_has_moved_is_said_once_at_a_start_which_reads_the_checkpoint_twice",
     ),
     Mutation(

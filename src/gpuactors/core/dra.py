@@ -14,6 +14,7 @@ from gpuactors.core.claims import machine as claims
 from gpuactors.core.claims import progress, recovery
 from gpuactors.core.claims.answers import declined
 from gpuactors.core.claims.transitions import quarantine, refusal
+from gpuactors.core.claims.view import DriverView, view_of
 from gpuactors.core.drivers import driver_of, drivers_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
@@ -92,38 +93,44 @@ def _claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
-        state, lines = quarantine(driver_of(event.of), state, error)
+        view, lines = quarantine(view_of(state, driver_of(event.of)), error)
         if isinstance(event, PrepareAsked | UnprepareAsked):
             answer = refusal(Cause.SET_ASIDE, str(error))
             lines += declined(event.token, event.claim.uid, str(event.claim), answer)
-        return state, lines
+        return view.state, lines
 
 
 def _of_claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
-    driver = driver_of(event.of)
+    if isinstance(event, PrepareAsked):
+        state = ledger.called(state, at)
+    view, effects = _applied_to(view_of(state, driver_of(event.of)), event, at)
+    return view.state, effects
+
+
+def _applied_to(view: DriverView, event: ClaimEvent, at: float) -> tuple[DriverView, list[Effect]]:
     match event:
         case PrepareAsked():
-            return claims.prepare_asked(driver, ledger.called(state, at), event, at)
+            return claims.prepare_asked(view, event, at)
         case UnprepareAsked():
-            return claims.unprepare_asked(driver, state, event, at)
-        case _ if driver.claims(state).settings is None:
-            return state, []
+            return claims.unprepare_asked(view, event, at)
+        case _ if view.claims.settings is None:
+            return view, []
         case ClaimRead():
-            return claims.read(driver, state, event, at)
+            return claims.read(view, event, at)
         case CheckpointRead():
-            return claims.checkpoint_read(driver, state, event, at)
+            return claims.checkpoint_read(view, event, at)
         case CheckpointRefused():
-            return claims.checkpoint_refused(driver, state, event)
+            return claims.checkpoint_refused(view, event)
         case CheckpointWritten():
-            return claims.checkpoint_written(driver, state, event)
+            return claims.checkpoint_written(view, event)
         case ActDone():
-            return claims.act_done(driver, state, event, at)
+            return claims.act_done(view, event, at)
         case ActFailed():
-            return claims.act_failed(driver, state, event, at)
+            return claims.act_failed(view, event, at)
         case FilesTouched():
-            return claims.files_touched(driver, state, event)
+            return claims.files_touched(view, event)
         case SlicesPublished(publication):
-            return claims.published(driver, state, publication)
+            return claims.published(view, publication)
 
 
 def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
@@ -131,8 +138,8 @@ def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> St
     transition that nothing stands in the way of any more."""
     state, effects = _followed(before, state, event, at)
     for driver in drivers_of(state):
-        state, lines = progress.advanced(driver, before, state, at)
-        effects += lines
+        view, lines = progress.advanced(view_of(state, driver), before, at)
+        state, effects = view.state, effects + lines
     if state.domains_part is not None:
         from gpuactors.core.domains import step as domains
 
@@ -146,20 +153,22 @@ def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> S
     match event:
         case LedgerRead(read, passive=passive) if read == before.kubelet.ledger.outstanding:
             for driver in drivers_of(state):
+                view = view_of(state, driver)
                 if not passive:
-                    state, lines = recovery.ledger_read(driver, state, at)
+                    view, lines = recovery.ledger_read(view, at)
                     effects += lines
-                state = claims.ledger_read(driver, state, at)
+                state = claims.ledger_read(view, at).state
         case PredecessorGone() if before.daemon.role is not Role.SERVING:
             for driver in drivers_of(state):  # it wrote the checkpoint until now: that is read again
-                state = driver.with_claims(state, replace(driver.claims(state), loaded=False))
+                view = view_of(state, driver)
+                state = view.with_claims(replace(view.claims, loaded=False)).state
         case HandOverRequested():
             for driver in drivers_of(state):
-                state, replies = claims.handed_over(driver, state, at)
-                effects += replies
+                view, replies = claims.handed_over(view_of(state, driver), at)
+                state, effects = view.state, effects + replies
         case CallAbandoned(token):
             for driver in drivers_of(state):
-                state = claims.abandoned(driver, state, token)
+                state = claims.abandoned(view_of(state, driver), token).state
         case Ticked():
             return _due(state, at)
         case _:
@@ -174,14 +183,14 @@ def _due(state: NodeState, at: float) -> Stepped:
 
         state = domains.due(state, at)
     for driver in drivers_of(state):
-        state, lines = progress.due(driver, state, at)
-        effects += lines
+        view, lines = progress.due(view_of(state, driver), at)
+        state, effects = view.state, effects + lines
     return state, effects
 
 
 def deadline(state: NodeState) -> float:
     """When a `Ticked` is due for claims if nothing else happens; infinite if never."""
-    found = min((progress.deadline(driver, state) for driver in drivers_of(state)), default=math.inf)
+    found = min((progress.deadline(view_of(state, d)) for d in drivers_of(state)), default=math.inf)
     if state.domains_part is None:
         return found
     from gpuactors.core.domains import step as domains

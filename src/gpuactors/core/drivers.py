@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuactors.core.claims.driver import ClaimDriver
+from gpuactors.core.claims.driver import Driver
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
 
 
-def driver_of(of: ClaimsOf) -> ClaimDriver:
+def driver_of(of: ClaimsOf) -> Driver:
     """The driver of these claims, also on a node where it is off."""
     match of:
         case ClaimsOf.GPUS:
@@ -26,7 +26,7 @@ def driver_of(of: ClaimsOf) -> ClaimDriver:
             return DOMAINS
 
 
-def drivers_of(state: NodeState) -> Iterator[ClaimDriver]:
+def drivers_of(state: NodeState) -> Iterator[Driver]:
     """Those that are on, in the order in which they go on after each event."""
     if state.gpus_part is not None:
         yield driver_of(ClaimsOf.GPUS)

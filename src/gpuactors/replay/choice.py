@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from gpuactors.core.drivers import driver_of
+from gpuactors.core.claims.view import claims_of
 from gpuactors.core.events.claims import ActDone, ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
@@ -134,7 +134,7 @@ class Device:
 
 def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[ClaimRecord]) -> bool:
     """An answer to a call about one of these claims, or a result of an act or a read for one."""
-    claims, of_it = driver_of(of).claims(played.before), {entry.name.uid: entry for entry in entries}
+    claims, of_it = claims_of(played.before, of), {entry.name.uid: entry for entry in entries}
     answered = {e.token for e in played.effects if isinstance(e, Reply)}
     if any(token in claims.calls and claims.calls[token].uid in of_it for token in answered):
         return True

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from gpuactors import limits
 from gpuactors.core.claims.outputs import CheckpointWanted, ReadWanted
-from gpuactors.core.drivers import driver_of
+from gpuactors.core.claims.view import claims_of
 from gpuactors.core.events.claims import CheckpointWritten, ClaimRead, PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.cause import Cause
@@ -90,7 +90,7 @@ class CallsCore(Core):
         return cause
 
     def entry(self, claim: ClaimName) -> ClaimRecord | None:
-        return driver_of(self.of).claims(self.state).entries.get(claim.uid)
+        return claims_of(self.state, self.of).entries.get(claim.uid)
 
     def claim_state(self, claim: ClaimName) -> ClaimState:
         entry = self.entry(claim)

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct, claims_wanted
+from gpuactors.core.claims.view import claims_of, view_of
 from gpuactors.core.drivers import driver_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, CheckpointWritten, ClaimRead, PrepareAsked, UnprepareAsked
@@ -127,7 +128,7 @@ class ClaimsNode(Node[W], Generic[W], frozen=True):
     @property
     def claims(self) -> Claims:
         """The daemon's state of them."""
-        return driver_of(self.of).claims(self.state)
+        return claims_of(self.state, self.of)
 
     @property
     def entries(self) -> Mapping[ClaimUid, ClaimRecord]:
@@ -137,7 +138,7 @@ class ClaimsNode(Node[W], Generic[W], frozen=True):
     @property
     def orders(self) -> ClaimsWanted:
         """What the daemon asks for."""
-        return claims_wanted(self.state, driver_of(self.of))
+        return claims_wanted(view_of(self.state, driver_of(self.of)))
 
     def in_api(self, claim: ClaimName) -> Claim:
         """The claim as the API server has it."""

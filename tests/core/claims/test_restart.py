@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.outputs import ClaimsWanted
+from gpuactors.core.claims.view import with_claims
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, ShutdownRequested, SuccessorLost
-from gpuactors.core.gpus.driver import GPUS
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import ClaimsOf, OriginalDriver, Prepared, Target, Unprepared
@@ -267,7 +267,7 @@ def test_an_unprepare_before_the_checkpoint_is_read_is_no_success() -> None:
 def test_an_allocate_before_the_checkpoint_is_read_waits_for_it() -> None:
     """It may say that the GPU belongs to a claim."""
     core = core_with(PRE_BOUND)
-    core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, loaded=False))
+    core.state = with_claims(core.state, ClaimsOf.GPUS, replace(core.state.gpus.claims, loaded=False))
     core.held_back = {"load"}
     token = core.allocate(A)
     assert core.allocation(token) is None
@@ -277,7 +277,7 @@ def test_an_allocate_before_the_checkpoint_is_read_waits_for_it() -> None:
 
 def test_an_allocate_is_refused_in_time_if_the_checkpoint_cannot_be_read() -> None:
     core = core_with(PRE_BOUND)
-    core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, loaded=False))
+    core.state = with_claims(core.state, ClaimsOf.GPUS, replace(core.state.gpus.claims, loaded=False))
     core.held_back = {"load"}
     token = core.allocate(A)
     core.pass_time(limits.CALL_DEADLINE_S)
@@ -351,7 +351,9 @@ SIDE_BY_SIDE = replace(CLAIM_SETTINGS, side_by_side=True)
 def side_by_side(*functions: PciFunction, **claims: tuple[str, ...]) -> ClaimCore:
     """A daemon whose successor has sockets beside its own."""
     core = core_with(*functions, **claims)
-    core.state = GPUS.with_claims(core.state, replace(core.state.gpus.claims, settings=SIDE_BY_SIDE))
+    core.state = with_claims(
+        core.state, ClaimsOf.GPUS, replace(core.state.gpus.claims, settings=SIDE_BY_SIDE)
+    )
     return core
 
 

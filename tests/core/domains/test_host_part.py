@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims.stored import decoded_entry, encoded_entry
 from gpuactors.core.domains import template
-from gpuactors.core.domains.driver import DOMAINS
 from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -172,7 +171,7 @@ def test_all_channels_are_those_of_the_driver_and_nobody_else_gets_one(count: in
     assert decoded_entry(ONE.uid, encoded_entry(stored)) == stored
     again = core.restarted()
     assert again.files == core.files
-    assert DOMAINS.claims(again.state).entries[ONE.uid].state is ClaimState.PREPARED
+    assert again.state.domains.claims.entries[ONE.uid].state is ClaimState.PREPARED
 
 
 # --- the namespace --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
-from gpuactors.core.domains import config, driver
+from gpuactors.core.domains import claiming, config
 from gpuactors.core.domains.label import LABEL_LINGERS_S, LABEL_RETRY_S
 from gpuactors.core.domains.reads import DOMAIN_READ_S, IMEX_RETRY_S
 from gpuactors.core.events import Event
@@ -394,7 +394,7 @@ def test_the_configuration_of_a_claim_is_decoded_when_the_claim_is_read_and_neve
         decodings.append(claim)
         return config.chosen(claim)
 
-    monkeypatch.setattr(driver, "chosen", chosen)
+    monkeypatch.setattr(claiming, "chosen", chosen)
     token = core.prepare(ONE)
     assert isinstance(core.answer(token), Prepared)
     assert len(decodings) == 2, "it is checked, and then it is kept"

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, claims_wanted
+from gpuactors.core.claims.view import view_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
@@ -134,7 +135,7 @@ class ClaimCore(CallsCore):
 
     @property
     def wanted(self) -> ClaimsWanted:
-        return claims_wanted(self.state, GPUS)
+        return claims_wanted(view_of(self.state, GPUS))
 
     def _answer(self) -> Event | None:
         if (event := self._claims_answer()) is not None:

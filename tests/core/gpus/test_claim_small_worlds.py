@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.claims import outputs, progress, transitions
-from gpuactors.core.gpus import driver as gpus
-from gpuactors.core.gpus import exclusion, placement, reservation
+from gpuactors.core.gpus import claiming, exclusion, placement, reservation
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
@@ -89,7 +88,7 @@ def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pods_do_not_see_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "with_reserved", lambda _, claims: claims)
+    monkeypatch.setattr(claiming, "with_reserved", lambda _, claims: claims)
 
 
 def _a_release_is_over_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def _a_stopped_claim_is_forgotten_without_a_release(monkeypatch: pytest.MonkeyPa
 
 
 def _a_returned_gpu_is_offered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_seen_again", lambda state: replace(state.gpus, returned={}))
+    monkeypatch.setattr(claiming, "seen_again", lambda state: replace(state.gpus, returned={}))
 
 
 def _a_read_outlives_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +133,7 @@ def _a_read_outlives_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _a_failed_release_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_is_to_be_undone", lambda _d, _s, e: not e.acts and not e.problem)
+    monkeypatch.setattr(progress, "_is_to_be_undone", lambda _view, e: not e.acts and not e.problem)
 
 
 def _a_repeated_prepare_does_not_look_at_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

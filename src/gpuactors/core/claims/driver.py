@@ -1,7 +1,8 @@
 """The differences between the claims of DRA drivers: the questions that the machine of claims asks (ADR 0011). The
 machine is `machine.py`, `progress.py`, `transitions.py` and `values/claim_states.py`; it knows no kind of device.
 
-Answered by `gpus/driver.py` for GPUs. Every answer follows from the state; none does anything.
+Answered in `gpus/` for GPUs and in `domains/` for compute domains. Every answer follows from the state; none does
+anything.
 """
 
 from __future__ import annotations
@@ -15,18 +16,10 @@ from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord, Claims, OwedReturn, StoredEntry
-from gpuactors.core.values.claim import (
-    Claim,
-    ClaimsOf,
-    DeviceHealth,
-    FitnessCheck,
-    OriginalDriver,
-    Target,
-)
+from gpuactors.core.state.claims import ClaimRecord, OwedReturn, StoredEntry
+from gpuactors.core.values.claim import Claim, ClaimsOf, FitnessCheck, OriginalDriver, Target
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.slices import AnyOffer
 from gpuactors.core.values.status import Conflict, Reason
 
 Stepped = tuple[NodeState, list[Effect]]
@@ -43,25 +36,8 @@ class DeviceAct(Struct, frozen=True, gc=False):
     """The claim's other devices of its IOMMU group, which the act brings as well."""
 
 
-class ClaimDriver(Protocol):
-    """One DRA driver's answers about its claims."""
-
-    @property
-    def of(self) -> ClaimsOf:
-        """The kind of these claims."""
-
-    def claims(self, state: NodeState) -> Claims:
-        """Its claims, in the state of the node."""
-
-    def with_claims(self, state: NodeState, claims: Claims) -> NodeState:
-        """`state` with these claims; the same object if they are the ones that it has."""
-
-    def offered(self, state: NodeState) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
-        """The devices offered to claims, None while unknown; and their health."""
-
-    def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
-        """Restore a driver's part of the state from its checkpoint: `state`, whose claims have no entries yet, with
-        what it has beside them; and its entries as they are valid now, in their order."""
+class Claiming(Protocol):
+    """Which devices a claim gets, and whether it still has them."""
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
@@ -73,6 +49,9 @@ class ClaimDriver(Protocol):
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """The entry with its claim as it was read, and with what this driver needs of it at every event."""
 
+    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
+        """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
+
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         """Request new reads of the devices that the claim has or is to get: earlier ones are not used for it. Returns
         the state and the entry, with the number since which reads are used."""
@@ -80,11 +59,11 @@ class ClaimDriver(Protocol):
     def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         """The first reason why the claim cannot reserve its devices now; None if it can."""
 
-    def reserved(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
-        """The entry with its devices, as they are seen now: they are its own from now on."""
+    def reserve(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
+        """Give the entry its devices, as they are seen now: they are its own from now on."""
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:
-        """The keys of the acts by which its devices become usable: addresses, or `entries.AWAITED`."""
+        """The keys of the acts by which its devices become usable: addresses, or `state.claims.AWAITED`."""
 
     def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         """The unmet prerequisite of the act AWAITED, or the reason why it will never be met; None if nothing is
@@ -92,6 +71,54 @@ class ClaimDriver(Protocol):
 
     def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:
         """The keys of the acts by which its devices are returned, without those that somebody else has."""
+
+    def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
+        """Whether the devices of a prepared claim have been read since that was requested."""
+
+    def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
+        """Why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
+
+
+class Files(Protocol):
+    """The files of a claim: CDI, metadata, and what its containers mount."""
+
+    def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
+        """Whether a claim's files may be written now."""
+
+    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
+        """The content of the files for each result of the claim, in their order."""
+
+    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
+        """Directories of the host that belong to the claim's files: there before these, and gone after them."""
+
+    def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
+        """Files in those directories, there before the claim's containers start."""
+
+
+class HostActs(Protocol):
+    """The acts of a worker on the host's devices, and what is left of them beside the claims: the original drivers, the
+    returns that are owed. A driver whose devices nobody binds has none."""
+
+    def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
+        """Restore what the checkpoint has beside the claims: `state`, whose claims have no entries yet, with that; and
+        the entries as they are valid now, in their order."""
+
+    def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
+        """The contents of the checkpoint beside the claims, each sorted by address: the original drivers of the
+        functions whose present driver may be of our making, and the returns that are owed."""
+
+    def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
+        """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
+
+    def fitness_check(self, state: NodeState) -> FitnessCheck | None:
+        """The outstanding check of devices that a claim would bind; None while there is none."""
+
+    def in_place(self, state: NodeState, device: DeviceKey) -> bool:
+        """Whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier boot."""
+
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
+        """The claims whose files are to be removed at once, each with the reason. `before` is the state before the
+        event."""
 
     def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
         """`state` after an act of this entry: what is to be read again."""
@@ -114,40 +141,12 @@ class ClaimDriver(Protocol):
     def deadline(self, state: NodeState) -> float:
         """When that is; infinite if never."""
 
-    def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
-        """Whether the devices of a prepared claim have been read since that was requested."""
 
-    def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
-        """Why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
+class Driver(Struct, frozen=True, gc=False):
+    """One DRA driver: whose claims these are, and who answers about them."""
 
-    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
-        """The claims whose files are to be removed at once, each with the reason. `before` is the state before the
-        event."""
-
-    def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
-        """Whether a claim's files may be written now."""
-
-    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
-
-    def in_place(self, state: NodeState, address: DeviceKey) -> bool:
-        """Whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier boot."""
-
-    def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
-        """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
-
-    def fitness_check(self, state: NodeState) -> FitnessCheck | None:
-        """The outstanding check of devices that a claim would bind; None while there is none."""
-
-    def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
-        """The contents of the checkpoint beside the claims, each sorted by address: the original drivers of the
-        functions whose present driver may be of our making, and the returns that are owed."""
-
-    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
-        """The content of the files for each result of the claim, in their order."""
-
-    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
-        """Directories of the host that belong to the claim's files: there before these, and gone after them."""
-
-    def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
-        """Files in those directories, there before the claim's containers start."""
+    of: ClaimsOf
+    claiming: Claiming
+    files: Files
+    acts: HostActs | None = None
+    """None: others make its devices usable (`state.claims.AWAITED`)."""

@@ -1,4 +1,5 @@
-"""Apply each event to the claims of this node. `driver` answers the questions that differ between kinds of device.
+"""Apply each event to the claims of this node. `DriverView.driver` answers the questions that differ between kinds of
+device.
 
 `progress.py` has the consequences of the state after each event, the answers included; `transitions.py` the requests of
 a transition; `values/claim_states.py` the transitions themselves. Must not touch anything: the actors do.
@@ -7,7 +8,7 @@ a transition; `values/claim_states.py` the transitions themselves. Must not touc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,10 +16,10 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims import takeover
 from gpuactors.core.claims.answers import answered, declined
-from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.progress import act_over, not_prepared
 from gpuactors.core.claims.restoration import CHECKPOINT_LOST
 from gpuactors.core.claims.transitions import read_over, refusal, transition, try_transition, with_read
+from gpuactors.core.claims.view import DriverView, Stepped
 from gpuactors.core.events.claims import (
     ActDone,
     ActFailed,
@@ -30,10 +31,16 @@ from gpuactors.core.events.claims import (
     PrepareAsked,
     UnprepareAsked,
 )
-from gpuactors.core.host import schedule
 from gpuactors.core.requests import Failure
-from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimCall, ClaimRecord, Claims, load_of, with_bound, with_entry
+from gpuactors.core.state.claims import (
+    ClaimCall,
+    ClaimRecord,
+    Claims,
+    StoredEntry,
+    load_of,
+    with_bound,
+    with_entry,
+)
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, Claim, ClaimName
 from gpuactors.core.values.claim_states import OWNING, ClaimState, ClaimTrigger
@@ -47,9 +54,6 @@ from gpuactors.core.values.status import Reason
 CLAIM_FOUND_S: Final = 600.0
 """10 min. When a prepared claim that kubelet lists for no pod is looked for at the API server again, after an answer
 that it exists: kubelet lists no claim that no container uses."""
-
-Stepped = tuple[NodeState, list[Effect]]
-
 
 _COLLECTED: Final = OWNING - {ClaimState.RELEASING}
 """The states in which a claim has its devices until an unprepare comes: also one that is never prepared, as a process
@@ -86,20 +90,18 @@ _FAULTS: Final[Mapping[ActFault | None, Cause]] = {
 """The cause of an act's failure; None: of the act on a claim's files, which has no fault of a device."""
 
 
-def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead, at: float) -> Stepped:
+def checkpoint_read(view: DriverView, event: CheckpointRead, at: float) -> Stepped:
     """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
     known how far its act came: it is requested again, and goes on from what it finds."""
-    if driver.claims(state).settings is None or event.load < load_of(state.daemon.role):
-        return state, []
-    before, lines = state, list[Effect]()
-    lost_since = state.host.inspections.last if event.is_lost else None
-    claims = replace(
-        driver.claims(state), loaded=True, lost_since=lost_since, unserved="", entries={}, reads={}
-    )
+    if view.claims.settings is None or event.load < load_of(view.state.daemon.role):
+        return view, []
+    before, lines = view.state, list[Effect]()
+    lost_since = view.state.host.inspections.last if event.is_lost else None
+    claims = replace(view.claims, loaded=True, lost_since=lost_since, unserved="", entries={}, reads={})
     claims = replace(claims, earlier_models=event.earlier_models)
-    state, entries = driver.restored(driver.with_claims(state, claims), event)
+    view, entries = _restored(view.with_claims(claims), event)
     for stored in entries:
-        claims = replace(driver.claims(state), last=driver.claims(state).last + 1)
+        claims = replace(view.claims, last=view.claims.last + 1)
         entry = ClaimRecord(
             stored.name,
             stored.state,
@@ -108,30 +110,35 @@ def checkpoint_read(driver: ClaimDriver, state: NodeState, event: CheckpointRead
         )
         entry = replace(entry, given=stored.given, unplaced=stored.unplaced, has_files=True)
         if stored.claim is not None:
-            entry = driver.with_claim(entry, stored.claim)
+            entry = view.driver.claiming.with_claim(entry, stored.claim)
         if stored.claim is None and stored.state is not ClaimState.RELEASING:
             # The checkpoint is lost, and it was found out from its files.
             stopped = replace(entry, state=ClaimState.STOPPED, why=CHECKPOINT_LOST)
-            state = driver.with_claims(state, with_read(with_entry(claims, stopped), entry.name.uid))
+            view = view.with_claims(with_read(with_entry(claims, stopped), entry.name.uid))
         else:
-            state, broken = try_transition(
-                driver, driver.with_claims(state, claims), entry, ClaimTrigger.RESTORED
-            )
+            view, broken = try_transition(view.with_claims(claims), entry, ClaimTrigger.RESTORED)
             lines += broken
-    if event.is_lost and state.daemon.role is Role.SERVING:
+    if event.is_lost and view.state.daemon.role is Role.SERVING:
         # One that was asked for before shows what a predecessor may have ended since.
-        state = schedule.ask_ledger(state, at, lists=True)
+        view = view.ask_ledger(at, lists=True)
     level = Level.WARNING if event.warning else Level.INFO
     fields: dict[str, Field] = {"claims": len(event.entries)}
     if event.warning:
         fields["reason"] = event.warning
-    return driver.on_state_changed(before, state), [Log(level, "checkpoint.read", fields), *lines]
+    return view.on_state_changed(before), [Log(level, "checkpoint.read", fields), *lines]
 
 
-def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointRefused) -> Stepped:
+def _restored(view: DriverView, event: CheckpointRead) -> tuple[DriverView, Sequence[StoredEntry]]:
+    if (acts := view.driver.acts) is None:
+        return view, event.entries
+    state, entries = acts.restored(view.state, event)
+    return view.with_state(state), entries
+
+
+def checkpoint_refused(view: DriverView, event: CheckpointRefused) -> Stepped:
     """No claim is served, and nothing is touched. The devices of claims are known from their files and from kubelet's
     ledger."""
-    claims = driver.claims(state)
+    claims = view.claims
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
     why = Reason(Cause.CLAIMS_UNSERVED, event.reason)
     found = {
@@ -142,76 +149,77 @@ def checkpoint_refused(driver: ClaimDriver, state: NodeState, event: CheckpointR
     }
     # What was read from the checkpoint before is more than the files say.
     claims = replace(claims, loaded=True, unserved=event.reason, entries={**found, **claims.entries})
-    after = driver.on_state_changed(state, driver.with_claims(state, claims))
+    after = view.with_claims(claims).on_state_changed(view.state)
     return after, [Log(level, "claims.unserved", {"reason": event.reason})]
 
 
 # --- calls ------------------------------------------------------------------------------------------------
 
 
-def prepare_asked(driver: ClaimDriver, state: NodeState, event: PrepareAsked, at: float) -> Stepped:
+def prepare_asked(view: DriverView, event: PrepareAsked, at: float) -> Stepped:
     """Kubelet wants a claim prepared. A repeated call joins what is under way."""
-    if (answer := _answered_at_once(driver, state, event.claim)) is not None:
-        return state, declined(event.token, event.claim.uid, str(event.claim), answer)
+    if (answer := _answered_at_once(view, event.claim)) is not None:
+        return view, declined(event.token, event.claim.uid, str(event.claim), answer)
     claims = _with_call(
-        driver.claims(state), event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
+        view.claims, event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
     )
     entry = _entry_of(claims, event.claim)
     if entry.state is ClaimState.STOPPED and entry.claim is None:
         is_under_way = entry.intent > 0 or entry.name.uid in claims.reads
-        return driver.with_claims(state, claims if is_under_way else with_read(claims, entry.name.uid)), []
+        return view.with_claims(claims if is_under_way else with_read(claims, entry.name.uid)), []
+    view = view.with_claims(claims)
     if entry.state in (ClaimState.PREPARED, ClaimState.DRIFTED):
-        state, entry = driver.request_reads(state, entry, at)
-    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.PREPARE)), []
+        view, entry = view.request_reads(entry, at)
+    return transition(view, entry, ClaimTrigger.PREPARE), []
 
 
-def unprepare_asked(driver: ClaimDriver, state: NodeState, event: UnprepareAsked, at: float) -> Stepped:
+def unprepare_asked(view: DriverView, event: UnprepareAsked, at: float) -> Stepped:
     """Kubelet wants nothing to be left of a claim. It ends the prepares of this claim that came before it."""
-    if (answer := _answered_at_once(driver, state, event.claim)) is not None:
-        return state, declined(event.token, event.claim.uid, str(event.claim), answer)
+    if (answer := _answered_at_once(view, event.claim)) is not None:
+        return view, declined(event.token, event.claim.uid, str(event.claim), answer)
     over = refusal(Cause.UNPREPARED, "it was unprepared while it was being prepared")
-    claims = driver.claims(state)
+    claims = view.claims
     waiting = {t: c for t, c in claims.calls.items() if c.uid == event.claim.uid and c.prepares}
     claims = replace(claims, calls={t: c for t, c in claims.calls.items() if t not in waiting})
     claims = _with_call(claims, event.token, ClaimCall(event.claim.uid, False, at + limits.CLAIM_ANSWER_S))
-    claims = transition(driver, claims, _entry_of(claims, event.claim), ClaimTrigger.UNPREPARE)
-    return driver.with_claims(state, claims), [
+    view = transition(view.with_claims(claims), _entry_of(claims, event.claim), ClaimTrigger.UNPREPARE)
+    return view, [
         line for token in waiting for line in declined(token, event.claim.uid, str(event.claim), over)
     ]
 
 
-def abandoned(driver: ClaimDriver, state: NodeState, token: Token) -> NodeState:
+def abandoned(view: DriverView, token: Token) -> DriverView:
     """No caller waits for this answer any more. Requests in progress continue."""
-    if token not in driver.claims(state).calls:
-        return state
-    calls = {t: c for t, c in driver.claims(state).calls.items() if t != token}
-    return driver.with_claims(state, replace(driver.claims(state), calls=calls))
+    if token not in view.claims.calls:
+        return view
+    calls = {t: c for t, c in view.claims.calls.items() if t != token}
+    return view.with_claims(replace(view.claims, calls=calls))
 
 
-def handed_over(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
+def handed_over(view: DriverView, at: float) -> Stepped:
     """A successor has the claims from now on. Every call that still waits is passed on to it, and those that come until
     kubelet knows it; or they are refused, where there can be no socket of its beside ours."""
-    claims = driver.claims(state)
+    claims = view.claims
     over: Refused | Elsewhere = refusal(
         Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"
     )
     if claims.settings is not None and claims.settings.side_by_side:
         over, claims = Elsewhere(), replace(claims, relays_until=at + limits.RELAY_S)
     claims, replies = answered(claims, dict.fromkeys(claims.calls, over))
-    return driver.with_claims(state, claims), replies
+    return view.with_claims(claims), replies
 
 
-def _answered_at_once(driver: ClaimDriver, state: NodeState, claim: ClaimName) -> Refused | Elsewhere | None:
-    settings, role = driver.claims(state).settings, state.daemon.role
+def _answered_at_once(view: DriverView, claim: ClaimName) -> Refused | Elsewhere | None:
+    settings, role = view.claims.settings, view.state.daemon.role
     if settings is None:
         return refusal(Cause.CLAIMS_UNSERVED, "this daemon serves no claims (--dra off)")
-    if settings.side_by_side and (role is not Role.SERVING or not driver.claims(state).loaded):
+    if settings.side_by_side and (role is not Role.SERVING or not view.claims.loaded):
         return Elsewhere()
-    if driver.claims(state).unserved:
-        return refusal(Cause.CLAIMS_UNSERVED, driver.claims(state).unserved)
-    if state.daemon.stopping or role is not Role.SERVING:
+    if view.claims.unserved:
+        return refusal(Cause.CLAIMS_UNSERVED, view.claims.unserved)
+    if view.state.daemon.stopping or role is not Role.SERVING:
         return refusal(Cause.NOT_SERVING, "gpuactors is stopping: ask again")
-    if not driver.claims(state).loaded:
+    if not view.claims.loaded:
         return refusal(Cause.CHECKPOINT_LATE, "the checkpoint of the claims is being read: ask again")
     if not (is_uid(claim.uid) and is_subdomain(claim.name) and is_subdomain(claim.namespace)):
         return refusal(
@@ -236,64 +244,59 @@ def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
 # --- what the API server says -------------------------------------------------------------------------------
 
 
-def read(driver: ClaimDriver, state: NodeState, event: ClaimRead, at: float) -> Stepped:
+def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
     """The API server has the claim, by the UID that was asked for, or has not, or did not say."""
-    if (entry := _of_read(driver.claims(state), event.number)) is None:
-        return state, []
-    claims = read_over(driver.claims(state), entry.name.uid)
+    if (entry := _of_read(view.claims, event.number)) is None:
+        return view, []
+    view = view.with_claims(read_over(view.claims, entry.name.uid))
     if isinstance(event.claim, Failure):
-        state = driver.with_claims(state, claims)
         if event.missing:
-            return _missing(driver, state, entry, event.claim, at)
-        return _unreadable(driver, state, entry, event.claim, at, at + event.retry_in_s)
+            return _missing(view, entry, event.claim, at)
+        return _unreadable(view, entry, event.claim, at, at + event.retry_in_s)
     if entry.claim is None and entry.state is ClaimState.STOPPED:
-        return driver.with_claims(state, _found_again(driver, state, entry, event.claim)), []
+        return _found_again(view, entry, event.claim), []
     if entry.state in _COLLECTED and not event.claim.results:
         reason = Failure("the API server has the claim, and it is not allocated here any more")
-        return _missing(driver, driver.with_claims(state, claims), entry, reason, at)
+        return _missing(view, entry, reason, at)
     if entry.state is not ClaimState.FETCHING:  # whether it still exists was asked
         again = replace(entry, missing=0, collect_at=at + CLAIM_FOUND_S)
-        return driver.with_claims(state, with_entry(claims, again)), []
-    if (invalid := _refused_by_content(driver, state, event.claim)) is not None:
-        return not_prepared(driver, driver.with_claims(state, claims), entry, invalid)
-    state, entry = driver.request_reads(state, driver.with_claim(replace(entry, why=None), event.claim), at)
-    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.FETCHED)), []
+        return view.with_record(again), []
+    if (invalid := _refused_by_content(view, event.claim)) is not None:
+        return not_prepared(view, entry, invalid)
+    entry = view.driver.claiming.with_claim(replace(entry, why=None), event.claim)
+    view, entry = view.request_reads(entry, at)
+    return transition(view, entry, ClaimTrigger.FETCHED), []
 
 
-def _found_again(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, claim: Claim) -> Claims:
+def _found_again(view: DriverView, entry: ClaimRecord, claim: Claim) -> DriverView:
     """A claim whose entry was found out from its files."""
-    claims = read_over(driver.claims(state), entry.name.uid)
-    invalid = _refused_by_content(driver, state, claim)
+    invalid = _refused_by_content(view, claim)
     if invalid is not None and invalid.cause is Cause.GONE and entry.has_unplaced_files:
-        return transition(driver, claims, driver.found_again(entry, claim), ClaimTrigger.DRIFT)
+        return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.DRIFT)
     if invalid is not None:
-        return with_entry(claims, replace(entry, why=invalid))
-    return transition(driver, claims, driver.found_again(entry, claim), ClaimTrigger.FETCHED)
+        return view.with_record(replace(entry, why=invalid))
+    return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.FETCHED)
 
 
-def _refused_by_content(driver: ClaimDriver, state: NodeState, claim: Claim) -> Reason | None:
+def _refused_by_content(view: DriverView, claim: Claim) -> Reason | None:
     """Why a claim cannot be prepared whatever else happens; None if it can."""
     if claim.results is None:
         return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
     if not claim.results:
         return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim has no device of this driver on this node")
-    return driver.validate(state, claim)
+    return view.driver.claiming.validate(view.state, claim)
 
 
-def _missing(
-    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, reason: Failure, at: float
-) -> Stepped:
+def _missing(view: DriverView, entry: ClaimRecord, reason: Failure, at: float) -> Stepped:
     """The API server has no such claim, or another one of that name."""
-    claims = driver.claims(state)
     if entry.state is ClaimState.FETCHING:
-        return not_prepared(driver, state, entry, Reason(Cause.CLAIM_NOT_FOUND, reason))
+        return not_prepared(view, entry, Reason(Cause.CLAIM_NOT_FOUND, reason))
     if entry.state not in _COLLECTED:
-        return state, []
-    if entry.missing == 0 or not _is_unlisted(driver, state, entry):
-        counted = int(_is_unlisted(driver, state, entry))
+        return view, []
+    if entry.missing == 0 or not _is_unlisted(view, entry):
+        counted = int(_is_unlisted(view, entry))
         again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)
-        state = driver.with_claims(state, with_entry(claims, again))
-        return schedule.ask_ledger(state, at, lists=True), []
+        return view.with_record(again).ask_ledger(at, lists=True), []
     line = Log(
         Level.WARNING,
         "claim.collected",
@@ -303,19 +306,17 @@ def _missing(
             "reason": f"{reason}, twice, and kubelet lists it for no pod; its unprepare never came",
         },
     )
-    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.UNPREPARE)), [line]
+    return transition(view, entry, ClaimTrigger.UNPREPARE), [line]
 
 
-def _unreadable(
-    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, reason: Failure, at: float, retry_at: float
-) -> Stepped:
+def _unreadable(view: DriverView, entry: ClaimRecord, reason: Failure, at: float, retry_at: float) -> Stepped:
     """The API server did not answer, or not with the claim: nothing follows from that but another try."""
     if entry.claim is None:
         why = Reason(Cause.API_SERVER_FAILED, reason)
         entry = replace(entry, why=why, retry_at=retry_at)
     else:
         entry = replace(entry, collect_at=at + limits.CLAIM_COLLECT_S)
-    return driver.with_claims(state, with_entry(driver.claims(state), entry)), []
+    return view.with_record(entry), []
 
 
 def _of_read(claims: Claims, number: int) -> ClaimRecord | None:
@@ -326,39 +327,41 @@ def _of_read(claims: Claims, number: int) -> ClaimRecord | None:
 # --- the disk and the acts ----------------------------------------------------------------------------------
 
 
-def checkpoint_written(driver: ClaimDriver, state: NodeState, event: CheckpointWritten) -> Stepped:
+def checkpoint_written(view: DriverView, event: CheckpointWritten) -> Stepped:
     """Every checkpoint up to this number is on disk. If it could not be written, nothing that follows from it happens,
     and the actor tries again."""
-    claims = driver.claims(state)
+    claims = view.claims
     if event.failure is not None:
         level = Level.DEBUG if event.failure == claims.unwritten else Level.ERROR
         line = Log(level, "checkpoint.unwritten", {"reason": event.failure})
-        return driver.with_claims(state, replace(claims, unwritten=event.failure)), [line]
+        return view.with_claims(replace(claims, unwritten=event.failure)), [line]
     if event.number <= claims.durable:
-        return state, []
+        return view, []
     lines: list[Effect] = [Log(Level.INFO, "checkpoint.written", {})] if claims.unwritten else []
-    return driver.with_claims(state, replace(claims, durable=event.number, unwritten="")), lines
+    return view.with_claims(replace(claims, durable=event.number, unwritten="")), lines
 
 
-def act_done(driver: ClaimDriver, state: NodeState, event: ActDone, at: float) -> Stepped:
+def act_done(view: DriverView, event: ActDone, at: float) -> Stepped:
     """An act reached its goal."""
-    entry = _of_act(driver.claims(state), event.number)
+    entry = _of_act(view.claims, event.number)
     if entry is None:  # another one has been requested since, or it is no claim's
-        return driver.other_act_over(state, event, at)
-    state, lines = driver.hindered(state, entry, event, at)
-    return act_over(driver, driver.acted(state, entry, event), entry, event.number, event.bound), lines
+        return _other_act_over(view, event, at)
+    view, lines = _hindered(view, entry, event, at)
+    if (acts := view.driver.acts) is not None:
+        view = view.with_state(acts.acted(view.state, entry, event))
+    return act_over(view, entry, event.number, event.bound), lines
 
 
-def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: float) -> Stepped:
+def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
     """An act did not reach its goal. The devices stay as they are."""
-    entry = _of_act(driver.claims(state), event.number)
+    entry = _of_act(view.claims, event.number)
     if entry is None:
-        return driver.other_act_over(state, event, at)
+        return _other_act_over(view, event, at)
     if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
-        return act_over(driver, state, entry, event.number, ()), []  # nothing is left to be returned
-    if entry.state is ClaimState.RELEASING and (owes := driver.owes(state, entry, event, at)) is not None:
-        return act_over(driver, owes[0], entry, event.number, ()), owes[1]
-    state, lines = driver.hindered(state, entry, event, at)
+        return act_over(view, entry, event.number, ()), []  # nothing is left to be returned
+    if entry.state is ClaimState.RELEASING and (owes := _owes(view, entry, event, at)) is not None:
+        return act_over(owes[0], entry, event.number, ()), owes[1]
+    view, lines = _hindered(view, entry, event, at)
     delayed = entry.state is ClaimState.BINDING and event.fault in _PASSING
     by_itself = delayed or entry.state in _TRIED_AGAIN
     again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
@@ -373,30 +376,51 @@ def act_failed(driver: ClaimDriver, state: NodeState, event: ActFailed, at: floa
     if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
         stopped = with_bound(stopped, event.moved)
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
-    claims = transition(driver, driver.claims(state), stopped, on)
-    if claims.entries[entry.name.uid].state is ClaimState.STOPPED and entry.has_unplaced_files:
-        claims = transition(driver, claims, claims.entries[entry.name.uid], ClaimTrigger.DRIFT)
-    return driver.with_claims(state, claims), [*lines, line]
+    view = transition(view, stopped, on)
+    after = view.claims.entries[entry.name.uid]
+    if after.state is ClaimState.STOPPED and entry.has_unplaced_files:
+        view = transition(view, after, ClaimTrigger.DRIFT)
+    return view, [*lines, line]
 
 
-def files_touched(driver: ClaimDriver, state: NodeState, event: FilesTouched) -> Stepped:
+def _other_act_over(view: DriverView, event: ActDone | ActFailed, at: float) -> Stepped:
+    if (acts := view.driver.acts) is None:
+        return view, []
+    state, lines = acts.other_act_over(view.state, event, at)
+    return view.with_state(state), lines
+
+
+def _hindered(view: DriverView, entry: ClaimRecord, event: ActDone | ActFailed, at: float) -> Stepped:
+    if (acts := view.driver.acts) is None:
+        return view, []
+    state, lines = acts.hindered(view.state, entry, event, at)
+    return view.with_state(state), lines
+
+
+def _owes(view: DriverView, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
+    acts = view.driver.acts
+    owes = acts.owes(view.state, entry, event, at) if acts is not None else None
+    return (view.with_state(owes[0]), owes[1]) if owes is not None else None
+
+
+def files_touched(view: DriverView, event: FilesTouched) -> Stepped:
     """The files of these claims, where they are prepared, are looked at, and written where they are missing: a
     container that restarts gets the present files, without a call to us. Correct files are not written again. A check
     in progress may have read them before: then another one follows."""
     effects: list[Effect] = []
-    for uid, entry in driver.claims(state).entries.items():
+    for uid, entry in view.claims.entries.items():
         is_touched = event.claims is None or uid in event.claims
         if is_touched and entry.state in (ClaimState.PREPARED, ClaimState.VERIFYING):
-            state, lines = try_transition(driver, state, entry, ClaimTrigger.RETRY)
+            view, lines = try_transition(view, entry, ClaimTrigger.RETRY)
             effects += lines
-    return state, effects
+    return view, effects
 
 
-def published(driver: ClaimDriver, state: NodeState, publication: Publication) -> Stepped:
+def published(view: DriverView, publication: Publication) -> Stepped:
     """Handle a change of the published devices, or that they cannot be published."""
-    before = driver.claims(state).publication
+    before = view.claims.publication
     problem = before.problem if before is not None else ""
-    after = driver.with_claims(state, replace(driver.claims(state), publication=publication))
+    after = view.with_claims(replace(view.claims, publication=publication))
     if publication.problem:
         level = Level.DEBUG if publication.problem == problem else Level.WARNING
         return after, [Log(level, "slices.unpublished", {"reason": publication.problem})]
@@ -415,37 +439,37 @@ def _of_act(claims: Claims, number: int) -> ClaimRecord | None:
     return next((e for e in claims.entries.values() if number in e.acts.values()), None)
 
 
-def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> NodeState:
+def ledger_read(view: DriverView, at: float) -> DriverView:
     """After a read of kubelet's ledger: a prepared claim that kubelet lists for no pod may have lost its unprepare. The
     API server is asked some time later (kubernetes issues 139845, 139876)."""
-    claims = driver.claims(state)
+    claims = view.claims
     if claims.settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
-        return state
-    listed = _listed(driver, state)
+        return view
+    listed = _listed(view)
     for known in claims.entries.values():
         if known.state not in _COLLECTED:
             continue
-        entry = takeover.named(claims, state, known)
+        entry = takeover.named(claims, view.state, known)
         if entry is not known:
             claims = with_entry(claims, entry)
-        is_listed = str(entry.name) in listed or bool(takeover.listed_as(claims, state, entry))
+        is_listed = str(entry.name) in listed or bool(takeover.listed_as(claims, view.state, entry))
         if is_listed and (entry.missing or entry.collect_at < math.inf):
             claims = with_entry(claims, replace(entry, missing=0, collect_at=math.inf))
         elif not is_listed and entry.collect_at == math.inf and entry.name.uid not in claims.reads:
             claims = with_entry(claims, replace(entry, collect_at=at + limits.CLAIM_COLLECT_S))
-    return driver.with_claims(state, claims)
+    return view.with_claims(claims)
 
 
-def _listed(driver: ClaimDriver, state: NodeState) -> set[str]:
+def _listed(view: DriverView) -> set[str]:
     """Our driver's claims in kubelet's list, by namespace and name."""
-    settings = driver.claims(state).settings
+    settings = view.claims.settings
     assert settings is not None
-    return {claim for name, claim in state.kubelet.ledger.claimed if name == settings.driver}
+    return {claim for name, claim in view.state.kubelet.ledger.claimed if name == settings.driver}
 
 
-def _is_unlisted(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> bool:
+def _is_unlisted(view: DriverView, entry: ClaimRecord) -> bool:
     """Kubelet lists the claim for no pod. An outdated list, and a list from before kubelet knows its pods, are not
     used; nor is its file, which names no claim."""
-    ledger, name = state.kubelet.ledger, str(entry.name)
+    ledger, name = view.state.kubelet.ledger, str(entry.name)
     is_its_list = ledger.problem is None and ledger.source is LedgerSource.LIST
-    return is_its_list and name not in _listed(driver, state)
+    return is_its_list and name not in _listed(view)

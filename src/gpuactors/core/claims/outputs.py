@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.cdi import DeviceEdits
-from gpuactors.core.claims.driver import ClaimDriver, DeviceAct
+from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import PlacedFile
-from gpuactors.core.state import NodeState
+from gpuactors.core.claims.view import DriverView, offered
 from gpuactors.core.state.claims import (
     FILES,
     ClaimRecord,
@@ -128,38 +128,39 @@ NO_CLAIMS_WANTED = ClaimsWanted()
 """DRA is off."""
 
 
-def claims_wanted(state: NodeState, driver: ClaimDriver) -> ClaimsWanted:
+def claims_wanted(view: DriverView) -> ClaimsWanted:
     """The orders for the claims of one driver. A daemon that has handed over gives none: its successor has read the
     checkpoint."""
-    claims, role = driver.claims(state), state.daemon.role
+    claims, role = view.claims, view.state.daemon.role
     if claims.settings is None:
         return NO_CLAIMS_WANTED
     relays = claims.relays_until > -math.inf
     if role is Role.HANDED_OVER:
         drain_s = limits.CLAIM_CALL_S if claims.settings.side_by_side else limits.DRAIN_S
         # Kubelet reads the health of both, and takes the last list that came: they are to be the same.
-        health = driver.offered(state)[1] if relays else ()
+        health = offered(view.state, view.driver.of)[1] if relays else ()
         return ClaimsWanted(is_serving=relays, drain_s=drain_s, health=health)
     load = load_of(role)
     if not claims.loaded or claims.unserved or role is not Role.SERVING:
         return ClaimsWanted(load, is_serving=relays)
-    offer, health = driver.offered(state)
+    (offer, health), acts = offered(view.state, view.driver.of), view.driver.acts
     acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
     return ClaimsWanted(
         load=load,
-        is_serving=not state.daemon.stopping,
+        is_serving=not view.state.daemon.stopping,
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
-        checkpoint=_checkpoint(driver, state) if claims.checkpoint > claims.durable else None,
-        devices=driver.device_acts(state, acting),
-        fitness_check=driver.fitness_check(state),
-        files=_files(driver, state, acting),
+        checkpoint=_checkpoint(view) if claims.checkpoint > claims.durable else None,
+        devices=acts.device_acts(view.state, acting) if acts is not None else {},
+        fitness_check=acts.fitness_check(view.state) if acts is not None else None,
+        files=_files(view, acting),
         offer=offer,
         health=health,
     )
 
 
-def _checkpoint(driver: ClaimDriver, state: NodeState) -> CheckpointWanted:
-    claims, (original_drivers, owed) = driver.claims(state), driver.kept(state)
+def _checkpoint(view: DriverView) -> CheckpointWanted:
+    claims, acts = view.claims, view.driver.acts
+    original_drivers, owed = acts.kept(view.state) if acts is not None else ((), ())
     entries = tuple(_on_disk(e) for e in claims.entries.values() if e.state in OWNING)
     return CheckpointWanted(claims.checkpoint, entries, original_drivers, owed, claims.earlier_models)
 
@@ -191,22 +192,25 @@ def _reservation_on_disk(entry: ClaimRecord) -> Reservation | None:
     return replace(entry.reservation, config=None) if entry.reservation.domain is not None else None
 
 
-def _files(
-    driver: ClaimDriver, state: NodeState, acting: Iterable[ClaimRecord]
-) -> Mapping[ClaimUid, FilesAct]:
+def _files(view: DriverView, acting: Iterable[ClaimRecord]) -> Mapping[ClaimUid, FilesAct]:
     """Those of the claims, in their order, but those that kubelet waits for before the files that are written again for
     a prepared claim. One that would write a claim's files waits while these could be wrong: removals go first. The disk
     does one after the other: at each event only the next few are made."""
     having = (entry for entry in acting if FILES in entry.acts)
     ordered = sorted(having, key=lambda entry: (entry.state is ClaimState.PREPARED, entry.acts[FILES]))
-    free = (entry for entry in ordered if entry.state in REMOVING or driver.may_write(state, entry))
-    return {e.name.uid: _files_act(driver, state, e) for e in islice(free, FILES_AT_ONCE)}
+    free = (
+        entry
+        for entry in ordered
+        if entry.state in REMOVING or view.driver.files.may_write(view.state, entry)
+    )
+    return {e.name.uid: _files_act(view, e) for e in islice(free, FILES_AT_ONCE)}
 
 
-def _files_act(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> FilesAct:
-    number, directories = entry.acts[FILES], driver.directories(state, entry)
+def _files_act(view: DriverView, entry: ClaimRecord) -> FilesAct:
+    files, number = view.driver.files, entry.acts[FILES]
+    directories = files.directories(view.state, entry)
     if entry.state in REMOVING:
         return FilesAct(number, entry.name, None, (), directories)
     assert entry.claim is not None, "files are written for an allocated claim"
-    devices, placed = driver.devices(state, entry, entry.claim), driver.placed(state, entry)
+    devices, placed = files.devices(view.state, entry, entry.claim), files.placed(view.state, entry)
     return FilesAct(number, entry.name, entry.claim, devices, directories, placed)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims import takeover
 from gpuactors.core.claims.answers import answer_of, answered
-from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.transitions import (
     blank,
     quarantine,
@@ -23,7 +22,7 @@ from gpuactors.core.claims.transitions import (
     with_acts,
     with_read,
 )
-from gpuactors.core.host import schedule
+from gpuactors.core.claims.view import DriverView, Stepped, claims_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     AWAITED,
@@ -46,34 +45,33 @@ from gpuactors.core.values.status import Reason
 CLAIM_TOMBSTONE_S: Final = 90.0
 """90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
 
-Stepped = tuple[NodeState, list[Effect]]
 
-
-def advanced(driver: ClaimDriver, before: NodeState, state: NodeState, at: float) -> Stepped:
+def advanced(view: DriverView, before: NodeState, at: float) -> Stepped:
     """After each event: every transition that nothing stands in the way of any more, and the answers."""
-    if driver.claims(state).settings is None:
-        return state, []
-    state = driver.on_state_changed(before, state)
-    state, effects = _files_withdrawn(driver, before, state, at)
-    while (further := _one_further(driver, state, at) or _all_answered(driver, state, at)) is not None:
-        state, lines = further
-        state = driver.on_state_changed(before, state)
+    if view.claims.settings is None:
+        return view, []
+    view = view.on_state_changed(before)
+    view, effects = _files_withdrawn(view, before, at)
+    while (further := _one_further(view, at) or _all_answered(view, at)) is not None:
+        view, lines = further
+        view = view.on_state_changed(before)
         effects += lines
-    return driver.with_claims(state, _dated(driver.claims(before), driver.claims(state), at)), effects
+    return view.with_claims(_dated(claims_of(before, view.driver.of), view.claims, at)), effects
 
 
-def _files_withdrawn(driver: ClaimDriver, before: NodeState, state: NodeState, at: float) -> Stepped:
+def _files_withdrawn(view: DriverView, before: NodeState, at: float) -> Stepped:
     """The files of every claim that has drifted are to be removed: of all at once, as they may be a whole node's. A
     daemon that takes over touches none, and finds the drift when it has read the checkpoint again."""
     effects: list[Effect] = []
-    if state.daemon.role is not Role.SERVING or not driver.claims(state).loaded:
-        return state, effects
-    for prepared, why in driver.drifted(before, state):
+    if view.state.daemon.role is not Role.SERVING or not view.claims.loaded:
+        return view, effects
+    acts = view.driver.acts
+    for prepared, why in acts.drifted(before, view.state) if acts is not None else ():
         # What has changed is read anew, and may be outdated again when the devices are back.
-        state, entry = driver.request_reads(state, replace(prepared, why=why, is_outdated=True), at)
-        state, broken = try_transition(driver, state, entry, ClaimTrigger.DRIFT)
+        view, entry = view.request_reads(replace(prepared, why=why, is_outdated=True), at)
+        view, broken = try_transition(view, entry, ClaimTrigger.DRIFT)
         effects += [*_astray(entry, why), *broken]
-    return (driver.on_state_changed(before, state), effects) if effects else (state, [])
+    return (view.on_state_changed(before), effects) if effects else (view, [])
 
 
 def _astray(entry: ClaimRecord, why: Reason) -> list[Effect]:
@@ -93,65 +91,65 @@ def _dated(before: Claims, claims: Claims, at: float) -> Claims:
     return replace(claims, entries={**claims.entries, **dated}) if dated else claims
 
 
-def _all_answered(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | None:
+def _all_answered(view: DriverView, at: float) -> Stepped | None:
     """Every call that can be answered now; None if there is none."""
-    claims = driver.claims(state)
+    claims = view.claims
     answers = {t: a for t, c in claims.calls.items() if (a := answer_of(claims, c, at)) is not None}
     if not answers:
         return None
     claims, replies = answered(claims, answers)
-    return driver.with_claims(state, claims), replies
+    return view.with_claims(claims), replies
 
 
-def due(driver: ClaimDriver, state: NodeState, at: float) -> Stepped:
+def due(view: DriverView, at: float) -> Stepped:
     """Retry, ask or forget what is due at this time."""
     effects: list[Effect] = []
-    if driver.claims(state).relays_until <= at:
-        state = driver.with_claims(state, replace(driver.claims(state), relays_until=-math.inf))
-    for known in driver.claims(state).entries.values():
+    if view.claims.relays_until <= at:
+        view = view.with_claims(replace(view.claims, relays_until=-math.inf))
+    for known in view.claims.entries.values():
         if known.collect_at <= at:
-            state, lines = _looked_for(driver, state, known, at)
+            view, lines = _looked_for(view, known, at)
             effects += lines
-    for waiting in driver.claims(state).entries.values():
+    for waiting in view.claims.entries.values():
         if waiting.retry_at > at:
             continue
         entry, lines = replace(waiting, retry_at=math.inf), list[Effect]()
         match entry.state:
             case ClaimState.TOMBSTONE:
-                state, lines = try_transition(driver, state, entry, ClaimTrigger.FORGOTTEN)
+                view, lines = try_transition(view, entry, ClaimTrigger.FORGOTTEN)
             case ClaimState.FETCHING | ClaimState.STOPPED:
-                state = driver.with_claims(
-                    state, with_read(with_entry(driver.claims(state), entry), entry.name.uid)
-                )
+                view = view.with_claims(with_read(with_entry(view.claims, entry), entry.name.uid))
             case ClaimState.BINDING | ClaimState.CLEARING | ClaimState.DRIFTED:
-                state, lines = try_transition(driver, state, entry, ClaimTrigger.RETRY)
+                view, lines = try_transition(view, entry, ClaimTrigger.RETRY)
             case ClaimState.PREPARED if entry.why is not None:
-                state, lines = try_transition(driver, state, replace(entry, why=None), ClaimTrigger.RETRY)
+                view, lines = try_transition(view, replace(entry, why=None), ClaimTrigger.RETRY)
             case _:
-                state = driver.with_claims(state, with_entry(driver.claims(state), entry))
+                view = view.with_record(entry)
         effects += lines
-    state, lines = driver.due(state, at)
-    return state, effects + lines
+    if (acts := view.driver.acts) is not None:
+        state, lines = acts.due(view.state, at)
+        view, effects = view.with_state(state), effects + lines
+    return view, effects
 
 
-def _looked_for(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped:
+def _looked_for(view: DriverView, entry: ClaimRecord, at: float) -> Stepped:
     """A prepared claim that kubelet did not list for a pod is looked for: in kubelet's list if that is an old one, then
     at the API server."""
-    claims = driver.claims(state)
-    if state.kubelet.ledger.asking.listed_at < at - limits.CLAIM_COLLECT_S:
+    claims = view.claims
+    if view.state.kubelet.ledger.asking.listed_at < at - limits.CLAIM_COLLECT_S:
         later = with_entry(claims, replace(entry, collect_at=at + limits.LEDGER_RETRY_S))
-        return schedule.ask_ledger(driver.with_claims(state, later), at, lists=True), []
+        return view.with_claims(later).ask_ledger(at, lists=True), []
     if not entry.name.is_known:
-        return takeover.unlisted(driver, state, entry, at)
+        return takeover.unlisted(view, entry, at)
     asked = with_entry(claims, replace(entry, collect_at=math.inf))
-    return driver.with_claims(state, with_read(asked, entry.name.uid)), []
+    return view.with_claims(with_read(asked, entry.name.uid)), []
 
 
-def deadline(driver: ClaimDriver, state: NodeState) -> float:
+def deadline(view: DriverView) -> float:
     """When `due` or an answer is next due; infinite if never."""
-    claims = driver.claims(state)
+    claims, acts = view.claims, view.driver.acts
     return min(
-        driver.deadline(state),
+        acts.deadline(view.state) if acts is not None else math.inf,
         min((e.retry_at for e in claims.entries.values()), default=math.inf),
         min((e.collect_at for e in claims.entries.values()), default=math.inf),
         min((c.deadline for c in claims.calls.values()), default=math.inf),
@@ -159,22 +157,22 @@ def deadline(driver: ClaimDriver, state: NodeState) -> float:
     )
 
 
-def _one_further(driver: ClaimDriver, state: NodeState, at: float) -> Stepped | None:
+def _one_further(view: DriverView, at: float) -> Stepped | None:
     """The first transition that an entry can make by itself; None if there is none. One that the table lacks sets its
     entry aside."""
-    claims = driver.claims(state)
+    claims = view.claims
     calls: dict[ClaimUid, list[ClaimCall]] = {}
     for call in claims.calls.values():
         calls.setdefault(call.uid, []).append(call)
     steps = (
-        _further(driver, state, entry, at, calls.get(entry.name.uid, ()))
+        _further(view, entry, at, calls.get(entry.name.uid, ()))
         for entry in claims.entries.values()
         if not entry.broken and not _rests(entry, calls)
     )
     try:
         return next((step for step in steps if step is not None), None)
     except NoTransitionError as error:
-        return quarantine(driver, state, error)
+        return quarantine(view, error)
 
 
 def _rests(entry: ClaimRecord, called: Container[ClaimUid]) -> bool:
@@ -184,129 +182,115 @@ def _rests(entry: ClaimRecord, called: Container[ClaimUid]) -> bool:
     )
 
 
-def _further(
-    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float, calls: Collection[ClaimCall]
-) -> Stepped | None:
+def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[ClaimCall]) -> Stepped | None:
     """`calls`: those about the claim."""
-    claims, uid = driver.claims(state), entry.name.uid
+    claims, uid = view.claims, entry.name.uid
     match entry.state:
         case ClaimState.FETCHING if not calls:
-            return driver.with_claims(
-                state, transition(driver, read_over(claims, uid), entry, ClaimTrigger.ABANDONED)
-            ), []
+            unread = view.with_claims(read_over(claims, uid))
+            return transition(unread, entry, ClaimTrigger.ABANDONED), []
         case ClaimState.WAITING if not calls:
-            return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
+            return transition(view, entry, ClaimTrigger.ABANDONED), []
         case ClaimState.WAITING:
-            return _waited(driver, state, entry, at)
+            return _waited(view, entry, at)
         case ClaimState.VERIFYING if not calls:
-            return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.ABANDONED)), []
+            return transition(view, entry, ClaimTrigger.ABANDONED), []
         case ClaimState.VERIFYING:
-            return _verified(driver, state, entry, at)
+            return _verified(view, entry, at)
         case ClaimState.DRIFTED if not entry.has_files:
-            return _returned_to_files(driver, state, entry, at, is_asked=bool(calls))
+            return _returned_to_files(view, entry, at, is_asked=bool(calls))
         case ClaimState.RESERVED if claims.durable >= entry.intent:
-            return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.DURABLE)), []
+            return transition(view, entry, ClaimTrigger.DURABLE), []
         case ClaimState.STOPPED if entry.claim is None and 0 < entry.intent <= claims.durable:
             found = with_entry(claims, replace(entry, intent=0))
-            return driver.with_claims(state, with_read(found, uid)), []
+            return view.with_claims(with_read(found, uid)), []
         case ClaimState.BINDING if AWAITED in entry.acts:
-            return _awaited(driver, state, entry)
+            return _awaited(view, entry)
         case ClaimState.COMMITTING if claims.durable >= entry.intent:
-            return driver.with_claims(
-                state, transition(driver, claims, entry, ClaimTrigger.DURABLE)
-            ), _logged("claim.prepared", entry)
-        case ClaimState.RELEASING if _is_to_be_undone(driver, state, entry):
-            claims = transition(driver, claims, entry, ClaimTrigger.DURABLE)
-            acts = driver.undoing(state, claims.entries[uid])
-            return driver.with_claims(state, with_acts(claims, claims.entries[uid], acts)), []
+            return transition(view, entry, ClaimTrigger.DURABLE), _logged("claim.prepared", entry)
+        case ClaimState.RELEASING if _is_to_be_undone(view, entry):
+            after = transition(view, entry, ClaimTrigger.DURABLE)
+            acts = view.driver.claiming.undoing(view.state, after.claims.entries[uid])
+            return after.with_claims(with_acts(after.claims, after.claims.entries[uid], acts)), []
         case ClaimState.TOMBSTONE if entry.retry_at == math.inf:
             remembered = replace(entry, retry_at=at + CLAIM_TOMBSTONE_S)
-            after = driver.with_claims(state, with_entry(claims, remembered))
-            return schedule.ask_ledger(after, at), _logged("claim.unprepared", entry)
+            after = view.with_record(remembered)
+            return after.ask_ledger(at), _logged("claim.unprepared", entry)
         case ClaimState.TOMBSTONE if any(call.prepares for call in calls):
-            return driver.with_claims(
-                state, transition(driver, claims, blank(entry), ClaimTrigger.PREPARE)
-            ), []
+            return transition(view, blank(entry), ClaimTrigger.PREPARE), []
     return None
 
 
-def _awaited(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> Stepped | None:
+def _awaited(view: DriverView, entry: ClaimRecord) -> Stepped | None:
     """Complete the act that others carry out when no prerequisite is unmet; None if it waits on. The unmet prerequisite
     is the error if the wait takes too long, and at once if waiting does not help."""
-    unmet = driver.unmet_prerequisite(state, entry)
+    unmet = view.driver.claiming.unmet_prerequisite(view.state, entry)
     if unmet is None:
-        state, entry = driver.reserved(state, entry)
-        return act_over(driver, state, entry, entry.acts[AWAITED], ()), []
+        view, entry = view.reserve(entry)
+        return act_over(view, entry, entry.acts[AWAITED], ()), []
     why = unmet.why
     if unmet.is_final:
         stopped = replace(entry, acts={}, why=why)
-        return driver.with_claims(
-            state, transition(driver, driver.claims(state), stopped, ClaimTrigger.FAILED)
-        ), []
+        return transition(view, stopped, ClaimTrigger.FAILED), []
     if why == entry.why:
         return None
-    after = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
+    after = view.with_record(replace(entry, why=why))
     return after, _logged("claim.waiting", entry, cause=why.cause, reason=why.message)
 
 
-def _is_to_be_undone(driver: ClaimDriver, state: NodeState, entry: ClaimRecord) -> bool:
+def _is_to_be_undone(view: DriverView, entry: ClaimRecord) -> bool:
     """Its intent is on disk, no act is under way or waits for its next try, and who else has its devices is known."""
     return (
-        driver.claims(state).durable >= entry.intent
+        view.claims.durable >= entry.intent
         and not entry.acts
         and entry.retry_at == math.inf
-        and state.host.scanned
-        and state.kubelet.ledger.tried
+        and view.state.host.scanned
+        and view.state.kubelet.ledger.tried
     )
 
 
-def _verified(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped | None:
+def _verified(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None:
     """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
     nobody else has them. None if it waits on."""
-    if entry.acts or not driver.is_seen(state, entry):
+    if entry.acts or not view.driver.claiming.is_seen(view.state, entry):
         return None
-    if (why := driver.drift(state, entry)) is None:
+    if (why := view.driver.claiming.drift(view.state, entry)) is None:
         entry = replace(entry, why=None)  # it may have waited until its devices were back
-        return driver.with_claims(
-            state, transition(driver, driver.claims(state), entry, ClaimTrigger.IN_PLACE)
-        ), []
-    if (further := _waited(driver, state, entry, at)) is None:
+        return transition(view, entry, ClaimTrigger.IN_PLACE), []
+    if (further := _waited(view, entry, at)) is None:
         return None
-    if driver.claims(further[0]).entries[entry.name.uid].state is not ClaimState.RESERVED:
+    if further[0].claims.entries[entry.name.uid].state is not ClaimState.RESERVED:
         return further
     return further[0], [*_astray(entry, why), *further[1]]
 
 
-def _returned_to_files(
-    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float, *, is_asked: bool
-) -> Stepped | None:
+def _returned_to_files(view: DriverView, entry: ClaimRecord, at: float, *, is_asked: bool) -> Stepped | None:
     """A claim whose files were removed reserves its devices again, as for a first prepare: when kubelet asks for it, or
     when all are where a prepare leaves them. None if it waits on."""
-    why = driver.drift(state, entry)
+    why = view.driver.claiming.drift(view.state, entry)
     if is_asked or why is None:
-        return _waited(driver, state, entry, at)
+        return _waited(view, entry, at)
     if why == entry.why:
         return None
-    known = driver.with_claims(state, with_entry(driver.claims(state), replace(entry, why=why)))
+    known = view.with_record(replace(entry, why=why))
     return known, _astray(entry, why)
 
 
-def _waited(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped | None:
+def _waited(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None:
     """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
     is the error if the wait lasts too long."""
-    conflict = driver.conflict(state, entry)
+    conflict = view.driver.claiming.conflict(view.state, entry)
     if conflict is None and entry.is_outdated:
-        state, entry = driver.request_reads(state, replace(entry, why=None, is_outdated=False), at)
-        return driver.with_claims(state, with_entry(driver.claims(state), entry)), []
+        view, entry = view.request_reads(replace(entry, why=None, is_outdated=False), at)
+        return view.with_record(entry), []
     if conflict is None:
-        state, owner = driver.reserved(state, replace(entry, why=None))
-        claims = transition(driver, driver.claims(state), owner, ClaimTrigger.FREE)
-        return driver.with_claims(state, claims), _logged("claim.reserved", entry)
-    if conflict.is_final and any(c.uid == entry.name.uid for c in driver.claims(state).calls.values()):
-        return not_prepared(driver, state, entry, conflict.why)
+        view, owner = view.reserve(replace(entry, why=None))
+        return transition(view, owner, ClaimTrigger.FREE), _logged("claim.reserved", entry)
+    if conflict.is_final and any(c.uid == entry.name.uid for c in view.claims.calls.values()):
+        return not_prepared(view, entry, conflict.why)
     if conflict.why != entry.why:
         waits = replace(entry, why=conflict.why, is_outdated=entry.is_outdated or conflict.outdates)
-        return driver.with_claims(state, with_entry(driver.claims(state), waits)), _logged(
+        return view.with_record(waits), _logged(
             "claim.waiting",
             entry,
             cause=conflict.why.cause,
@@ -329,25 +313,20 @@ def _logged(
     return [Log(level, name, {**fields})]
 
 
-def not_prepared(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, why: Reason) -> Stepped:
+def not_prepared(view: DriverView, entry: ClaimRecord, why: Reason) -> Stepped:
     """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
-    claims, uid = driver.claims(state), entry.name.uid
+    claims, uid = view.claims, entry.name.uid
     answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
     claims, effects = answered(claims, answers)  # first: the entry may go, and with it the claim's name
-    return driver.with_claims(state, transition(driver, claims, entry, ClaimTrigger.REFUSED)), effects
+    return transition(view.with_claims(claims), entry, ClaimTrigger.REFUSED), effects
 
 
-def act_over(
-    driver: ClaimDriver, state: NodeState, entry: ClaimRecord, number: int, bound: Iterable[BoundFunction]
-) -> NodeState:
-    """`state` after one act of an entry reached its goal: the next transition follows the last one."""
+def act_over(view: DriverView, entry: ClaimRecord, number: int, bound: Iterable[BoundFunction]) -> DriverView:
+    """`view` after one act of an entry reached its goal: the next transition follows the last one."""
     left = {key: n for key, n in entry.acts.items() if n != number}
     # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
     had = {a for a, b in gpus_of(entry).bound.items() if b.persistence}
     found = [replace(b, persistence=b.persistence or b.address in had) for b in bound]
     is_removal = entry.state in REMOVING and entry.acts.get(FILES) == number
     entry = replace(with_bound(entry, found), acts=left, has_files=entry.has_files and not is_removal)
-    claims = driver.claims(state)
-    return driver.with_claims(
-        state, with_entry(claims, entry) if left else transition(driver, claims, entry, ClaimTrigger.DONE)
-    )
+    return view.with_record(entry) if left else transition(view, entry, ClaimTrigger.DONE)

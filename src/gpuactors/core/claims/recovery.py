@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.restoration import CHECKPOINT_LOST, gpus_by_name
+from gpuactors.core.claims.view import DriverView, Stepped
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, GpuReservation, gpus_of, with_entry
 from gpuactors.core.values.claim import ClaimName, ClaimUid
@@ -23,15 +23,15 @@ from gpuactors.core.values.names import is_subdomain
 from gpuactors.core.values.owner import NO_RESOURCE, Owner
 
 
-def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeState, list[Effect]]:
+def ledger_read(view: DriverView, at: float) -> Stepped:
     """After a read of kubelet's ledger. The claims that are found are read from the API server when they are on disk:
     what they ask for is not known before."""
-    claims, ledger = driver.claims(state), state.kubelet.ledger
-    since, is_serving = claims.lost_since, state.daemon.role is Role.SERVING and state.host.scanned
+    claims, ledger = view.claims, view.state.kubelet.ledger
+    since, is_serving = claims.lost_since, view.state.daemon.role is Role.SERVING and view.state.host.scanned
     if since is None or ledger.read <= since or not (is_serving and claims.loaded) or claims.unserved:
-        return state, []
+        return view, []
     lines: list[Effect] = []
-    for name, devices in _listed(driver, state).items():
+    for name, devices in _listed(view).items():
         number, gpus = claims.last + 1, gpus_by_name(devices)
         found = ClaimRecord(
             name,
@@ -50,21 +50,21 @@ def ledger_read(driver: ClaimDriver, state: NodeState, at: float) -> tuple[NodeS
         lines.append(Log(Level.WARNING, "claim.recovered", fields))
     if ledger.source is LedgerSource.LIST and at >= ledger.young.settled_at:
         claims = replace(claims, lost_since=None)
-    return driver.with_claims(state, claims), lines
+    return view.with_claims(claims), lines
 
 
-def _listed(driver: ClaimDriver, state: NodeState) -> dict[ClaimName, list[str]]:
+def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
     """The devices of each claim that kubelet lists and that is not here. All of a claim or none: its files name them
     all. None where another claim here has one by now, or a pod by the device plugin API: a device has one owner."""
-    claims = driver.claims(state)
+    claims, acts = view.claims, view.driver.acts
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
     owned = {device_key(f.address) for e in owning for gpu in gpus_of(e).gpus for f in gpu.functions}
     found: dict[ClaimName, list[str]] = {}
-    for address, listed in sorted(state.kubelet.ledger.claims.items()):
-        is_free = address not in owned and not _is_pods(state, address)
-        is_in_place = is_free and driver.in_place(state, address)
+    for address, listed in sorted(view.state.kubelet.ledger.claims.items()):
+        is_free = address not in owned and not _is_pods(view.state, address)
+        is_in_place = is_free and acts is not None and acts.in_place(view.state, address)
         for of in listed:
             namespace, _, name = of.claim.partition("/")
             if (of.driver, of.pool) != (claims.settings.driver, claims.settings.pool) or not of.uid:

@@ -12,18 +12,15 @@ import math
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.claims.driver import ClaimDriver
 from gpuactors.core.claims.strangers import strangers
 from gpuactors.core.claims.transitions import try_transition
-from gpuactors.core.host import schedule
+from gpuactors.core.claims.view import DriverView, Stepped
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import ClaimRecord, Claims, with_entry
+from gpuactors.core.state.claims import ClaimRecord, Claims
 from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ClaimTrigger
-from gpuactors.core.values.effects import Effect, Level, Log
+from gpuactors.core.values.effects import Level, Log
 from gpuactors.core.values.model import LedgerSource
-
-Stepped = tuple["NodeState", list[Effect]]
 
 
 def named(claims: Claims, state: NodeState, entry: ClaimRecord) -> ClaimRecord:
@@ -49,17 +46,16 @@ def listed_as(claims: Claims, state: NodeState, entry: ClaimRecord) -> set[str]:
     return {c.claim for c in strangers(claims, state) if not c.uid and (c.pool, c.device) in own}
 
 
-def unlisted(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, at: float) -> Stepped:
+def unlisted(view: DriverView, entry: ClaimRecord, at: float) -> Stepped:
     """A claim whose name is not known is due to be looked for: the API server cannot be asked, so that kubelet lists it
     for no pod, twice, must do."""
-    ledger, claims = state.kubelet.ledger, driver.claims(state)
+    ledger = view.state.kubelet.ledger
     is_unsure = ledger.problem is not None or ledger.source is not LedgerSource.LIST
     if is_unsure or entry.missing == 0:
         missing = entry.missing if is_unsure else 1
         again = replace(entry, missing=missing, collect_at=at + limits.CLAIM_COLLECT_S)
-        state = driver.with_claims(state, with_entry(claims, again))
-        return schedule.ask_ledger(state, at, lists=True), []
-    state, lines = try_transition(driver, state, replace(entry, collect_at=math.inf), ClaimTrigger.UNPREPARE)
+        return view.with_record(again).ask_ledger(at, lists=True), []
+    view, lines = try_transition(view, replace(entry, collect_at=math.inf), ClaimTrigger.UNPREPARE)
     reason = "NVIDIA's driver has prepared it, and kubelet lists its devices for no pod, twice; its name is not known"
     fields = {"claim": str(entry.name), "uid": entry.name.uid, "reason": reason}
-    return state, [Log(Level.WARNING, "claim.collected", {**fields}), *lines]
+    return view, [Log(Level.WARNING, "claim.collected", {**fields}), *lines]

@@ -12,19 +12,21 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from gpuactors.core.claims.driver import ClaimDriver
-from gpuactors.core.state import NodeState
+from gpuactors.core.claims.driver import Claiming
+from gpuactors.core.claims.view import DriverView, Stepped
 from gpuactors.core.state.claims import FILES, ClaimRecord, Claims, with_entry
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import ENDED, ClaimTrigger, NoTransitionError, Request, follow
-from gpuactors.core.values.effects import Effect, Field, Level, Log, Refusal, Refused
-
-Stepped = tuple[NodeState, list[Effect]]
+from gpuactors.core.values.effects import Field, Level, Log, Refusal, Refused
 
 
-def transition(driver: ClaimDriver, claims: Claims, entry: ClaimRecord, on: ClaimTrigger) -> Claims:
-    """`claims` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
+def transition(view: DriverView, entry: ClaimRecord, on: ClaimTrigger) -> DriverView:
+    """`view` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
+    return view.with_claims(_transition(view.driver.claiming, view.claims, entry, on))
+
+
+def _transition(claiming: Claiming, claims: Claims, entry: ClaimRecord, on: ClaimTrigger) -> Claims:
     try:
         after, request = follow(entry.state, on)
     except NoTransitionError as error:
@@ -45,45 +47,45 @@ def transition(driver: ClaimDriver, claims: Claims, entry: ClaimRecord, on: Clai
             claims = read_over(claims, entry.name.uid)
             return with_entry(replace(claims, last=number, checkpoint=number), entry)
         case Request.BIND:
-            acts = driver.binding(entry)
+            acts = claiming.binding(entry)
             # Why the last try failed stays known until it is done: it is the error if the wait lasts too long.
             entry = replace(entry, retry_at=math.inf)
             return (
                 with_acts(claims, entry, acts)
                 if acts
-                else transition(driver, claims, entry, ClaimTrigger.DONE)
+                else _transition(claiming, claims, entry, ClaimTrigger.DONE)
             )
         case Request.WRITE:
             entry = replace(entry, why=None, has_files=True, retry_at=math.inf)
             return with_acts(claims, entry, [FILES])
         case Request.CLEAR:
             return with_acts(claims, replace(entry, retry_at=math.inf), [FILES])
-        case Request.UNDO:  # which devices are returned follows from the whole state: `ClaimDriver.undoing`
+        case Request.UNDO:  # which devices are returned follows from the whole state: `Claiming.undoing`
             return with_entry(claims, entry)
 
 
-def quarantine(driver: ClaimDriver, state: NodeState, error: NoTransitionError) -> Stepped:
-    """`state` with the claim set aside for which the table lacks a row: what it has stays its own, no act of it stands,
+def quarantine(view: DriverView, error: NoTransitionError) -> Stepped:
+    """`view` with the claim set aside for which the table lacks a row: what it has stays its own, no act of it stands,
     it goes on by itself no further, and a call about it is another try. The other claims are served. Under tests and
     simulation raises `error`."""
-    if state.daemon.settings.strict:
+    if view.state.daemon.settings.strict:
         raise error
     sentence = f"{error}, which is a bug in gpuactors: report it with the journal. The claim stays as it is"
-    claims = driver.claims(state)
+    claims = view.claims
     entry = claims.entries.get(ClaimUid(error.uid))
     fields: dict[str, Field] = {"uid": error.uid, "reason": sentence}
     if entry is not None:
         fields["claim"] = str(entry.name)
         claims = with_entry(claims, replace(entry, broken=sentence, acts={}, retry_at=math.inf))
-    return driver.with_claims(state, claims), [Log(Level.ERROR, "claim.broken", fields)]
+    return view.with_claims(claims), [Log(Level.ERROR, "claim.broken", fields)]
 
 
-def try_transition(driver: ClaimDriver, state: NodeState, entry: ClaimRecord, on: ClaimTrigger) -> Stepped:
-    """`state` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
+def try_transition(view: DriverView, entry: ClaimRecord, on: ClaimTrigger) -> Stepped:
+    """`view` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
     try:
-        return driver.with_claims(state, transition(driver, driver.claims(state), entry, on)), []
+        return transition(view, entry, on), []
     except NoTransitionError as error:
-        return quarantine(driver, driver.with_claims(state, with_entry(driver.claims(state), entry)), error)
+        return quarantine(view.with_record(entry), error)
 
 
 def blank(entry: ClaimRecord) -> ClaimRecord:

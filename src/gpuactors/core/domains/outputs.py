@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
+from gpuactors.core.claims.view import view_of
 from gpuactors.core.domains.driver import DOMAINS
 from gpuactors.core.domains.reads import waited_for
 from gpuactors.core.domains.step import is_serving
@@ -71,7 +72,7 @@ def domains_wanted(state: NodeState) -> DomainsWanted:
     domains = state.domains
     if domains.settings is None:
         return NO_DOMAINS_WANTED
-    claims = claims_wanted(state, DOMAINS)
+    claims = claims_wanted(view_of(state, DOMAINS))
     if not is_serving(state):
         return DomainsWanted(claims)
     imex, patch, label = domains.imex, domains.label.patch, domains.label.refresh.outstanding or 0

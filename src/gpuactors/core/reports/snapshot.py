@@ -154,9 +154,10 @@ def _claims(state: NodeState) -> ClaimsWanted | None:
     if state.gpus_part is None:
         return None
     from gpuactors.core.claims.outputs import claims_wanted  # as in `step.py`
+    from gpuactors.core.claims.view import view_of
     from gpuactors.core.gpus.driver import GPUS
 
-    return claims_wanted(state, GPUS)
+    return claims_wanted(view_of(state, GPUS))
 
 
 def _domains(state: NodeState) -> DomainsWanted | None:

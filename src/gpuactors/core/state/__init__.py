@@ -296,3 +296,8 @@ def with_waiting(state: NodeState, waiting: Mapping[Token, Call]) -> NodeState:
 def with_plugins(state: NodeState, plugins: Mapping[ResourceName, PluginState]) -> NodeState:
     """`state` with these registrations."""
     return replace(state, published=replace(state.published, plugins=plugins))
+
+
+def with_gpus_part(state: NodeState, gpus: Gpus) -> NodeState:
+    """`state` with this part about claims of GPUs; the same object if it has it."""
+    return replace(state, gpus_part=gpus) if gpus is not state.gpus else state

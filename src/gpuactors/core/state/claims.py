@@ -33,7 +33,7 @@ FILES: Final = "files"
 
 AWAITED: Final = "awaited"
 """The key of an act that no worker carries out: others do, and it is done when the state says so
-(`ClaimDriver.unmet_prerequisite`)."""
+(`Claiming.unmet_prerequisite`)."""
 
 
 class ClaimedGpu(Struct, frozen=True, gc=False):
@@ -73,7 +73,7 @@ class DomainReservation(Struct, frozen=True, gc=False, tag="domain"):
     """What a claim has of a compute domain."""
 
     config: DomainConfig | None = None
-    """The claim's configuration, decoded once (`ClaimDriver.with_claim`); None before it has been read."""
+    """The claim's configuration, decoded once (`Claiming.with_claim`); None before it has been read."""
     domain: ClaimedDomain | None = None
     """Its domain and its devices, set when they are reserved."""
 

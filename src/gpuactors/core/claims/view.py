@@ -1,0 +1,83 @@
+"""The node as the claims of one DRA driver see it: what each step of the machine takes and returns."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuactors.core.claims.driver import Driver
+from gpuactors.core.host import schedule
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimRecord, Claims, with_entry
+from gpuactors.core.values.claim import ClaimsOf, DeviceHealth
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.slices import AnyOffer
+
+
+def claims_of(state: NodeState, of: ClaimsOf) -> Claims:
+    """The claims of one driver, in the state of the node."""
+    return state.gpus.claims if of is ClaimsOf.GPUS else state.domains.claims
+
+
+def with_claims(state: NodeState, of: ClaimsOf, claims: Claims) -> NodeState:
+    """`state` with these claims of one driver; the same object if they are the ones that it has."""
+    if claims is claims_of(state, of):
+        return state
+    if of is ClaimsOf.GPUS:
+        return replace(state, gpus_part=replace(state.gpus, claims=claims))
+    return replace(state, domains_part=replace(state.domains, claims=claims))
+
+
+def offered(state: NodeState, of: ClaimsOf) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+    """The devices that one driver offers to claims, None while unknown; and their health."""
+    found = state.offered if of is ClaimsOf.GPUS else state.domains.offered
+    return found.offer, found.health
+
+
+class DriverView(Struct, frozen=True, gc=False):
+    """The claims of one driver, and the state that they are in."""
+
+    driver: Driver
+    state: NodeState
+    claims: Claims
+    """Those of `state`."""
+
+    def with_state(self, state: NodeState) -> DriverView:
+        """After a change of anything in the state."""
+        return view_of(state, self.driver) if state is not self.state else self
+
+    def with_claims(self, claims: Claims) -> DriverView:
+        """After a change of the claims."""
+        if claims is self.claims:
+            return self
+        return DriverView(self.driver, with_claims(self.state, self.driver.of, claims), claims)
+
+    def with_record(self, record: ClaimRecord) -> DriverView:
+        """After a change of one claim."""
+        return self.with_claims(with_entry(self.claims, record))
+
+    def on_state_changed(self, before: NodeState) -> DriverView:
+        """With what follows from the changes since `before` (`Claiming.on_state_changed`)."""
+        return self.with_state(self.driver.claiming.on_state_changed(before, self.state))
+
+    def request_reads(self, record: ClaimRecord, at: float) -> tuple[DriverView, ClaimRecord]:
+        """Request new reads of the claim's devices (`Claiming.request_reads`)."""
+        state, record = self.driver.claiming.request_reads(self.state, record, at)
+        return self.with_state(state), record
+
+    def reserve(self, record: ClaimRecord) -> tuple[DriverView, ClaimRecord]:
+        """Give the claim its devices (`Claiming.reserve`)."""
+        state, record = self.driver.claiming.reserve(self.state, record)
+        return self.with_state(state), record
+
+    def ask_ledger(self, at: float, *, lists: bool = False) -> DriverView:
+        """Have kubelet's ledger read; with `lists` by its list, and not by its file alone."""
+        return self.with_state(schedule.ask_ledger(self.state, at, lists=lists))
+
+
+Stepped = tuple[DriverView, list[Effect]]
+
+
+def view_of(state: NodeState, driver: Driver) -> DriverView:
+    """The node as the claims of this driver see it."""
+    return DriverView(driver, state, claims_of(state, driver.of))

@@ -1,0 +1,158 @@
+"""The acts on GPUs: claims have them bound to a vfio driver, and returned. Beside the claims are the original drivers,
+the returns that are owed, and the check of what could be bound: `returns.py`, `fitness.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import final
+
+from msgspec.structs import replace
+
+from gpuactors.core.claims.driver import DeviceAct
+from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
+from gpuactors.core.gpus import fitness, placement, returns
+from gpuactors.core.gpus.exclusion import has_another_owner, with_companions
+from gpuactors.core.gpus.reads import read_again
+from gpuactors.core.state import NodeState, with_gpus_part
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, OwedReturn, StoredEntry, gpus_of, with_gpus
+from gpuactors.core.state.gpus import Gpus
+from gpuactors.core.values import prebound
+from gpuactors.core.values.claim import ActFault, FitnessCheck, FitnessFinding, OriginalDriver, Target
+from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.effects import Effect
+from gpuactors.core.values.model import DeviceKey, function_address
+from gpuactors.core.values.prebound import OperatorsList
+from gpuactors.core.values.status import Reason
+
+Stepped = tuple[NodeState, list[Effect]]
+
+
+@final
+class GpuActs:
+    """The worker's acts on PCI functions."""
+
+    def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
+        known = {f.address: f for f in event.original_drivers}
+        owed = {o.gpu.address: o for o in event.owed}
+        having = [gpu for e in event.entries for gpu in gpus_of(e).gpus] + [o.gpu for o in event.owed]
+        # An older daemon, which noted no presence, kept those as well that it had returned.
+        acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
+        acted &= known.keys()
+        unseen = dict.fromkeys(acted, returns.UNSEEN)
+        gpus = replace(state.gpus, original_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
+        operator = gpus.settings.operator
+        return with_gpus_part(state, gpus), [
+            with_gpus(stored, [_with_operators_word(operator, gpu) for gpu in gpus_of(stored).gpus])
+            for stored in event.entries
+        ]
+
+    def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
+        gpus = state.gpus
+        firsts = tuple(f for a, f in sorted(gpus.original_drivers.items()) if a in gpus.acted)
+        return firsts, tuple(owed for _, owed in sorted(gpus.owed.items()))
+
+    def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
+        """Those of the returns that are owed, and of the claims."""
+        return returns.owed_acts(state.gpus) | {
+            g.address: _act_of(state.gpus, e, g)
+            for e in acting
+            for g in gpus_of(e).gpus
+            if g.address in e.acts
+        }
+
+    def fitness_check(self, state: NodeState) -> FitnessCheck | None:
+        return state.gpus.fitness_check
+
+    def in_place(self, state: NodeState, device: DeviceKey) -> bool:
+        functions = with_companions(state, device)
+        return bool(functions) and all(function.vfio_bound for function in functions)
+
+    def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
+        return placement.drifted(before, state)
+
+    def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
+        """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
+        the use of its virtual machine, and belongs to nobody any more: it is not offered before both are read again."""
+        is_over = entry.state is ClaimState.RELEASING
+        return read_again(state, entry.name, gpus_of(entry).gpus if is_over else (), event, returned=is_over)
+
+    def hindered(
+        self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
+    ) -> Stepped:
+        if entry.state is not ClaimState.BINDING:
+            return state, []
+        if isinstance(event, ActFailed) and event.moved:
+            state = with_gpus_part(state, returns.half_done(state, event.moved))
+        fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
+        devices = (g.address for g in gpus_of(entry).gpus if entry.acts.get(g.address) == event.number)
+        findings = [FitnessFinding(address, fault, reason) for address in devices]
+        gpus, lines = fitness.with_findings(state.gpus, findings, at)
+        return with_gpus_part(state, gpus), lines
+
+    def owes(self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
+        if event.fault is not ActFault.NO_DRIVER:
+            return None
+        gpus = returns.owed_by(state.gpus, entry, event.number, event.reason, at)
+        new = [owed for address, owed in gpus.owed.items() if address not in state.gpus.owed]
+        lines: list[Effect] = [returns.log_owed(owed, owed.reason) for owed in new]
+        return with_gpus_part(state, gpus), lines
+
+    def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
+        gpus = state.gpus
+        if (address := returns.of_act(gpus, event.number)) is None:
+            return state, []
+        owed = gpus.owed[address]
+        if isinstance(event, ActDone):
+            state = read_again(state, owed.claim, (owed.gpu,), event, returned=True)
+            return with_gpus_part(state, returns.over(state.gpus, address)), [returns.log_done(owed)]
+        if event.fault is ActFault.GONE:
+            return with_gpus_part(state, returns.over(gpus, address)), []
+        return with_gpus_part(state, returns.put_off(gpus, address, at, event.reason)), [
+            returns.log_owed(owed, event.reason, known=event.reason == owed.reason)
+        ]
+
+    def due(self, state: NodeState, at: float) -> Stepped:
+        """A return that is owed is tried when all is on disk and nobody has the device."""
+        for address, owed in state.gpus.owed.items():
+            if owed.retry_at > at:
+                continue
+            claims = state.gpus.claims
+            stub = ClaimRecord(owed.claim, ClaimState.TOMBSTONE, 0)
+            if (
+                not (claims.loaded and state.host.scanned and state.kubelet.ledger.tried)
+                or claims.checkpoint > claims.durable
+                or has_another_owner(state, stub, address) is not None
+            ):
+                state = with_gpus_part(state, returns.put_off(state.gpus, address, at))
+            else:
+                state = with_gpus_part(state, returns.begun(state.gpus, address))
+        return with_gpus_part(state, fitness.due(state.gpus, at)), []
+
+    def deadline(self, state: NodeState) -> float:
+        returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
+        return min(returned_at, state.gpus.check_at)
+
+
+def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:
+    number = entry.acts[gpu.address]
+    beside = tuple(
+        g.address for g in gpus_of(entry).gpus if g.functions == gpu.functions and g.address != gpu.address
+    )
+    if entry.state is ClaimState.RELEASING:
+        functions = returns.ours(gpus, gpu).functions
+        return DeviceAct(
+            number, Target.ORIGINAL_DRIVER, tuple(returns.as_returned(entry, f) for f in functions), beside
+        )
+    return DeviceAct(number, Target.VFIO, gpu.functions, beside)
+
+
+def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
+    """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
+    functions = tuple(replace(f, vfio=f.vfio or f.address in operator) for f in gpu.functions)
+    address = function_address(gpu.address)
+    if gpu.keep_on_vfio or address not in operator:
+        return replace(gpu, functions=functions)
+    decided = prebound.decide(address, None, operator=operator)
+    return replace(gpu, functions=functions, keep_on_vfio=decided.sentence)

@@ -1,0 +1,97 @@
+"""Which GPUs a claim gets, and whether it still has them: the answers of `claims/driver.py`'s `Claiming`, each from the
+module that decides it: `config.py`, `exclusion.py`, `placement.py`, `reservation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from msgspec.structs import replace
+
+from gpuactors.core.claims.opaque_config import ConfigFault
+from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
+from gpuactors.core.gpus.exclusion import allocated_devices, exclusive_devices, has_another_owner, not_given
+from gpuactors.core.gpus.reads import read_at_once, seen_again, with_reads
+from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
+from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.state import NodeState, with_gpus_part
+from gpuactors.core.state.claims import FILES, ClaimRecord, gpus_of, one_of_each_group, with_gpus
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import Claim
+from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.model import DeviceKey
+from gpuactors.core.values.status import Conflict, Reason
+
+
+@final
+class GpuClaiming:
+    """Claims of GPUs."""
+
+    def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
+        if returns.UNSEEN in state.gpus.settled.values():
+            state = read_at_once(state)
+        state = with_gpus_part(state, returns.on_state_changed(before, state))
+        state = with_gpus_part(state, with_reserved(before.gpus, seen_again(state)))
+        return with_gpus_part(state, fitness.on_state_changed(before, state))
+
+    def validate(self, state: NodeState, claim: Claim) -> Reason | None:
+        found = config.chosen(claim)
+        if isinstance(found, ConfigFault):
+            return Reason(Cause.INVALID_CONFIGURATION, found.sentence)
+        return not_given(state, allocated_devices(claim)) if state.host.scanned else None
+
+    def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
+        return replace(entry, claim=claim)
+
+    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
+        """Its files name devices with admin access as well."""
+        own = _own_addresses(claim)
+        return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.address in own])
+
+    def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
+        entry = replace(entry, since=state.host.inspections.last)
+        if entry.state in OWNING:  # also a function that was not there when it was last looked for
+            functions = [f for gpu in gpus_of(entry).gpus for f in gpu.functions]
+            return with_reads(state, [gpu.address for gpu in gpus_of(entry).gpus], functions, at), entry
+        return with_reads(state, _own_addresses(entry.claim), (), at), entry
+
+    def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
+        return exclusion.conflict(state, entry)
+
+    def reserve(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
+        """Their original drivers are in the same checkpoint."""
+        own = with_whole_groups(state, [claimed_gpu(state, a) for a in _own_addresses(entry.claim)])
+        functions = {f.address for gpu in own for f in gpu.functions}
+        gpus = returns.without_owed(state.gpus, functions)
+        return with_gpus_part(state, replace(gpus, acted=gpus.acted | functions)), with_gpus(entry, own)
+
+    def binding(self, entry: ClaimRecord) -> Sequence[str]:
+        return [str(gpu.address) for gpu in one_of_each_group(gpus_of(entry).gpus)]
+
+    def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
+        # Their acts are all a worker's.
+        return None
+
+    def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:
+        """The files are removed, and each device is returned that is to be, and that nobody else has."""
+        return [
+            FILES,
+            *(
+                str(g.address)
+                for g in one_of_each_group(gpus_of(entry).gpus)
+                if returns.is_to_be_returned(state.gpus, g) and not has_another_owner(state, entry, g.address)
+            ),
+        ]
+
+    def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
+        return placement.is_seen(state, entry)
+
+    def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
+        return placement.drift(state, entry)
+
+
+def _own_addresses(claim: Claim | None) -> list[DeviceKey]:
+    """The devices that a claim is to have for itself."""
+    names = exclusive_devices(claim) if claim is not None else ()
+    return [address for name in names if (address := claimed_address(name)) is not None]

@@ -1,0 +1,54 @@
+"""The files of a claim of GPUs."""
+
+from __future__ import annotations
+
+from typing import final
+
+from gpuactors.core.claims.files import PlacedFile
+from gpuactors.core.claims.opaque_config import ConfigFault
+from gpuactors.core.gpus import config, placement
+from gpuactors.core.gpus.cdi import ClaimDevice
+from gpuactors.core.gpus.config import VfioConfig
+from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.state import NodeState
+from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
+from gpuactors.core.values.claim import BoundFunction, Claim
+from gpuactors.core.values.model import DeviceKey, function_address
+
+
+@final
+class GpuFiles:
+    """A claim's CDI and metadata files; their directories are kubelet's."""
+
+    def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
+        return placement.may_write(state, entry)
+
+    def devices(
+        self, state: NodeState, entry: ClaimRecord, claim: Claim
+    ) -> tuple[ClaimDevice, ...]:  # all is in the entry
+        configs = config.chosen(claim)
+        gpus = {gpu.address: gpu for gpu in gpus_of(entry).gpus}
+        found = []
+        for result in claim.results or ():
+            chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
+            gpu = gpus.get(claimed_address(result.device) or DeviceKey(""))
+            # With admin access there is no node: an open would make the group busy for whoever has it.
+            functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
+            found.append(ClaimDevice(result, functions, chosen))
+        return tuple(found)
+
+    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:  # theirs are kubelet's
+        return ()
+
+    def placed(
+        self, state: NodeState, entry: ClaimRecord
+    ) -> tuple[PlacedFile, ...]:  # no container writes to theirs
+        return ()
+
+
+def _bound(entry: ClaimRecord, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
+    """The device itself first, then its companions on vfio."""
+    own = function_address(gpu.address)
+    order = sorted(gpu.functions, key=lambda f: (f.address != own, f.address))
+    known = (gpus_of(entry).bound.get(f.address) for f in order)
+    return tuple(b for b in known if b is not None and (b.vfio or b.address == own))

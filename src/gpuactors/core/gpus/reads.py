@@ -1,0 +1,78 @@
+"""The reads of GPUs that claims and acts ask for: inspections, polls, and kubelet's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from gpuactors.core.events.claims import ActDone
+from gpuactors.core.gpus import returns
+from gpuactors.core.gpus.exclusion import with_companions
+from gpuactors.core.host import inspections, schedule
+from gpuactors.core.state import NodeState, with_inspections
+from gpuactors.core.state.claims import ClaimedGpu
+from gpuactors.core.state.gpus import Gpus, Returned
+from gpuactors.core.values.claim import ClaimName, OriginalDriver
+from gpuactors.core.values.model import DeviceKey, function_address
+
+
+def read_at_once(state: NodeState) -> NodeState:
+    """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
+    ones."""
+    gpus, seen, since = state.gpus, state.host.seen, state.host.inspections.last
+    settled = {a: since if n == returns.UNSEEN else n for a, n in gpus.settled.items() if a in seen}
+    wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
+    return with_inspections(replace(state, gpus_part=replace(gpus, settled=settled)), wanted)
+
+
+def read_again(
+    state: NodeState, claim: ClaimName, gpus: Iterable[ClaimedGpu], event: ActDone, *, returned: bool
+) -> NodeState:
+    """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
+    groups are polled, if these were in use when they last were."""
+    used = {g.address: group for g in gpus if (group := _group_in_use(state, g.address)) is not None}
+    changed = sorted({*(b.address for b in event.bound), *map(function_address, used)})
+    after, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
+    given = {g.address: Returned(claim, since) for g in gpus if function_address(g.address) in changed}
+    after = replace(after, returned={**after.returned, **given}) if given else after
+    state = schedule.ask_poll(state, frozenset(used.values())) if used else state
+    wanted = inspections.ask_inspections(state.host.inspections, changed)
+    return with_inspections(replace(state, gpus_part=after), wanted)
+
+
+def seen_again(state: NodeState) -> Gpus:
+    """`state.gpus` without the returned devices that were inspected since, and polled where they were in use."""
+    gpus, polled = state.gpus, state.host.polls.seen
+    unseen = {
+        a: r
+        for a, r in gpus.returned.items()
+        if (last := inspections.last_seen(state.host, a)) is not None
+        and (
+            last.inspection <= r.since
+            or ((group := _group_in_use(state, a)) is not None and polled[group].poll <= r.since)
+        )
+    }
+    return replace(gpus, returned=unseen) if len(unseen) < len(gpus.returned) else gpus
+
+
+def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
+    """The IOMMU group of a device, if it was in use when it was last polled."""
+    index = state.index
+    group = index.known.group_number(device)
+    return group if group in index.in_use and group in index.polled else None
+
+
+def with_reads(
+    state: NodeState, devices: Iterable[DeviceKey], others: Iterable[OriginalDriver], at: float
+) -> NodeState:
+    """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
+    and a read of the ledger with kubelet's list: only that has the claims of other drivers."""
+    devices = tuple(devices)
+    if not devices:
+        return state
+    functions = [f for device in devices for f in with_companions(state, device)]
+    looked_for = {*(f.address for f in functions), *(f.address for f in others)}
+    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
+    groups = state.index.known.group_numbers(devices)
+    return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)

@@ -93,9 +93,7 @@ def test_a_daemon_that_returns_a_pre_bound_gpu_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         reservation,
         "_original_driver",
-        lambda known, function, *, keep_on_vfio: replace(
-            known[function.address], driver=_home(function), vfio=keep_on_vfio
-        ),
+        lambda function, known, *, keep_on_vfio: replace(known, driver=_home(function), vfio=keep_on_vfio),
     )
     unmet = fails_at(monkeypatch, PREBOUND, 3)
     assert "is on vfio-pci, its companion on vfio-pci; but 0000:" in unmet

@@ -51,7 +51,6 @@ class Recorded:
         outputs = project(self.initial)
         cells = registry.Cells(
             inspections=Latest(outputs.inspections),
-            poll=Latest(outputs.poll),
             ledger=Latest(outputs.ledger),
             claims=None,
             domains=None,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors.actors import sysfs_inspector
@@ -18,6 +19,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.host import (
     FunctionInspected,
     FunctionsInspected,
+    GroupsObserved,
     InspectionFailed,
     SomeGroupsObserved,
 )
@@ -47,14 +49,18 @@ class Seen:
 
 
 class Uses:
-    """Implements `ports.node.UseReader` for polls that are begun only; a result that is not over waits for `go`."""
+    """Implements `ports.node.UseReader`; a result that is not over waits for `go`."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[PollTarget, ...]] = []
+        """Together with inspections."""
+        self.observed: list[tuple[PollTarget, ...]] = []
         self.go = trio.Event()
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        raise NotImplementedError
+        self.observed.append(targets)
+        await self.go.wait()
+        return USES
 
     def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
         self.begun.append(targets)
@@ -202,6 +208,74 @@ async def test_the_poll_that_a_call_waits_for_comes_with_its_inspections(autojum
             assert await inbox.receive() == FunctionInspected(3, FINE, ()), "each number once"
             nursery.cancel_scope.cancel()
     assert uses.begun == [TARGETS]
+
+
+def polls(poll: int | None, *, whole: bool = True) -> InspectionsWanted:
+    """A poll, and no inspection."""
+    return InspectionsWanted(None, {}, frozenset(), PollWanted(poll, TARGETS, whole=whole))
+
+
+async def test_each_poll_is_carried_out_once_and_answered_by_its_number(autojump_clock: MockClock) -> None:
+    wanted, uses = Latest(polls(None)), Uses()
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), uses, post)
+            await trio.testing.wait_all_tasks_blocked()
+            assert uses.observed == []
+            uses.go.set()
+            wanted.set(polls(3))
+            assert await inbox.receive() == GroupsObserved(3, USES)
+            wanted.set(replace(polls(3), functions={FINE: 4}))
+            assert await inbox.receive() == FunctionInspected(4, FINE, ())
+            wanted.set(polls(7, whole=False))
+            assert await inbox.receive() == SomeGroupsObserved(7, USES)
+            wanted.set(polls(None))
+            wanted.close()
+    assert (uses.observed, uses.begun) == ([TARGETS, TARGETS], [])
+
+
+async def test_a_poll_of_every_group_delays_no_inspection(autojump_clock: MockClock) -> None:
+    """With `--holders proc` it reads all processes: a second on a large node."""
+    uses = Uses()
+    wanted = Latest(replace(polls(3), functions={FINE: 2}))
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), uses, post)
+            assert await inbox.receive() == FunctionInspected(2, FINE, ())
+            wanted.set(replace(polls(3), functions={FINE: 4}))
+            assert await inbox.receive() == FunctionInspected(4, FINE, ())
+            uses.go.set()
+            assert await inbox.receive() == GroupsObserved(3, USES)
+            nursery.cancel_scope.cancel()
+    assert (uses.observed, uses.begun) == ([TARGETS], [])
+
+
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), RecursionError(), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_bug_costs_one_poll_which_has_seen_nothing(
+    bug: Exception, whole: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise bug
+
+    kind, uses, wanted = (
+        GroupsObserved if whole else SomeGroupsObserved,
+        Uses(),
+        Latest(polls(4, whole=whole)),
+    )
+    uses.go.set()
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S), monkeypatch.context() as patch:
+        patch.setattr(uses, "observe", fails)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), HalfStuck(), uses, post)
+            assert await inbox.receive() == kind(4, ())
+            patch.undo()
+            wanted.set(polls(5, whole=whole))
+            assert await inbox.receive() == kind(5, USES)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("call", ["begin", "result"])

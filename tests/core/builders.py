@@ -252,7 +252,7 @@ class Core:
     def poll_event(self, poll: int) -> Event:
         """What a poll of the groups sees now."""
         uses = []
-        for target in project(self.state).any_poll.targets:
+        for target in project(self.state).inspections.poll.targets:
             enabled = {a: self.enabled.get(a, 0) for a in target.functions}
             active = frozenset(a for a, count in enabled.items() if count > 0 or a in self.awake)
             uses.append(GroupUse(target.group, enabled, active, self.holders.get(target.group), None))

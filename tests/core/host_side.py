@@ -40,7 +40,7 @@ def answers(state: NodeState, host: HostSide) -> dict[int, Callable[[], Event]]:
         found[read] = lambda: host.ledger_event(read, ledger.asking)
     if (poll := polls.outstanding) is not None:
         found[poll] = lambda: GroupsObserved(
-            poll, tuple(map(host.group_use, project(state).any_poll.targets))
+            poll, tuple(map(host.group_use, project(state).inspections.poll.targets))
         )
     return found
 

@@ -145,15 +145,17 @@ def test_inspections_that_come_back_together_mean_what_they_mean_one_after_the_o
 
 @pytest.mark.parametrize("enabled", [0, 1])
 @pytest.mark.parametrize("driver", ["vfio-pci", None])
-def test_a_call_is_answered_by_an_inspection_and_the_poll_beside_it(enabled: int, driver: str | None) -> None:
+def test_a_call_is_answered_by_an_inspection_and_a_poll_that_come_together(
+    enabled: int, driver: str | None
+) -> None:
     """Of a call: it is granted, or refused as somebody else has the device, or it has lost its driver."""
     core = Core(gpu(A, 7), gpu(B, 8))
     core.pass_time(60)
     core.silent = True
     core.feed(allocate_call(A))
-    outputs = project(core.state)
-    assert (outputs.poll, outputs.inspections.poll.whole) == (NO_POLL, False), "carried out together"
-    poll = outputs.inspections.poll.poll
+    outstanding = project(core.state).inspections.poll
+    assert not outstanding.whole, "carried out together"
+    poll = outstanding.poll
     assert poll is not None
     inspected = FunctionInspected(wanted(core), A, (gpu(A, 7, driver=driver),))
     use = GroupUse(7, {A: enabled}, frozenset([A] if enabled else []), None, None)
@@ -163,7 +165,7 @@ def test_a_call_is_answered_by_an_inspection_and_the_poll_beside_it(enabled: int
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["opened just now", "known to be open"])
-def test_a_poll_beside_an_inspection_counts_the_function_that_lost_its_driver(known: bool) -> None:
+def test_a_poll_with_an_inspection_counts_the_function_that_lost_its_driver(known: bool) -> None:
     """Its unbind waits for the process that has it open, which nothing has said yet: the group is in use."""
     core = Core(gpu(A, 7), gpu(B, 7))
     core.pass_time(60)
@@ -172,7 +174,7 @@ def test_a_poll_beside_an_inspection_counts_the_function_that_lost_its_driver(kn
         core.pass_time(60)
     core.silent = True
     core.feed(allocate_call(B))
-    poll = project(core.state).inspections.poll.poll or project(core.state).poll.poll
+    poll = project(core.state).inspections.poll.poll
     assert poll is not None
     both = (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))
     inspected = FunctionInspected(wanted(core, B), B, both)

@@ -982,11 +982,11 @@ def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     core = Core()
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
-    assert [t.may_open for t in project(core.state).any_poll.targets] == [False]
+    assert [t.may_open for t in project(core.state).inspections.poll.targets] == [False]
     core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
-    assert [t.may_open for t in project(core.state).any_poll.targets] == [True]
+    assert [t.may_open for t in project(core.state).inspections.poll.targets] == [True]
     core.feed(HandOverRequested())
-    assert [t.may_open for t in project(core.state).any_poll.targets] == [False], (
+    assert [t.may_open for t in project(core.state).inspections.poll.targets] == [False], (
         "another daemon hands them out now"
     )
 
@@ -1001,7 +1001,7 @@ def test_no_group_is_opened_as_a_probe_while_neither_list_nor_file_can_name_ever
         core.pass_time(limits.LEDGER_QUIET_S)
         read = core.state.kubelet.ledger.outstanding or 0
         core.feed(read_of_young(read, file))
-        assert [t.may_open for t in project(core.state).any_poll.targets] == [may_open]
+        assert [t.may_open for t in project(core.state).inspections.poll.targets] == [may_open]
 
 
 def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_driver() -> None:
@@ -1012,7 +1012,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     core.silent = True
     core.pass_time(POLL_S)
     assert core.state.kubelet.ledger.outstanding is None, "while one is, no group is opened anyway"
-    (target,) = project(core.state).any_poll.targets
+    (target,) = project(core.state).inspections.poll.targets
     assert target.functions == (second.address,)
     assert not target.may_open
 

@@ -218,7 +218,7 @@ def test_a_free_gpu_that_may_be_somebodys_is_not_opened_to_see_whether_it_is_hel
     ):
         core.silent = True
         core.pass_time(POLL_S)
-        assert [t.may_open for t in project(core.state).any_poll.targets] == may_open
+        assert [t.may_open for t in project(core.state).inspections.poll.targets] == may_open
 
 
 def test_the_doubt_is_no_gpu_of_the_pod() -> None:

@@ -34,12 +34,12 @@ def node(*functions: PciFunction) -> Core:
 
 def polled(core: Core) -> set[int]:
     """The groups that the outstanding poll is of."""
-    return {target.group for target in project(core.state).any_poll.targets}
+    return {target.group for target in project(core.state).inspections.poll.targets}
 
 
 def answer(core: Core) -> None:
     """To the outstanding poll, of what it is of."""
-    whole, number = project(core.state).any_poll.whole, core.state.host.polls.outstanding
+    whole, number = project(core.state).inspections.poll.whole, core.state.host.polls.outstanding
     assert number is not None
     event = core.poll_event(number)
     assert isinstance(event, GroupsObserved)
@@ -50,7 +50,7 @@ def test_an_allocate_has_the_groups_of_its_own_devices_polled_alone() -> None:
     core = node()
     core.feed(allocate_call(A, C))
     assert polled(core) == {1, 3}
-    assert not project(core.state).any_poll.whole
+    assert not project(core.state).inspections.poll.whole
 
 
 def test_an_allocate_of_all_that_is_there_is_answered_after_one_poll() -> None:
@@ -107,7 +107,7 @@ def test_callers_without_end_do_not_put_off_the_poll_of_all_groups() -> None:
     core.feed(allocate_call(A, token=number + 1))
     answer(core)
     assert polled(core) == {1, 2, 3}
-    assert project(core.state).any_poll.whole
+    assert project(core.state).inspections.poll.whole
 
 
 def test_calls_that_come_during_a_poll_share_the_next_one() -> None:
@@ -146,7 +146,7 @@ def test_the_first_poll_of_a_node_is_of_all_groups() -> None:
     core.silent = True
     core.feed(HostScanned(1, (gpu(A), gpu(B))))
     assert polled(core) == {1, 2}
-    assert project(core.state).any_poll.whole
+    assert project(core.state).inspections.poll.whole
 
 
 @pytest.mark.parametrize("seen", [False, True])

@@ -59,7 +59,7 @@ SHOWN: Final[dict[str, list[dict[str, float]]]] = {
     "Resident memory": [
         {'process_resident_memory_bytes{container="gpuactors",node="n1"}': MEMORY_BYTES},
     ],
-    "Restarts": [{'{node="n1"}': 1}, {'{actor="busy_poller",node="n1"}': 1}],
+    "Restarts": [{'{node="n1"}': 1}, {'{actor="pod_resources",node="n1"}': 1}],
 }
 """What each query of a panel shows, besides zeros."""
 

@@ -61,9 +61,9 @@ def stored() -> list[dict[str, str]]:
     """Both scrapes, five minutes each, a sample a minute."""
     counts, now = Counts(), state()
     metrics = Metrics("1", counts, process=False)
-    counts.restarted("busy_poller")
+    counts.restarted("pod_resources")
     first = scrape(metrics, now, 1.0)
-    counts.restarted("busy_poller")
+    counts.restarted("pod_resources")
     for _ in range(CALLS):
         counts.called("Allocate", 0.004, Granted(()))
         counts.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))

@@ -281,7 +281,7 @@ CRASHED = "0000:01:00.0: internal error: PlannedCrashError('{} crashes as planne
     ("crashed", "happened", "for_nothing"),
     [
         ("sysfs_inspector", ["the inspector crashes"], False),
-        ("busy_poller", ["the poller crashes"], False),
+        ("poll", ["the poller crashes"], False),
         ("pod_resources", ["the reader of the ledger crashes"], False),
         ("sysfs_inspector", ["unplug", "kubelet stops"], True),
         ("sysfs_inspector", ["the poller crashes"], True),

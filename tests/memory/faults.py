@@ -34,7 +34,7 @@ class Fault(StrEnum):
     DISK_FULL = "a write to the daemon's disk fails"
     WATCHER_CRASHES = "udev_watcher crashes"
     INSPECTOR_CRASHES = "sysfs_inspector crashes"
-    POLLER_CRASHES = "busy_poller crashes"
+    POLLER_CRASHES = "poll crashes"
     LEDGER_CRASHES = "pod_resources crashes"
     KUBELET_WATCHER_CRASHES = "kubelet_watcher crashes"
     HAND_OVER_CRASHES = "hand_over crashes"

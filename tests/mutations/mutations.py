@@ -194,9 +194,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a poll is done again under its old number",
-        "actors/busy_poller.py",
-        "        return (GroupsObserved if now.whole else SomeGroupsObserved)(number, uses)\n",
-        "        await trio.sleep(3)\n        return GroupsObserved(number - 1, uses)\n",
+        "actors/sysfs_inspector.py",
+        "    return (GroupsObserved if wanted.whole else SomeGroupsObserved)(wanted.poll, uses)\n",
+        "    await trio.sleep(3)\n    return GroupsObserved(wanted.poll - 1, uses)\n",
     ),
     Mutation(
         "the watcher ends at the first overflow",

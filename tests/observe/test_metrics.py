@@ -195,11 +195,11 @@ _STATES = [state for state in ClaimState if state is not ClaimState.ABSENT]
 
 
 def test_inbox_restarts_version_and_journal(metrics: Metrics, counts: Counts) -> None:
-    counts.restarted("busy_poller")
+    counts.restarted("pod_resources")
     found = series(metrics, Core().state, inbox=7)
     assert found["gpuactors_inbox_events"] == 7
     assert found["gpuactors_inbox_capacity_events"] == 256
-    assert found['gpuactors_actor_restarts_total{actor="busy_poller"}'] == 1
+    assert found['gpuactors_actor_restarts_total{actor="pod_resources"}'] == 1
     assert found['gpuactors_build_info{version="1.2.3"}'] == 1
     assert found["gpuactors_journal_bytes"] == 0
     kept = Metrics("1", Counts(), journal=lambda: (123, 456.0), process=False)

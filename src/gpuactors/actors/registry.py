@@ -24,7 +24,6 @@ from gpuactors.core.reports.snapshot import (
     LedgerWanted,
     Outputs,
     PluginView,
-    PollWanted,
     project,
 )
 from gpuactors.core.state import NodeState
@@ -103,7 +102,6 @@ class Cells(Struct, frozen=True):
     `plugins` is closed when the daemon is to stop."""
 
     inspections: Latest[InspectionsWanted]
-    poll: Latest[PollWanted]
     ledger: Latest[LedgerWanted]
     claims: ClaimCells | None
     """None while DRA is off."""
@@ -202,7 +200,6 @@ class _Published:
         """Puts each output into its cell; an equal value wakes no reader."""
         cells = self._cells
         cells.inspections.set(outputs.inspections)
-        cells.poll.set(outputs.poll)
         cells.ledger.set(outputs.ledger)
         if cells.claims is not None and outputs.claims is not None:
             cells.claims.show(outputs.claims)

@@ -1,17 +1,19 @@
-"""The sysfs inspector: carries out the outstanding inspections of the host, and posts the results.
+"""The sysfs inspector: carries out the outstanding inspections and polls of the host, and posts the results.
 
 Inspections that are outstanding at one time are carried out together, and those that are requested meanwhile follow
 together: each is begun after it was requested. An inspection may hang in the kernel for ever. So one that does not
 answer at once is carried out by itself, beside the others and with a deadline of its own, and a full scan holds up no
-inspection of a single function. The poll that was requested beside inspections is carried out with them, so that a call
-has its facts in one turn of the registry."""
+inspection of a single function. Polls of the groups' use are carried out here as well: one that a call waits for comes
+with its inspections.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, final
 
 import trio
 
@@ -22,12 +24,13 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.host import (
     FunctionInspected,
     FunctionsInspected,
+    GroupsObserved,
     HostScanned,
     InspectionFailed,
     ScanFailed,
     SomeGroupsObserved,
 )
-from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget
+from gpuactors.core.reports.snapshot import InspectionsWanted, PollWanted
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader, Observation, UseReader
@@ -36,6 +39,8 @@ INSPECTION_BATCH: Final = 64
 """Functions that are inspected one after the other in one thread; the others follow in the next. Takes some 15 ms, for
 which an Allocate may have to wait; it is more than the devices of any call."""
 
+Observe = Callable[[], Awaitable[tuple[GroupUse, ...]]]
+
 
 async def run(
     wanted: LatestReader[InspectionsWanted],
@@ -43,13 +48,13 @@ async def run(
     use: UseReader,
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
-    """Runs for ever."""
+    """Runs until the cell is closed."""
     done: dict[PciAddress, int] = {}
     """The number of the last inspection that was carried out, of the functions that are wanted."""
     slow: set[PciAddress] = set()
     """Those that are inspected by themselves."""
-    scanned = polled = 0
-    """The numbers of the last scan and poll that were begun."""
+    scanned = 0
+    """The number of the last scan that was begun."""
     scans = False
     """A scan is under way."""
 
@@ -66,43 +71,80 @@ async def run(
         slow.remove(address)
         await post(inbox, event)
 
-    async def late(number: int, observation: Observation) -> None:
-        await post(inbox, await _observed(number, observation, use))
-
     async with trio.open_nursery() as nursery:
+        polls = _Polls(use, inbox, nursery)
         async for _ in wanted:
             if not scans and (wanted.value.scan or 0) > scanned:
                 scans = True
                 nursery.start_soon(scan)
             while True:
-                numbers, poll = _due(wanted.value.functions, done, slow), wanted.value.poll
-                beside: tuple[int, Observation] | None = None
-                if poll.poll is not None and poll.poll > polled:
-                    polled = poll.poll
-                    if (observation := _begun(poll.targets, use)) is not None:
-                        beside = polled, observation
-                    else:
-                        await post(inbox, SomeGroupsObserved(polled, ()))
+                numbers = _due(wanted.value.functions, done, slow)
+                together = await polls.begin(wanted.value.poll, with_inspections=bool(numbers))
                 if not numbers:
-                    if beside is not None:
-                        nursery.start_soon(late, *beside)
                     break
-                results = await _together(
-                    tuple(numbers), wanted.value.given, host, beside[1] if beside is not None else None
-                )
+                results = await _together(tuple(numbers), wanted.value.given, host, together)
                 for address in numbers.keys() - results.keys():
                     slow.add(address)
                     nursery.start_soon(by_itself, address, numbers[address])
                 done.update((address, numbers[address]) for address in results)
-                events = _events(numbers, results)
-                if beside is not None and beside[1].is_over:
-                    events.append(await _observed(*beside, use))
-                elif beside is not None:
-                    nursery.start_soon(late, *beside)
-                for event in events:
+                for event in [*_events(numbers, results), *await polls.carried_out(together)]:
                     await post(inbox, event)
             for address in done.keys() - wanted.value.functions.keys() - slow:
                 del done[address]
+
+
+@final
+class _Polls:
+    """The polls of the groups' use, each carried out once.
+
+    One of some groups, which a call waits for, is carried out in the thread of the inspections that are due with it, so
+    that the call has its facts in one turn of the registry. Any other one has a thread of its own, as has one that
+    inspections hold up. The core requests no other one before the result.
+    """
+
+    def __init__(self, use: UseReader, inbox: trio.MemorySendChannel[Event], nursery: trio.Nursery) -> None:
+        self._use = use
+        self._inbox = inbox
+        self._nursery = nursery
+        self._last = PollWanted(0, ())
+        """The one that was begun last."""
+
+    async def begin(self, wanted: PollWanted, *, with_inspections: bool) -> Observation | None:
+        """Begin the poll if it is a new one. Returns what is to be carried out together with the inspections."""
+        if wanted.poll is None or wanted.poll == self._last.poll:
+            return None
+        self._last = wanted
+        if wanted.whole or not with_inspections:
+            self._nursery.start_soon(
+                self._post, wanted, partial(self._use.observe, wanted.targets, whole=wanted.whole)
+            )
+            return None
+        with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
+            return self._use.begin(wanted.targets)
+        await post(self._inbox, SomeGroupsObserved(wanted.poll, ()))
+        return None
+
+    async def carried_out(self, together: Observation | None) -> list[Event]:
+        """The result of the poll after the inspections; nothing if these have held it up: its result follows."""
+        if together is None:
+            return []
+        result = partial(self._use.result, together)
+        if together.is_over:
+            return [await _observed(self._last, result)]
+        self._nursery.start_soon(self._post, self._last, result)
+        return []
+
+    async def _post(self, wanted: PollWanted, observe: Observe) -> None:
+        await post(self._inbox, await _observed(wanted, observe))
+
+
+async def _observed(wanted: PollWanted, observe: Observe) -> GroupsObserved | SomeGroupsObserved:
+    """One that failed has seen nothing: the core requests another one."""
+    assert wanted.poll is not None
+    uses: tuple[GroupUse, ...] = ()
+    with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
+        uses = await observe()
+    return (GroupsObserved if wanted.whole else SomeGroupsObserved)(wanted.poll, uses)
 
 
 async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> Event:
@@ -126,26 +168,13 @@ async def _together(
     addresses: tuple[PciAddress, ...],
     given: frozenset[PciAddress],
     host: HostReader,
-    beside: Observation | None,
+    poll: Observation | None,
 ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            return await host.inspect_all(addresses, given, beside)
+            return await host.inspect_all(addresses, given, poll)
     except HostError as exc:
         return dict.fromkeys(addresses, exc)
-
-
-def _begun(targets: tuple[PollTarget, ...], use: UseReader) -> Observation | None:
-    with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
-        return use.begin(targets)
-    return None
-
-
-async def _observed(number: int, observation: Observation, use: UseReader) -> SomeGroupsObserved:
-    uses: tuple[GroupUse, ...] = ()
-    with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
-        uses = await use.result(observation)
-    return SomeGroupsObserved(number, uses)
 
 
 def _events(

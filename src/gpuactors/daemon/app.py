@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from gpuactors import VERSION, limits
 from gpuactors.actors import (
-    busy_poller,
     hand_over,
     kubelet_watcher,
     plugin,
@@ -373,7 +372,6 @@ async def run_daemon(
     replies: Replies[Answer] = Replies()
     cells = registry.Cells(
         inspections=Latest(outputs.inspections, asks_more),
-        poll=Latest(outputs.poll),
         ledger=Latest(outputs.ledger),
         claims=registry.ClaimCells.of(outputs.claims) if outputs.claims is not None else None,
         domains=registry.DomainCells.of(outputs.domains) if outputs.domains is not None else None,
@@ -439,7 +437,6 @@ async def run_daemon(
         else:
             await post.send(UeventsUnavailable("switched off (--uevents=off)", scan_begun=False))
             scans.set()
-        actor("busy_poller", lambda: busy_poller.run(cells.poll.subscribe(), outside.use, post))
         actor(
             "pod_resources",
             lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post, outside.cdi),

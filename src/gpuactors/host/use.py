@@ -1,4 +1,4 @@
-"""Which IOMMU groups are in use, without touching them: the adaptor behind the busy poller.
+"""Which IOMMU groups are in use, without touching them: the adaptor behind the polls.
 
 Reads `enable` and `power/runtime_status` of each function, which never block (not even on kernel 6.1 while an unbind
 waits for its holder). With `proc` it reads the holders by `procfs.py`. Opening a group makes it busy for any process

@@ -42,7 +42,8 @@ what is known of all claims, and the label has a form of request of its own; in 
 first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
 neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a digest is of
 whole lists; in format 15 a read of the ledger has no CDI files, and nothing is known of a group but its PCI
-functions; in format 16 a claim has the fields of both kinds of devices, and a waiting call one function of each."""
+functions; in format 16 a claim has the fields of both kinds of devices, and a waiting call one function of
+each, and a poll says whether it comes with inspections."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -293,7 +294,6 @@ class Digests:
                 (
                     replace(inspections, given=_NOBODY),
                     self._of_given(inspections.given),
-                    outputs.poll,
                     outputs.ledger,
                     {resource: view.order for resource, view in outputs.plugins.items()},
                     {resource: of_list for resource, (_, of_list) in self._device_lists.items()},

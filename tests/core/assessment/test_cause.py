@@ -177,7 +177,7 @@ def use_unreadable() -> set[Cause]:
     core = node()
     core.silent = True
     core.pass_time(POLL_S)
-    poll = project(core.state).poll
+    poll = project(core.state).inspections.poll
     assert poll.poll is not None
     core.feed(GroupsObserved(poll.poll, (GroupUse(1, {}, frozenset(), None, None, unseen="no enable"),)))
     return listed(core)

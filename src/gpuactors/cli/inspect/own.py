@@ -81,6 +81,6 @@ async def _answer(
     wanted = project(state)
     if wanted.ledger.read is not None:
         return await pod_resources.read(wanted.ledger.read, wanted.ledger, ledger, cdi)
-    if (poll := wanted.any_poll).poll is not None:
+    if (poll := wanted.inspections.poll).poll is not None:
         return GroupsObserved(poll.poll, await use.observe(poll.targets, whole=True))
     return None

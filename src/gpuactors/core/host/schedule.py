@@ -58,8 +58,7 @@ def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeStat
     if groups is not None:  # all are due as before
         refresh = refresh.due_by(polls.due_at)
     if refresh.outstanding != polls.outstanding:
-        beside = groups is not None and bool(state.host.inspections.functions)
-        return with_polls(state, replace(polls, refresh=refresh, of=groups, beside=beside, again_of=None))
+        return with_polls(state, replace(polls, refresh=refresh, of=groups, again_of=None))
     if polls.refresh.again:
         groups = None if groups is None or polls.again_of is None else groups | polls.again_of
     return with_polls(state, replace(polls, refresh=refresh, again_of=groups))

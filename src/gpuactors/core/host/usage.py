@@ -90,7 +90,6 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
         done=event.poll if of_all else before.done,
         refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),
         of=None,
-        beside=False,
         again_of=None,
     )
     state = replace(

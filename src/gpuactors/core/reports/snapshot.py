@@ -61,14 +61,14 @@ NO_POLL: Final = PollWanted(None, ())
 
 
 class InspectionsWanted(Struct, frozen=True, gc=False):
-    """The outstanding inspections. A reader that missed a version loses nothing: each one lists all of them."""
+    """The outstanding reads of sysfs. A reader that missed a version loses nothing: each one lists all of them."""
 
     scan: int | None
     functions: Mapping[PciAddress, int]
     given: frozenset[PciAddress]
     """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
     poll: PollWanted = NO_POLL
-    """The outstanding poll, if it is to be carried out together with them."""
+    """The outstanding poll."""
 
 
 def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
@@ -101,8 +101,6 @@ class Outputs(Struct, frozen=True, gc=False):
     """Every output that lasts, for the registry to put into its cells."""
 
     inspections: InspectionsWanted
-    poll: PollWanted
-    """The outstanding poll, if it is not among the `inspections`."""
     ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
     claims: ClaimsWanted | None
@@ -113,23 +111,17 @@ class Outputs(Struct, frozen=True, gc=False):
     """Ready to serve: the daemon that runs already is to hand over now."""
     stopping: bool
 
-    @property
-    def any_poll(self) -> PollWanted:
-        """The outstanding poll, whoever carries it out."""
-        return self.poll if self.poll.poll is not None else self.inspections.poll
-
 
 def project(state: NodeState) -> Outputs:
     """The outputs that follow from the state."""
-    inspections, poll, beside = state.host.inspections, _poll(state), state.host.polls.beside
+    inspections = state.host.inspections
     return Outputs(
         inspections=InspectionsWanted(
             inspections.scan,
             inspections.functions,
             state.index.inspected_always,
-            poll if beside else NO_POLL,
+            _poll(state),
         ),
-        poll=NO_POLL if beside else poll,
         ledger=_ledger(state),
         plugins={
             r: PluginView(state.published.device_lists[r], order(p))

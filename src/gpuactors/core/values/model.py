@@ -675,9 +675,6 @@ class Polls(Refreshed, frozen=True, gc=False):
     """The number of the last poll of every group that came back; 0 before the first one."""
     of: frozenset[int] | None = None
     """The groups that the outstanding poll is of; None: every one that matters."""
-    beside: bool = False
-    """The outstanding poll is of some groups, and was requested while inspections were outstanding: they are carried
-    out together."""
     again_of: frozenset[int] | None = None
     """As `of`, of the one that is wanted after it."""
     fast_until: float = 0.0

@@ -36,7 +36,7 @@ DIRECTORY = "/plugins/gpu.nvidia.com"
 PATH = f"{DIRECTORY}/gpuactors-checkpoint.json"
 BOOT = "b1"
 
-A = PciAddress("0000:23:00.0")
+A, B = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")
 FIRST = {A: OriginalDriver(A, "nvidia")}
 
 
@@ -100,6 +100,36 @@ def test_fields_of_a_newer_daemon_are_kept_through_a_downgrade() -> None:
     assert json.loads(disk.files[PATH])["checkpoint"] == newer
 
 
+WHOLE = Checkpoint(
+    {ClaimUid("u1"): {"state": "Prepared", "quota": (1, None)}},
+    {A: OriginalDriver(A, "nvidia", False, 7, ids="10de:2330"), B: OriginalDriver(B, None, True)},
+    {"channels": {"0": "u1"}},
+    {B: {"newer": True}},
+    ({"uid": "u0", "address": A},),
+    {ClaimUid("u2"): {"state": "TakenOver"}},
+    "sha256:00",
+    {ClaimUid("u3"): {device_key(A): "10de:2330"}},
+)
+
+RECORDED = (
+    b'{"checksum":"sha256:ef5fe0aa7b62743579327b813906702aa3c63ddaf95f7c4114b406a47a74df48",'
+    b'"checkpoint":{"channels":{"0":"u1"},"takenOver":{"from":"sha256:00",'
+    b'"claims":{"u2":{"state":"TakenOver"}}},"version":1,"bootId":"b1",'
+    b'"firstDrivers":{"0000:23:00.0":{"driver":"nvidia","vfio":false,"presence":7,"ids":"10de:2330"},'
+    b'"0000:23:00.1":{"newer":true,"driver":null,"vfio":true}},"claims":{"u1":{"state":"Prepared",'
+    b'"quota":[1,null]}},"owed":[{"uid":"u0","address":"0000:23:00.0"}],'
+    b'"earlierModels":{"u3":{"0000:23:00.0":"10de:2330"}}}}\n'
+)
+"""As the daemons before it was left to msgspec wrote it."""
+
+
+def test_the_file_has_the_bytes_of_the_daemons_before() -> None:
+    assert written(WHOLE).files[PATH] == RECORDED
+    disk = FakeDisk()
+    disk.put(PATH, RECORDED)
+    assert file(disk).read().checkpoint == WHOLE
+
+
 def test_a_field_more_makes_no_file_corrupt_as_the_checksum_is_of_the_stored_bytes() -> None:
     disk = written(ONE)
     body = disk.files[PATH].partition(b'"checkpoint":')[2][:-2]
@@ -158,6 +188,15 @@ def test_a_content_that_is_none_of_ours_is_corrupt_whatever_its_checksum(content
     disk = FakeDisk()
     stored(disk, content)
     assert file(disk).read().origin is Origin.CORRUPT
+
+
+def test_a_mistake_is_told_with_its_place() -> None:
+    disk = FakeDisk()
+    stored(
+        disk, {"version": 1, "bootId": BOOT, "claims": {}, "firstDrivers": {A: {"driver": 1, "vfio": False}}}
+    )
+    wrong = f"(the original driver of {A}: Expected `str | null`, got `int` - at `$.driver`)"
+    assert wrong in file(disk).read().sentence
 
 
 def test_corrupt_ones_do_not_fill_the_disk() -> None:

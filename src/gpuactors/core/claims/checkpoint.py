@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Any, Final, TypeVar
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
+from msgspec.structs import fields
 
 from gpuactors.core.state.claims import StoredEntry
 from gpuactors.core.values.claim import ClaimedModels, ClaimUid, Json, OriginalDriver
@@ -28,8 +28,7 @@ from gpuactors.core.values.model import DeviceKey, PciAddress, is_pci_address
 VERSION: Final = 1
 """Raised when an older daemon could not go on with the content, and not for a field more."""
 
-_FIELDS: Final = ("version", "bootId", "firstDrivers", "claims", "owed", "takenOver", "earlierModels")
-_DRIVER_FIELDS: Final = ("driver", "vfio", "presence", "ids")
+T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
@@ -57,6 +56,33 @@ class Checkpoint(Struct, frozen=True, gc=False):
     Empty: never."""
     earlier_models: ClaimedModels = field(default_factory=dict)
     """Of the claims of earlier boots that have neither been prepared nor unprepared since: see `ClaimedModels`."""
+
+
+class _FirstDriver(Struct, frozen=True, gc=False, omit_defaults=True):
+    """An entry of `firstDrivers`."""
+
+    driver: str | None
+    vfio: bool
+    presence: Annotated[int, Meta(ge=0)] = 0
+    ids: str = ""
+
+
+class _TakenOver(Struct, frozen=True, gc=False):
+    claims: Mapping[ClaimUid, Mapping[str, Any]]
+    taken_from: str = field(name="from")
+
+
+class _File(Struct, frozen=True, gc=False, rename="camel"):
+    """The content on disk, its entries as they are there. A field with a default is one that an older daemon has not
+    written."""
+
+    version: int
+    boot_id: Annotated[str, Meta(min_length=1)]
+    first_drivers: Mapping[str, Mapping[str, Any]]
+    claims: Mapping[ClaimUid, Mapping[str, Any]]
+    owed: tuple[Mapping[str, Any], ...] = ()
+    taken_over: _TakenOver | None = None
+    earlier_models: Any = None
 
 
 class Origin(StrEnum):
@@ -106,10 +132,7 @@ def encoded(checkpoint: Checkpoint, boot_id: str) -> Mapping[str, Json]:
         "firstDrivers": {
             address: {
                 **checkpoint.unknown_of_drivers.get(address, _NOTHING),
-                "driver": first.driver,
-                "vfio": first.vfio,
-                **({"presence": first.presence} if first.presence else {}),
-                **({"ids": first.ids} if first.ids else {}),
+                **to_builtins(_FirstDriver(first.driver, first.vfio, first.presence, first.ids)),
             }
             for address, first in sorted(checkpoint.original_drivers.items())
         },
@@ -131,30 +154,21 @@ def decoded(content: Json) -> tuple[str, Checkpoint]:
     """The boot id and the checkpoint of a content of our version. Raises `MalformedError`, with what is wrong."""
     if not isinstance(content, Mapping):
         raise MalformedError("it is no object")
-    boot_id, claims, drivers = content.get("bootId"), content.get("claims"), content.get("firstDrivers")
-    if not isinstance(boot_id, str) or not boot_id:
-        raise MalformedError("it has no bootId")
-    if not isinstance(claims, Mapping) or not isinstance(drivers, Mapping):
-        raise MalformedError("claims and firstDrivers must be objects")
-    taken_from, taken_over = _taken_over(content.get("takenOver"))
-    original_drivers: dict[PciAddress, OriginalDriver] = {}
-    unknown_of_drivers: dict[PciAddress, Mapping[str, Json]] = {}
-    for address, entry in drivers.items():
-        first, rest = _original_driver(address, entry)
-        original_drivers[first.address] = first
-        if rest:
-            unknown_of_drivers[first.address] = rest
-    owed = content.get("owed", ())
-    if not isinstance(owed, tuple):
-        raise MalformedError("owed must be a list")
-    returns = tuple(entry for entry in owed if isinstance(entry, Mapping))
-    if len(returns) < len(owed):
-        raise MalformedError("owed has something that is no object")
-    unknown = {name: value for name, value in content.items() if name not in _FIELDS}
+    stored = converted(content, _File, "its content")
+    drivers = {PciAddress(a): _original_driver(a, entry) for a, entry in stored.first_drivers.items()}
+    unknown_of_drivers = {a: _unknown(stored.first_drivers[a], _FirstDriver) for a in drivers}
+    taken = stored.taken_over
     checkpoint = Checkpoint(
-        _entries(claims), original_drivers, unknown, unknown_of_drivers, returns, taken_over, taken_from
+        stored.claims,
+        drivers,
+        _unknown(content, _File),
+        {a: unknown for a, unknown in unknown_of_drivers.items() if unknown},
+        stored.owed,
+        taken.claims if taken is not None else {},
+        taken.taken_from if taken is not None else "",
+        _models(stored.earlier_models),
     )
-    return boot_id, replace(checkpoint, earlier_models=_models(content.get("earlierModels")))
+    return stored.boot_id, checkpoint
 
 
 def _as_json(models: ClaimedModels) -> Json:
@@ -170,37 +184,22 @@ def _models(content: Json) -> ClaimedModels:
     }
 
 
-def _entries(claims: Mapping[str, Json]) -> Mapping[ClaimUid, Mapping[str, Json]]:
-    entries: dict[ClaimUid, Mapping[str, Json]] = {}
-    for uid, entry in claims.items():
-        if not isinstance(entry, Mapping):
-            raise MalformedError(f"the entry of claim {uid} is no object")
-        entries[ClaimUid(uid)] = entry
-    return entries
+def _original_driver(address: str, entry: Json) -> OriginalDriver:
+    if not is_pci_address(address):
+        raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address")
+    first = converted(entry, _FirstDriver, f"the original driver of {address}")
+    return OriginalDriver(PciAddress(address), first.driver, first.vfio, first.presence, ids=first.ids)
 
 
-def _taken_over(content: Json) -> tuple[str, Mapping[ClaimUid, Mapping[str, Json]]]:
-    if content is None:
-        return "", {}
-    taken_from = content.get("from") if isinstance(content, Mapping) else None
-    claims = content.get("claims") if isinstance(content, Mapping) else None
-    if not isinstance(taken_from, str) or not isinstance(claims, Mapping):
-        raise MalformedError("takenOver has no claims, or not where they are from")
-    return taken_from, _entries(claims)
+def _unknown(content: Mapping[str, Json], kind: type[Struct]) -> Mapping[str, Json]:
+    """The fields of a part of the file that this version does not know."""
+    known = {field.encode_name for field in fields(kind)}
+    return {name: value for name, value in content.items() if name not in known}
 
 
-def _original_driver(address: str, entry: Json) -> tuple[OriginalDriver, Mapping[str, Json]]:
-    if not is_pci_address(address) or not isinstance(entry, Mapping):
-        raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address with an object")
-    driver, vfio, presence = entry.get("driver"), entry.get("vfio"), entry.get("presence", 0)
-    ids = entry.get("ids", "")
-    if not (driver is None or isinstance(driver, str)) or not isinstance(vfio, bool):
-        raise MalformedError(
-            f"the original driver of {address} is not a name or null, with vfio true or false"
-        )
-    rest = {name: value for name, value in entry.items() if name not in _DRIVER_FIELDS}
-    if not isinstance(presence, int) or isinstance(presence, bool) or presence < 0:
-        raise MalformedError(f"the presence of {address} is no number")
-    if not isinstance(ids, str):
-        raise MalformedError(f"the model of {address} is no text")
-    return OriginalDriver(PciAddress(address), driver, vfio, presence, ids=ids), rest
+def converted(content: Json, kind: type[T], what: str) -> T:
+    """Raises `MalformedError`, which says at which field."""
+    try:
+        return convert(content, kind)
+    except ValidationError as error:
+        raise MalformedError(f"{what}: {error}") from None

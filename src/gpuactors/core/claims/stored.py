@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType, ValidationError, convert, field, to_builtins
+from msgspec import UNSET, Struct, UnsetType, convert, field, to_builtins
 from msgspec.structs import asdict, replace
 
-from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError
+from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, converted
 from gpuactors.core.state.claims import (
     ClaimedGpu,
     DomainReservation,
@@ -204,13 +204,13 @@ def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
 
 def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
     """The entry of a claim. Raises `MalformedError`."""
-    stored = _decoded(content, _Entry, f"the claim {uid}")
+    stored = converted(content, _Entry, f"the claim {uid}")
     name = ClaimName(stored.namespace, stored.name, uid)
     if stored.state not in _STATES:
         raise MalformedError(f"the claim {name} has the state {str(stored.state)!r}")
     claim = None
     if "results" in content:
-        claim = _value({"name": name, **asdict(_decoded(content, _Claim, f"the claim {name}"))}, Claim)
+        claim = _value({"name": name, **asdict(converted(content, _Claim, f"the claim {name}"))}, Claim)
     return StoredEntry(
         name,
         stored.state,
@@ -266,8 +266,8 @@ def encoded_return(owed: OwedReturn) -> Mapping[str, Json]:
 
 def decoded_return(content: Mapping[str, Json]) -> OwedReturn:
     """Raises `MalformedError`."""
-    name = _decoded(content, ClaimName, "a return that is owed")
-    return OwedReturn(_value(_decoded(content, _Gpu, f"the return that {name} owes"), ClaimedGpu), name)
+    name = converted(content, ClaimName, "a return that is owed")
+    return OwedReturn(_value(converted(content, _Gpu, f"the return that {name} owes"), ClaimedGpu), name)
 
 
 def _encoded(value: object, kind: type[_OnDisk]) -> dict[str, Json]:
@@ -277,11 +277,3 @@ def _encoded(value: object, kind: type[_OnDisk]) -> dict[str, Json]:
 
 def _value(stored: object, kind: type[T]) -> T:
     return convert(stored, kind, from_attributes=True)
-
-
-def _decoded(content: Mapping[str, Json], kind: type[T], what: str) -> T:
-    """Raises `MalformedError`, which says at which field."""
-    try:
-        return convert(content, kind)
-    except ValidationError as error:
-        raise MalformedError(f"{what}: {error}") from None

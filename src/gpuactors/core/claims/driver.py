@@ -37,91 +37,92 @@ class DeviceAct(Struct, frozen=True, gc=False):
 
 
 class Claiming(Protocol):
-    """Which devices a claim gets, and whether it still has them."""
+    """Decides which devices a claim gets, and whether it still has them."""
 
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
-        """`state` with what follows for these claims from the rest of it, and from them for the rest. `before` is the
-        state before the event."""
+        """Apply to these claims what has changed in the rest of the state, and to the rest what has changed in them.
+        `before` is the state before the event."""
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
-        """Why an allocated claim cannot be prepared here whatever else happens; None if it can."""
+        """Return why an allocated claim can never be prepared here; None if it can."""
 
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        """The entry with its claim as it was read, and with what this driver needs of it at every event."""
+        """Keep the claim as it was read, with what this driver needs of it at every event."""
 
     def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        """The entry of a claim that was found out from its files, as the checkpoint is lost, and was read again."""
+        """Keep a claim that was read again after its entry was restored from its files, as the checkpoint is lost."""
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         """Request new reads of the devices that the claim has or is to get: earlier ones are not used for it. Returns
         the state and the entry, with the number since which reads are used."""
 
     def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
-        """The first reason why the claim cannot reserve its devices now; None if it can."""
+        """Return the first reason why the claim cannot reserve its devices now; None if it can."""
 
     def reserve(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
-        """Give the entry its devices, as they are seen now: they are its own from now on."""
+        """Give the claim its devices, as they are seen now: they are its own from now on."""
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:
-        """The keys of the acts by which its devices become usable: addresses, or `state.claims.AWAITED`."""
+        """Return the keys of the acts that make its devices usable: addresses, or `state.claims.AWAITED`."""
 
     def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
-        """The unmet prerequisite of the act AWAITED, or the reason why it will never be met; None if nothing is
-        missing."""
+        """Return what the act AWAITED still waits for, or why it will never be done; None if nothing is missing."""
 
     def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:
-        """The keys of the acts by which its devices are returned, without those that somebody else has."""
+        """Return the keys of the acts that return its devices, without those that somebody else has."""
 
     def is_seen(self, state: NodeState, entry: ClaimRecord) -> bool:
-        """Whether the devices of a prepared claim have been read since that was requested."""
+        """Return whether the devices of a prepared claim have been read since that was requested."""
 
     def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
-        """Why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
+        """Return why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
 
 
 class Files(Protocol):
-    """The files of a claim: CDI, metadata, and what its containers mount."""
+    """Decides the content of a claim's files: CDI, metadata, and what its containers mount."""
 
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
-        """Whether a claim's files may be written now."""
+        """Return whether a claim's files may be written now."""
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
-        """The content of the files for each result of the claim, in their order."""
+        """Return the content of the files for each result of the claim, in their order."""
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
-        """Directories of the host that belong to the claim's files: there before these, and gone after them."""
+        """Return the host's directories that are made before the claim's files and removed after them."""
 
     def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
-        """Files in those directories, there before the claim's containers start."""
+        """Return the files to write into those directories before the claim's containers start."""
 
 
 class HostActs(Protocol):
-    """The acts of a worker on the host's devices, and what is left of them beside the claims: the original drivers, the
-    returns that are owed. A driver whose devices nobody binds has none."""
+    """Decides the acts on the host's devices, and keeps what is left of them beside the claims: the original drivers
+    and the returns that are owed. A driver whose devices nobody binds has none."""
 
     def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
         """Restore what the checkpoint has beside the claims: `state`, whose claims have no entries yet, with that; and
         the entries as they are valid now, in their order."""
 
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
-        """The contents of the checkpoint beside the claims, each sorted by address: the original drivers of the
-        functions whose present driver may be of our making, and the returns that are owed."""
+        """Return what the checkpoint has beside the claims, each sorted by address: the original drivers of functions
+        that gpuactors may have bound, and the returns that are owed."""
 
     def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
-        """The target of each device, by address: for claims with acts whose intent is on disk, and for none of them."""
+        """Return the act on each device, by address: those of the `acting` claims, whose intent is on disk, and those
+        of no claim."""
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:
-        """The outstanding check of devices that a claim would bind; None while there is none."""
+        """Return the outstanding check of devices that a claim would bind; None while there is none."""
 
     def in_place(self, state: NodeState, device: DeviceKey) -> bool:
-        """Whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier boot."""
+        """Return whether a device is as a prepare leaves it. Where the checkpoint is lost it may be of an earlier
+        boot."""
 
     def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
-        """The claims whose files are to be removed at once, each with the reason. `before` is the state before the
-        event."""
+        """Return the claims whose files are to be removed at once, each with the reason. `before` is the state before
+        the event."""
 
     def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
-        """`state` after an act of this entry: what is to be read again."""
+        """Request new reads of what an act of this claim has changed."""
 
     def hindered(
         self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
@@ -139,13 +140,13 @@ class HostActs(Protocol):
         """Do what is due beside the claims."""
 
     def deadline(self, state: NodeState) -> float:
-        """When that is; infinite if never."""
+        """Return when something is due next beside the claims; infinite if never."""
 
 
 class Driver(Struct, frozen=True, gc=False):
-    """One DRA driver: whose claims these are, and who answers about them."""
+    """One DRA driver: the kind of its claims, and who answers about them."""
 
-    of: ClaimsOf
+    kind: ClaimsOf
     claiming: Claiming
     files: Files
     acts: HostActs | None = None

@@ -138,12 +138,12 @@ def claims_wanted(view: DriverView) -> ClaimsWanted:
     if role is Role.HANDED_OVER:
         drain_s = limits.CLAIM_CALL_S if claims.settings.side_by_side else limits.DRAIN_S
         # Kubelet reads the health of both, and takes the last list that came: they are to be the same.
-        health = offered(view.state, view.driver.of)[1] if relays else ()
+        health = offered(view.state, view.driver.kind)[1] if relays else ()
         return ClaimsWanted(is_serving=relays, drain_s=drain_s, health=health)
     load = load_of(role)
     if not claims.loaded or claims.unserved or role is not Role.SERVING:
         return ClaimsWanted(load, is_serving=relays)
-    (offer, health), acts = offered(view.state, view.driver.of), view.driver.acts
+    (offer, health), acts = offered(view.state, view.driver.kind), view.driver.acts
     acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
     return ClaimsWanted(
         load=load,

@@ -56,7 +56,7 @@ def advanced(view: DriverView, before: NodeState, at: float) -> Stepped:
         view, lines = further
         view = view.on_state_changed(before)
         effects += lines
-    return view.with_claims(_dated(claims_of(before, view.driver.of), view.claims, at)), effects
+    return view.with_claims(_dated(claims_of(before, view.driver.kind), view.claims, at)), effects
 
 
 def _files_withdrawn(view: DriverView, before: NodeState, at: float) -> Stepped:

@@ -1,4 +1,4 @@
-"""The node as the claims of one DRA driver see it: what each step of the machine takes and returns."""
+"""The claims of one DRA driver with the state that they are in: what each step of the machine takes and returns."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.slices import AnyOffer
 
 
-def claims_of(state: NodeState, of: ClaimsOf) -> Claims:
-    """The claims of one driver, in the state of the node."""
-    return state.gpus.claims if of is ClaimsOf.GPUS else state.domains.claims
+def claims_of(state: NodeState, kind: ClaimsOf) -> Claims:
+    """Return the claims of one driver."""
+    return state.gpus.claims if kind is ClaimsOf.GPUS else state.domains.claims
 
 
-def with_claims(state: NodeState, of: ClaimsOf, claims: Claims) -> NodeState:
-    """`state` with these claims of one driver; the same object if they are the ones that it has."""
-    if claims is claims_of(state, of):
+def with_claims(state: NodeState, kind: ClaimsOf, claims: Claims) -> NodeState:
+    """Replace the claims of one driver; returns the same object if they are the ones that it has."""
+    if claims is claims_of(state, kind):
         return state
-    if of is ClaimsOf.GPUS:
+    if kind is ClaimsOf.GPUS:
         return replace(state, gpus_part=replace(state.gpus, claims=claims))
     return replace(state, domains_part=replace(state.domains, claims=claims))
 
 
-def offered(state: NodeState, of: ClaimsOf) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
-    """The devices that one driver offers to claims, None while unknown; and their health."""
-    found = state.offered if of is ClaimsOf.GPUS else state.domains.offered
+def offered(state: NodeState, kind: ClaimsOf) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+    """Return the devices that one driver offers to claims, None while unknown; and their health."""
+    found = state.offered if kind is ClaimsOf.GPUS else state.domains.offered
     return found.offer, found.health
 
 
@@ -40,24 +40,24 @@ class DriverView(Struct, frozen=True, gc=False):
     driver: Driver
     state: NodeState
     claims: Claims
-    """Those of `state`."""
+    """The driver's claims in `state`."""
 
     def with_state(self, state: NodeState) -> DriverView:
-        """After a change of anything in the state."""
+        """Replace the state, after a change of anything in it."""
         return view_of(state, self.driver) if state is not self.state else self
 
     def with_claims(self, claims: Claims) -> DriverView:
-        """After a change of the claims."""
+        """Replace the claims."""
         if claims is self.claims:
             return self
-        return DriverView(self.driver, with_claims(self.state, self.driver.of, claims), claims)
+        return DriverView(self.driver, with_claims(self.state, self.driver.kind, claims), claims)
 
     def with_record(self, record: ClaimRecord) -> DriverView:
-        """After a change of one claim."""
+        """Replace the record of one claim."""
         return self.with_claims(with_entry(self.claims, record))
 
     def on_state_changed(self, before: NodeState) -> DriverView:
-        """With what follows from the changes since `before` (`Claiming.on_state_changed`)."""
+        """Apply what has changed since `before` (`Claiming.on_state_changed`)."""
         return self.with_state(self.driver.claiming.on_state_changed(before, self.state))
 
     def request_reads(self, record: ClaimRecord, at: float) -> tuple[DriverView, ClaimRecord]:
@@ -71,7 +71,7 @@ class DriverView(Struct, frozen=True, gc=False):
         return self.with_state(state), record
 
     def ask_ledger(self, at: float, *, lists: bool = False) -> DriverView:
-        """Have kubelet's ledger read; with `lists` by its list, and not by its file alone."""
+        """Request a read of kubelet's ledger; with `lists`, of kubelet's list of its pods."""
         return self.with_state(schedule.ask_ledger(self.state, at, lists=lists))
 
 
@@ -79,5 +79,5 @@ Stepped = tuple[DriverView, list[Effect]]
 
 
 def view_of(state: NodeState, driver: Driver) -> DriverView:
-    """The node as the claims of this driver see it."""
-    return DriverView(driver, state, claims_of(state, driver.of))
+    """Return the view of one driver's claims."""
+    return DriverView(driver, state, claims_of(state, driver.kind))

@@ -55,12 +55,12 @@ def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
 
 
 class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):
-    """What a claim has of GPUs."""
+    """The GPUs that a claim has reserved, and how acts have left them."""
 
     gpus: tuple[ClaimedGpu, ...] = ()
-    """Those that it has for itself: none with admin access. Set when they are reserved."""
+    """The GPUs that it has for itself: none with admin access."""
     bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
-    """The drivers of its devices, as an act last saw them."""
+    """The driver of each function of these, as an act last saw it."""
 
     @property
     def is_unplaced(self) -> bool:
@@ -70,16 +70,16 @@ class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):
 
 
 class DomainReservation(Struct, frozen=True, gc=False, tag="domain"):
-    """What a claim has of a compute domain."""
+    """The compute domain that a claim is for, and its devices that the claim has reserved."""
 
     config: DomainConfig | None = None
     """The claim's configuration, decoded once (`Claiming.with_claim`); None before it has been read."""
     domain: ClaimedDomain | None = None
-    """Its domain and its devices, set when they are reserved."""
+    """The domain and the reserved devices; None before they are reserved."""
 
 
 Reservation = GpuReservation | DomainReservation
-"""What a claim has, by the kind of its devices."""
+"""What a claim has reserved, by the kind of its devices."""
 
 
 class ClaimRecord(Struct, frozen=True, gc=False):
@@ -160,12 +160,12 @@ _NO_DOMAIN: Final = DomainReservation()
 
 
 def gpus_of(record: ClaimRecord | StoredEntry) -> GpuReservation:
-    """What a claim has of GPUs; an empty one if it has none."""
+    """Return the claim's reservation of GPUs; an empty one if it has none."""
     return record.reservation if isinstance(record.reservation, GpuReservation) else _NO_GPUS
 
 
 def domain_of(record: ClaimRecord | StoredEntry) -> DomainReservation:
-    """What a claim has of a compute domain; an empty one if it has nothing."""
+    """Return the claim's reservation of a compute domain; an empty one if it has none."""
     return record.reservation if isinstance(record.reservation, DomainReservation) else _NO_DOMAIN
 
 

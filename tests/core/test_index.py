@@ -25,6 +25,7 @@ from gpuactors.core.devices.index import NO_INDEX
 from gpuactors.core.devices.inventory import NOTHING_KNOWN
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.host import schedule, usage
+from gpuactors.core.kinds import pci_function
 from gpuactors.core.ledger import identity
 from gpuactors.core.reports import snapshot
 from gpuactors.core.reports.snapshot import report
@@ -104,7 +105,7 @@ DERIVATIONS = (
 """What runs once when something changes."""
 
 VALUES = (
-    (inventory, ("is_selected", "whole_function")),
+    (pci_function, ("is_selected", "named")),
     (holdings, ("Allocation",)),
     (owner, ("Owner",)),
     (assessments, ("assess",)),
@@ -175,7 +176,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
                 "polled": 2,
                 "view": 2,
                 "is_selected": 2,
-                "whole_function": 2,
+                "named": 2,
                 "assess": 3,
                 "advertised": 1,
                 "PollTarget": 1,
@@ -223,7 +224,7 @@ def test_a_start_derives_what_follows_from_each_function_once(
     functions = [gpu(address(n), group=n // 2) for n in range(gpus)]
     with counted(monkeypatch) as times:
         Core(*functions, settings=replace(SETTINGS, strict=False))
-    of_functions = {"is_selected": 1.0, "whole_function": 1, "advertised": 1}
+    of_functions = {"is_selected": 1.0, "named": 1, "advertised": 1}
     of_groups = {"PollTarget": 0.5, "observed": 0.5, "assess": 0.5}
     for name, for_each in {**of_functions, **of_groups}.items():
         assert times.pop(name) == for_each * gpus, name

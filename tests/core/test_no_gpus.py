@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.events.host import HostScanned
+from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.values.effects import Level, Log
 from gpuactors.core.values.model import PciFunction
 from tests.core.builders import SETTINGS, Core, gpu

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.devices.viability import is_companion, with_companions
+from gpuactors.core.kinds.viability import is_companion, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared, Target
 from gpuactors.core.values.model import Health, PciFunction, device_key, pci_address

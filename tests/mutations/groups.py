@@ -17,14 +17,14 @@ _HISTORIES: Final = (
 GROUPS: Final = (
     Mutation(
         "a platform device of the host is in nobody's way",
-        "core/devices/viability.py",
+        "core/kinds/viability.py",
         '        if not driver.startswith("vfio"):  # vfio-platform, vfio-amba, vfio-fsl-mc\n',
         '        if driver.startswith("vfio"):\n',
         _HISTORIES,
     ),
     Mutation(
         "memory that firmware reserves is in nobody's way",
-        "core/devices/viability.py",
+        "core/kinds/viability.py",
         "    if facts.direct_region:\n",
         "    if facts.direct_region and to_bind == ():\n",
         _HISTORIES,
@@ -38,21 +38,21 @@ GROUPS: Final = (
     ),
     Mutation(
         "a function of the GPU's vendor in another slot is a companion",
-        "core/devices/viability.py",
+        "core/kinds/viability.py",
         "        and slot_of(other.address) == slot_of(gpu.address)\n",
         "",
         f"{_RULE}::test_the_companions_are_the_functions_of_the_slot_and_of_the_vendor",
     ),
     Mutation(
         "the security processor in the slot of a processor's graphics is a companion",
-        "core/devices/viability.py",
+        "core/kinds/viability.py",
         '        and other.vendor == gpu.vendor != ""\n',
         "",
         f"{_RULE}::test_the_device_plugin_says_the_same",
     ),
     Mutation(
         "a bridge with any driver leaves a group viable",
-        "core/devices/viability.py",
+        "core/kinds/viability.py",
         "    return member.driver is not None and",
         "    return not is_bridge(member.class_code) and member.driver is not None and",
         f"{_RULE}::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",

@@ -27,7 +27,7 @@ from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistence, PersistenceError
 from gpuactors.acts.writes import OpenWrites, Writes
-from gpuactors.core.devices.viability import not_viable, slot_of, with_companions
+from gpuactors.core.kinds.viability import not_viable, slot_of, with_companions
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
 from gpuactors.core.values.model import Holder, PciAddress, device_key
 from gpuactors.core.values.quote import quoted_id

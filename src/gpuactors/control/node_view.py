@@ -23,8 +23,8 @@ from gpuactors.control.view import (
     ResourceView,
 )
 from gpuactors.core.assessment.blockers import is_unbinding
-from gpuactors.core.devices.presence import GONE
 from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.kinds.presence import GONE
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
@@ -96,7 +96,7 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 
 def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
-    (function,) = device.units
+    function = device.units[0]  # its facts are the ones that are shown of a device
     seen = state.host.seen.get(function.address)
     polled = last_poll(state, device)
     return DeviceView(

@@ -23,8 +23,8 @@ from gpuactors import limits
 from gpuactors.core import events
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
-from gpuactors.core.devices.presence import NO_GPU_HERE
 from gpuactors.core.host import bindings, inspections, schedule, usage
+from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.ledger import ledger
 from gpuactors.core.ledger.identity import resolved
 from gpuactors.core.state import (

@@ -187,7 +187,7 @@ class DriverBinder(Protocol):
         firsts: Collection[OriginalDriver],
         beside: Collection[PciAddress] = (),
     ) -> tuple[BoundFunction, ...]:
-        """Brings a GPU and its companions (`core/devices/viability.py`), and the GPUs `beside` it of the same claim and
+        """Brings a GPU and its companions (`core/kinds/viability.py`), and the GPUs `beside` it of the same claim and
         IOMMU group with theirs, to `target`, from wherever they are. Returns what they are bound to then, the GPU
         first. `firsts` are the original drivers of these functions, written to disk before; a function without one is
         never touched. Nothing is written to a function of another slot, unless it is returned from an act of an older

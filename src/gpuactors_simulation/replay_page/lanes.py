@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
-from gpuactors.core.assessment.blockers import not_backed
 from gpuactors.core.deviceplugin.registration import is_registered
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
@@ -148,7 +148,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
             )
             yield address, device.resource, OFFERED, text
         elif not device.has_backing:
-            yield address, device.resource, "not-offered", not_backed(device).message
+            yield address, device.resource, "not-offered", kind_of(device).not_backed(device).message
     for address, (resource, advertised) in listed.items():
         if address not in devices:
             yield address, resource, UNHEALTHY, advertised.reason

@@ -17,7 +17,7 @@ from gpuactors.control.about import Setting
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.path import socket_path
 from gpuactors.control.view import ClaimView, DeviceView, DomainView, NodeView, PodView, ResourceView
-from gpuactors.core.devices.presence import NO_GPU_HERE
+from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.names import is_domain_id
 from gpuactors.core.values.selector import full_address

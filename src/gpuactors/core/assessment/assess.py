@@ -7,8 +7,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, not_backed, unbinding
+from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
 from gpuactors.core.assessment.holding import holding_of
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.group import GroupInputs
 from gpuactors.core.values.inventory import Device
@@ -54,7 +55,7 @@ def _decided(
             return Health.HEALTHY, holding.reason
         if is_unbinding(device, inputs.use):
             return Health.UNHEALTHY, unbinding(device, holding)
-        lost = not_backed(device)
+        lost = kind_of(device).not_backed(device)
         return Health.UNHEALTHY, replace(lost, message=f"{holding.reason.message}, but {lost.message}")
     if blocker is not None:
         return Health.UNHEALTHY, blocker

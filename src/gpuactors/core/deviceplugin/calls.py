@@ -36,17 +36,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.assessment.blockers import OF_A_PART
 from gpuactors.core.deviceplugin.allocation import grant, prefer
 from gpuactors.core.deviceplugin.choice import Search
-from gpuactors.core.devices.presence import changed, not_offered
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.kinds.presence import GONE, changed
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.ledger.books import has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_waiting
-from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.cause import OF_A_PART, Cause
 from gpuactors.core.values.effects import (
     Answer,
     Effect,
@@ -77,7 +77,6 @@ from gpuactors.core.values.model import (
     Role,
     Token,
     device_key,
-    function_of,
     is_pci_address,
 )
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
@@ -367,9 +366,9 @@ def _refused_at_once(
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Reason:
     address = address_of(state, resource, device)
-    function = function_of(state.host.functions, address) if address is not None else None
-    if function is not None and function.fault is not None:
-        return Reason(Cause.UNREADABLE, function.fault)
+    present = state.index.known.present.get(address) if address is not None else None
+    if present is not None and present.fault is not None:
+        return Reason(Cause.UNREADABLE, present.fault)
     listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
     if device not in listed:
         return Reason(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
@@ -525,11 +524,11 @@ def _blocker(
     """What forbids to allocate a device by its files, named by its key; None if nothing. `seen`: its units when the
     call came."""
     for unit in seen:
-        now = state.host.functions.get(unit.address)
-        if (found := changed(unit, now)) is not None:
+        if (found := changed(unit, state.host.functions.get(unit.address))) is not None:
             return _of(key, found)
-        if now is not None and DeviceId(key) not in known:
-            return _of(key, not_offered(now))
+    if DeviceId(key) not in known:
+        device = state.index.known.present.get(key)
+        return _of(key, GONE if device is None else kind_of(device).not_backed(device))
     blocker = state.assessments[known[DeviceId(key)].key].blocker
     return _of(key, blocker) if blocker is not None else None
 

@@ -8,7 +8,7 @@ Must not judge: owner and status of a device are decided in `assessment/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Final
 
 from msgspec import Struct, field
@@ -167,7 +167,7 @@ NO_INDEX: Final = Index()
 def index(
     before: Index,
     functions: Mapping[PciAddress, PciFunction],
-    selectors: Iterable[Selector],
+    selectors: tuple[Selector, ...],
     polls: Polls,
     resolved: Mapping[Named, Resolved],
     ledger: Ledger,

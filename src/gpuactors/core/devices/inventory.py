@@ -1,7 +1,7 @@
 """From functions to groups and devices: what is there, and which of it is ours.
 
 Plain loops. A part is made anew as a whole when one of its inputs, which are its arguments, is another object; so it
-cannot be stale. Only what costs more than a comparison is kept for each function (`remade`).
+cannot be stale. Which devices there are the kinds say (`kinds/table.py`).
 
 Must not judge: owner and status of a device are decided in `assessment/`.
 """
@@ -9,13 +9,16 @@ Must not judge: owner and status of a device are decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from operator import is_
 from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpuactors.core.kinds import table
+from gpuactors.core.kinds.kind import HostFacts
 from gpuactors.core.values.group import GroupKey
-from gpuactors.core.values.inventory import Device, ids_of, is_selected, named, whole_function
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
@@ -25,10 +28,9 @@ from gpuactors.core.values.model import (
     ResourceName,
     device_key,
     function_address,
-    function_of,
 )
 from gpuactors.core.values.owner import Named
-from gpuactors.core.values.remade import amended, changed_keys, remade, replaced, same_if_equal
+from gpuactors.core.values.remade import amended, changed_keys, replaced, same_if_equal
 from gpuactors.core.values.selector import Selector
 
 _EMPTY: Final[frozenset[Any]] = frozenset()
@@ -40,12 +42,12 @@ class Inventory(Struct, frozen=True, gc=False):
     functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
     """See `Host.functions`."""
 
-    kinds: Mapping[PciAddress, tuple[ResourceName, str] | None] = field(default_factory=dict)
-    """Each function's resource and model (`10de:2330`); None: no selector chooses it."""
+    present: Mapping[DeviceKey, Device] = field(default_factory=dict)
+    """Every device that is there, sorted by key, chosen by a selector or not, with the resource of its model."""
     groups: Mapping[int, tuple[PciFunction, ...]] = field(default_factory=dict)
     """By the number of their IOMMU group; each sorted by address."""
     group_of: Mapping[DeviceKey, GroupKey] = field(default_factory=dict)
-    """The group of each function that is, or might be, a device."""
+    """The group of each of these devices."""
     iommufd: bool = False
     """The node has `/dev/iommu`: any function was inspected beside it. It is there from the first bind on, on most
     nodes, and each function is inspected when it is bound."""
@@ -55,7 +57,7 @@ class Inventory(Struct, frozen=True, gc=False):
     """The selected devices with the resource of their model's name, sorted by key: an older plugin's ID, which is the
     group's number, means the first of the group's members."""
     models: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
-    """The models of the selected functions, by the resource of their name. A device that is listed by a former name,
+    """The models of the selected devices, by the resource of their name. A device that is listed by a former name,
     because a pod has it, does not count."""
     uuids: Mapping[str, DeviceKey] = field(default_factory=dict)
     """The GPUs by the UUID that NVIDIA's driver names them by, where it is known."""
@@ -115,30 +117,26 @@ NO_DEVICES: Final = Devices()
 
 
 def inventory(
-    before: Inventory, functions: Mapping[PciAddress, PciFunction], selectors: Iterable[Selector]
+    before: Inventory, functions: Mapping[PciAddress, PciFunction], selectors: tuple[Selector, ...]
 ) -> Inventory:
-    """The groups and models of these functions, which are sorted by address. `before` is of the same selectors."""
+    """The groups and devices of these functions, which are sorted by address. `before` is of the same selectors."""
     if before.functions is functions:
         return before
-
-    def kind(_: PciAddress, function: PciFunction) -> tuple[ResourceName, str] | None:
-        return (named(function), ids_of(function)) if is_selected(selectors, function) else None
-
-    kinds = remade(before.kinds, before.functions, functions, kind)
-    names = {device_key(a): known[0] for a, known in kinds.items() if known is not None}
+    groups = _groups(functions, before.groups)
+    present = table.devices(HostFacts(functions, groups, selectors, before.present))
+    names = {key: device.resource for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
-    for known in {*kinds.values()}:
-        if known is not None:
-            models.setdefault(known[0], set()).add(known[1])
+    for key, resource in names.items():
+        models.setdefault(resource, set()).add(present[key].model)
     switches = frozenset(
         [a for a, f in functions.items() if f.driver is not None and not f.vfio_bound and f.is_nvswitch]
     )
-    group_of = {device_key(a): _group(f) for a, f in functions.items()}
+    group_of = {key: key if device.group is None else device.group for key, device in present.items()}
     uuids = {f.gpu_uuid: device_key(a) for a, f in functions.items() if f.gpu_uuid is not None}
     return Inventory(
         functions=functions,
-        kinds=kinds,
-        groups=_groups(functions, before.groups),
+        present=present,
+        groups=groups,
         group_of=same_if_equal(before.group_of, group_of),
         iommufd=any(f.iommufd for f in functions.values()),
         switches=same_if_equal(before.switches, switches),
@@ -146,10 +144,6 @@ def inventory(
         models={name: frozenset(models[name]) for name in sorted(models)},
         uuids=same_if_equal(before.uuids, uuids),
     )
-
-
-def _group(function: PciFunction) -> GroupKey:
-    return device_key(function.address) if function.iommu_group is None else function.iommu_group
 
 
 def _groups(
@@ -217,15 +211,10 @@ def devices(
     belongs = {**known.names, **kept}
     if kept.keys() - known.names.keys():
         belongs = dict(sorted(belongs.items()))
-    found: dict[DeviceKey, Device] = {}
-    other = belongs.keys() != before.devices.keys()
-    for address, resource in belongs.items():
-        function, was = known.functions[function_address(address)], before.devices.get(address)
-        members = (function,) if function.iommu_group is None else known.groups[function.iommu_group]
-        if was is None or was.units[0] is not function or was.resource != resource or was.members != members:
-            was, other = whole_function(function, resource, members), True
-        found[address] = was
-    if not other:
+    found = {key: known.present[key] for key in belongs}
+    for key, resource in kept.items():
+        found[key] = same_if_equal(before.devices.get(key), replace(found[key], resource=resource))
+    if found.keys() == before.devices.keys() and all(map(is_, found.values(), before.devices.values())):
         return replace(before, inventory=known, meanings=meant, resources=resources, kept=kept)
     unbinding = frozenset([key for key, device in found.items() if device.may_be_unbinding])
     return Devices(known, meant, resources, kept, found, unbinding)
@@ -242,13 +231,12 @@ def _kept(known: Inventory, meant: Meanings, resources: Set[ResourceName]) -> di
 def _kept_as(
     known: Inventory, meant: Meanings, resources: Set[ResourceName], address: DeviceKey
 ) -> ResourceName | None:
-    if (function := function_of(known.functions, address)) is None:
+    if (device := known.present.get(address)) is None:
         return None
-    ids = ids_of(function)
     given = {
         name[0]
         for name in meant.names.get(address, ())
-        if name[0] in resources and ids in (meant.resolved[name].ids, "")
+        if name[0] in resources and device.model in (meant.resolved[name].ids, "")
     }
     return min(given) if given and known.names.get(address) not in given else None
 

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors.core.assessment.blockers import not_whole
 from gpuactors.core.claims.report import belongs
-from gpuactors.core.devices import viability
-from gpuactors.core.devices.presence import another
+from gpuactors.core.kinds import viability
+from gpuactors.core.kinds.pci_function import not_whole
+from gpuactors.core.kinds.presence import another
 from gpuactors.core.ledger.identity import claimed_address
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, gpus_of

@@ -14,12 +14,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors.core.assessment.blockers import OF_A_PART, without_group
 from gpuactors.core.gpus.exclusion import of_the_host, of_the_hosts_fabric
+from gpuactors.core.kinds.pci_function import without_group
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.state.offered import Offered, OfferRow
-from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.cause import OF_A_PART, Cause
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.inventory import Device

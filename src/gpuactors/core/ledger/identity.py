@@ -19,20 +19,20 @@ from itertools import filterfalse
 
 from msgspec.structs import replace
 
-from gpuactors.core.devices.presence import GONE, another, not_offered
+from gpuactors.core.devices.inventory import Inventory
 from gpuactors.core.host.inspections import ask_inspections
+from gpuactors.core.kinds.presence import GONE, another
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.inventory import ids_of, named
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
     Inspections,
-    PciFunction,
     Resolved,
     ResourceName,
     function_address,
-    function_of,
     is_pci_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
@@ -58,7 +58,7 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
     index, named = state.index, _named(state)
     known = named.kubelet.resolved
     unsettled = [n for n in (*index.unsettled, *other_keys(now.resolved, known)) if n in known]
-    return _with_models(named, unsettled, index.models) if unsettled else named
+    return _with_models(named, unsettled, index.known) if unsettled else named
 
 
 def _named(state: NodeState) -> NodeState:
@@ -112,21 +112,19 @@ def _resolved_older(
     return found
 
 
-def _with_models(
-    state: NodeState, unsettled: Iterable[Named], models: Mapping[ResourceName, frozenset[str]]
-) -> NodeState:
+def _with_models(state: NodeState, unsettled: Iterable[Named], known: Inventory) -> NodeState:
     """`state` with the model of each of our allocated devices, as first seen since it was allocated. A device that no
     selector chooses is in no scan: an inspection of it is requested. `unsettled` are the names whose device's model is
-    not known yet, `models` those of the functions."""
+    not known yet, `known` is the inventory of `state`."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[DeviceKey]()
     # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.
-    ours = {*models, *state.published.device_lists, *state.published.served}
+    ours = {*known.models, *state.published.device_lists, *state.published.served}
     resolved = state.kubelet.resolved
     for name in sorted(n for n in unsettled if n[0] in ours):
         meant = resolved[name]
-        function = function_of(state.host.functions, meant.address)
-        if function is not None:
-            seen[name] = replace(meant, ids=_allocated_model(state, models, name[0], function) or None)
+        device = known.present.get(meant.address)
+        if device is not None:
+            seen[name] = replace(meant, ids=_allocated_model(state, known.models, name[0], device) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
             wanted.append(meant.address)
@@ -154,15 +152,15 @@ def _allocated_model(
     state: NodeState,
     models: Mapping[ResourceName, frozenset[str]],
     resource: ResourceName,
-    function: PciFunction,
+    device: Device,
 ) -> str:
-    """The model that was allocated as `resource` at the function's address, where `function` is the first that this
-    daemon sees; empty if its ids cannot be read.
+    """The model that was allocated as `resource`, where `device` is the first of its key that this daemon sees; empty
+    if its ids cannot be read.
 
-    A function with another name now is the same device if its model ever had this name (pci.ids was renewed). Otherwise
+    A device with another name now is the same device if its model ever had this name (pci.ids was renewed). Otherwise
     another model has replaced it while no daemon ran.
     """
-    ids = ids_of(function)
+    ids = device.model
     known = state.published.served.get(resource, frozenset()) | models.get(resource, frozenset())
     if not ids or not known or ids in known:
         return ids
@@ -221,16 +219,16 @@ def claimed_address(name: str) -> DeviceKey | None:
     return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
 
 
-def not_listed(state: NodeState, resource: ResourceName, device: DeviceKey) -> Reason:
+def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reason:
     """Why a device, if it is there, is none of a resource."""
-    function = function_of(state.host.functions, device)
-    if function is None:
+    device = state.index.known.present.get(key)
+    if device is None:
         return GONE
-    if function.vfio_bound and named(function) == resource:
+    if device.has_backing and device.resource == resource:
         return Reason(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
-    if function.vfio_bound and ids_of(function) not in state.published.served.get(resource, ()):
-        return another(f"{function.vendor}:{function.device}")
-    return not_offered(function)
+    if device.has_backing and device.model not in state.published.served.get(resource, ()):
+        return another(device.model)
+    return kind_of(device).not_backed(device)
 
 
 def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Reason | None:
@@ -243,13 +241,13 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Re
     """
     if meant is None:
         return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
-    function = function_of(state.host.functions, meant.address)
-    if function is None and meant.ids is None:
+    device = state.index.known.present.get(meant.address)
+    if device is None and meant.ids is None:
         return None
     if (
-        function is not None
-        and function.vfio_bound
-        and (ids_of(function) in ("", meant.ids) or named(function) == resource)
+        device is not None
+        and device.has_backing
+        and (device.model in ("", meant.ids) or device.resource == resource)
     ):
         return None
     return not_listed(state, resource, meant.address)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Role, function_of
+from gpuactors.core.values.model import Role
 
 PREFIX: Final = "gpuactors.feature.node.kubernetes.io"
 
@@ -37,10 +37,10 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     if state.daemon.stopping or state.daemon.role is not Role.SERVING or not state.host.scanned:
         return None
     index = state.index
-    functions = [f for key in index.names if (f := function_of(index.functions, key)) is not None]
+    devices = [index.known.present[key] for key in index.names]
     found = Counter(resource.partition("/")[2] for resource in index.names.values())
-    found.update(f"{DRIVER}{function.driver or NO_DRIVER}" for function in functions)
-    has_iommu = any(f.iommu_group is not None and not f.without_iommu for f in functions)
+    found.update(f"{DRIVER}{device.units[0].driver or NO_DRIVER}" for device in devices)
+    has_iommu = any(d.group is not None and not d.units[0].without_iommu for d in devices)
     labels = {name: str(count) for name, count in found.items() if re.fullmatch(_NAME, name)}
     labels[IOMMU] = "true" if has_iommu else "false"
     return {f"{PREFIX}/{name}": labels[name] for name in sorted(labels)}

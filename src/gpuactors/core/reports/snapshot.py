@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from gpuactors.core.assessment.blockers import not_backed
 from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -227,7 +227,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
         elif is_offered(state, device):
             health, cause, reason = status.health, status.cause, status.message
         else:
-            why = not_backed(device)
+            why = kind_of(device).not_backed(device)
             health, cause, reason = Health.UNHEALTHY, why.cause, why.message
         reports.append(
             DeviceReport(

@@ -85,6 +85,10 @@ HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
 """The health that a device with a cause is advertised with; CALL: the cause of a refused call only."""
 
 
+OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VIRTUAL_FUNCTIONS})
+"""The device is no whole one: it is not given away, and who has it keeps it."""
+
+
 class Meaning(Struct, frozen=True, gc=False):
     """One row of the table of causes."""
 

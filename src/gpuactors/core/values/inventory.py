@@ -7,13 +7,16 @@ Must not judge a device's health (`assessment/`) and must not keep anything: eve
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NewType
 
 from msgspec import Struct
 
 from gpuactors.core.values.model import DeviceKey, Orphan, PciFunction, ResourceName, device_key
 from gpuactors.core.values.naming import resource_name
 from gpuactors.core.values.selector import Selector, matches
+
+KindName = NewType("KindName", str)
+"""Names a kind of device (`kinds/table.py`)."""
 
 COMPANION_CLASSES: Final = ("0403", "0c03", "0c80")
 """Audio, USB and the USB-C controller of a card: they share the GPU's slot and group and are allocated with it, but are
@@ -25,7 +28,13 @@ class Device(Struct, frozen=True, gc=False):
     module of its kind reads the facts of its units."""
 
     key: DeviceKey
+    kind: KindName
     resource: ResourceName
+    """The resource of its model; of a device that a pod has the one that it was allocated as."""
+    model: str
+    """Identifies its model: vendor and device id, `10de:2330`; empty if they could not be read."""
+    is_selected: bool
+    """The operator's selectors choose it."""
     units: tuple[PciFunction, ...]
     """The functions of the host that it consists of; of a whole function that one."""
     members: tuple[PciFunction, ...]
@@ -42,24 +51,8 @@ class Device(Struct, frozen=True, gc=False):
     """It is on a driver by which a virtual machine can open it."""
     may_be_unbinding: bool
     """See `may_be_unbinding`."""
-
-
-def whole_function(function: PciFunction, resource: ResourceName, members: tuple[PciFunction, ...]) -> Device:
-    """The device that a PCI function is as a whole. `members`: all known functions of its IOMMU group."""
-    return Device(
-        key=device_key(function.address),
-        resource=resource,
-        units=(function,),
-        members=members,
-        group=function.iommu_group,
-        parent=None if function.physical is None else device_key(function.physical),
-        # A group is opened as a whole, so each of its functions on a vfio driver comes with it.
-        nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
-        numa_node=function.numa_node,
-        pcie_root=function.pcie_root,
-        has_backing=function.vfio_bound,
-        may_be_unbinding=may_be_unbinding(function),
-    )
+    fault: str | None
+    """The parts of it that could not be read, as a sentence; None if all could."""
 
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:

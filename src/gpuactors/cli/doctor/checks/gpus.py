@@ -13,9 +13,9 @@ from gpuactors.cli.doctor.finding import Check, Finding, Level, failed, passed, 
 from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import DeviceView
-from gpuactors.core.assessment.blockers import without_group
-from gpuactors.core.devices.presence import NO_GPU_HERE
-from gpuactors.core.devices.viability import is_companion, is_in_the_way, not_viable, with_companions
+from gpuactors.core.kinds.pci_function import without_group
+from gpuactors.core.kinds.presence import NO_GPU_HERE
+from gpuactors.core.kinds.viability import is_companion, is_in_the_way, not_viable, with_companions
 from gpuactors.core.values.cause import MEANINGS, Cause
 from gpuactors.core.values.inventory import is_selected
 from gpuactors.core.values.model import PciFunction

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuactors.cli.doctor.facts import Facts, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, sentence, warned
-from gpuactors.core.assessment.blockers import SWITCH_ON
+from gpuactors.core.kinds.pci_function import SWITCH_ON
 from gpuactors.core.values.cause import MEANINGS, Cause
 from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.host.vfio import VfioHost

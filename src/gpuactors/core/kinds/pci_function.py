@@ -1,0 +1,160 @@
+"""Whole PCI functions as devices: GPUs, NVSwitches, and whatever else a selector chooses.
+
+Must not decide who has a device: that is `assessment/holding.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from gpuactors.core.kinds.kind import HostFacts, Kind
+from gpuactors.core.kinds.viability import not_viable
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device, KindName, ids_of, is_selected, may_be_unbinding, named
+from gpuactors.core.values.model import Observed, PciFunction, device_key
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.status import Reason
+
+SWITCH_ON: Final = (
+    "switch the IOMMU on in the firmware, and with an Intel CPU on the kernel command line (intel_iommu=on)"
+)
+"""The remedy where there is no IOMMU."""
+
+_VMD_DOMAINS: Final = 0x10000
+"""The first PCI domain behind a VMD controller: ACPI's have 16 bits (drivers/pci/controller/vmd.c,
+vmd_find_free_domain)."""
+
+
+def _is_behind_vmd(function: PciFunction) -> bool:
+    return int(function.address.partition(":")[0], 16) >= _VMD_DOMAINS
+
+
+@final
+class PciFunctions:
+    """The kind of the devices that are whole PCI functions."""
+
+    @property
+    def name(self) -> KindName:
+        return KindName("pci-function")
+
+    def devices(self, facts: HostFacts) -> Iterator[Device]:
+        for address, function in facts.functions.items():
+            group, was = function.iommu_group, facts.before.get(device_key(address))
+            members = (function,) if group is None else facts.groups[group]
+            if was is not None and was.units[0] is function and was.members == members:
+                yield was
+            else:
+                yield self._device(function, members, is_selected=is_selected(facts.selectors, function))
+
+    def _device(
+        self, function: PciFunction, members: tuple[PciFunction, ...], *, is_selected: bool
+    ) -> Device:
+        """The device that a PCI function is as a whole. `members`: all known functions of its IOMMU group."""
+        return Device(
+            key=device_key(function.address),
+            kind=self.name,
+            resource=named(function),
+            model=ids_of(function),
+            is_selected=is_selected,
+            units=(function,),
+            members=members,
+            group=function.iommu_group,
+            parent=None if function.physical is None else device_key(function.physical),
+            # A group is opened as a whole, so each of its functions on a vfio driver comes with it.
+            nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
+            numa_node=function.numa_node,
+            pcie_root=function.pcie_root,
+            has_backing=function.vfio_bound,
+            may_be_unbinding=may_be_unbinding(function),
+            fault=function.fault,
+        )
+
+    def blocker(self, device: Device, use: Observed | None) -> Reason | None:
+        (function,) = device.units
+        if (blocker := not_whole(function)) is not None:
+            return blocker
+        if not function.vfio_bound:
+            return self.not_backed(device)
+        if (blocker := without_group(function)) is not None:
+            return blocker
+        if (blocker := not_viable(function, function, device.members)) is not None:
+            return blocker
+        if (blocker := _without_node(function)) is not None:
+            return blocker
+        if use is not None and use.unseen:
+            return Reason(
+                Cause.USE_UNREADABLE,
+                f"whether IOMMU group {function.iommu_group} is in use cannot be determined: {use.unseen}",
+            )
+        return None
+
+    def not_backed(self, device: Device) -> Reason:
+        (function,) = device.units
+        if function.vfio_bound:
+            return Reason(
+                Cause.NOT_SELECTED, "no selector matches it under this name any more (--select, pci.ids)"
+            )
+        if function.driver is None:
+            return Reason(Cause.NOT_BOUND, "bound to no driver; bind it to vfio-pci to offer it")
+        return Reason(
+            Cause.NOT_BOUND,
+            f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it",
+        )
+
+
+PCI_FUNCTION: Final[Kind] = PciFunctions()
+
+
+def not_whole(function: PciFunction) -> Reason | None:
+    """Why it is no whole GPU, whatever driver it is on; None if it is one. A pod that has it keeps it all the same."""
+    if function.physical is not None:
+        return Reason(
+            Cause.VIRTUAL_FUNCTION,
+            f"a virtual function of {function.physical}, which is no whole GPU: virtual functions are not allocated; "
+            f"to allocate {function.physical}, write 0 to its sriov_numvfs",
+        )
+    if function.has_virtual_functions:
+        return Reason(
+            Cause.VIRTUAL_FUNCTIONS,
+            "its virtual functions are active, so that it is no whole GPU, and they would go with its driver: write 0 "
+            "to its sriov_numvfs when nobody uses them",
+        )
+    return None
+
+
+def without_group(function: PciFunction) -> Reason | None:
+    """Why it is in no IOMMU group of the hardware, whatever driver it is on; None if it is in one."""
+    if function.without_iommu:
+        return Reason(
+            Cause.NO_IOMMU_MODE,
+            f"vfio drives it without an IOMMU (/dev/vfio/noiommu-{function.iommu_group}): a VM's GPU "
+            f"could access all of the node's memory, and QEMU refuses it; {SWITCH_ON}, and remove the parameter "
+            "enable_unsafe_noiommu_mode of the module vfio",
+        )
+    if function.iommu_group is None and _is_behind_vmd(function):
+        return Reason(
+            Cause.BEHIND_VMD,
+            "in no IOMMU group: it is behind an Intel VMD controller (its PCI domain is "
+            f"{function.address.partition(':')[0]}), whose devices cannot be passed through to VMs; switch VMD off for "
+            "its slot in the firmware",
+        )
+    if function.iommu_group is None:
+        return Reason(Cause.NO_IOMMU_GROUP, f"in no IOMMU group; {SWITCH_ON}")
+    return None
+
+
+def _without_node(function: PciFunction) -> Reason | None:
+    if function.has_node:
+        return None
+    if "/dev/vfio/vfio" not in function.nodes:
+        return Reason(
+            Cause.NODE_MISSING,
+            f"neither /dev/vfio/{function.iommu_group} nor /dev/vfio/vfio exists; is /dev of the host visible to "
+            "gpuactors, and are the modules vfio and vfio_pci loaded?",
+        )
+    return Reason(
+        Cause.NODE_MISSING,
+        f"/dev/vfio/{function.iommu_group} does not exist; is /dev of the host visible to gpuactors, "
+        "and the module vfio_pci loaded?",
+    )

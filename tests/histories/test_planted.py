@@ -76,12 +76,12 @@ def _mark_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork of today: Allocate gives another GPU than the one that kubelet asked for."""
-    grant = allocation.grant
+    grant = calls._grant
     others: dict[str, Device] = {}
     devices_by_id = calls.devices_by_id
 
-    def swapped(resource: ResourceName, devices: Sequence[Device]) -> Grant:
-        return grant(resource, [others.get(d.key, d) for d in devices])
+    def swapped(devices: Sequence[Device]) -> Grant:
+        return grant([others.get(d.key, d) for d in devices])
 
     def remember(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
         found = devices_by_id(state, resource)
@@ -90,7 +90,7 @@ def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(calls, "devices_by_id", remember)
-    monkeypatch.setattr(calls, "grant", swapped)
+    monkeypatch.setattr(calls, "_grant", swapped)
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -1,51 +1,16 @@
-"""The grant of a container, and the devices that kubelet should choose.
+"""The devices that kubelet should choose for a container.
 
 Must not decide whether a device may be allocated at all: that is the gate in `calls.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Mapping
 
-from gpuactors import limits
 from gpuactors.core.deviceplugin.choice import Group, Search, choose
 from gpuactors.core.events.deviceplugin import PreferenceRequest
-from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import DeviceId, ResourceName
-from gpuactors.core.values.naming import env_name
-
-
-def grant(resource: ResourceName, devices: Sequence[Device]) -> Grant:
-    """The grant of a container with these devices.
-
-    The variable holds exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each
-    `gpus[]` entry, and its order is the guest's slot order. Nodes are those that exist: the container and the group
-    node (legacy), the cdevs of all vfio functions in the group and /dev/iommu (iommufd). A missing one would fail the
-    container's creation (kubevirt #18895).
-    """
-    keys = sorted(d.key for d in devices)
-    nodes = {n for d in devices for n in d.nodes}
-    return Grant(
-        envs=((env_name(resource), ",".join(keys)),),
-        nodes=tuple(sorted(nodes, key=_node_order)),
-    )
-
-
-# A host has a few paths for each device, and they come back with each call.
-@lru_cache(maxsize=limits.CALL_DEVICES_MAX)
-def _node_order(path: str) -> tuple[int, int, str]:
-    """The key of a node's place: container, groups, cdevs, iommufd; within each by number."""
-    number = int("".join(c for c in path if c.isdigit()) or 0)
-    if path == "/dev/vfio/vfio":
-        return (0, 0, path)
-    if path.startswith("/dev/vfio/devices/"):
-        return (2, number, path)
-    return (3, 0, path) if path == "/dev/iommu" else (1, number, path)
-
-
-# --- preferred allocation ---------------------------------------------------------------------------------
+from gpuactors.core.values.model import DeviceId
 
 
 def prefer(

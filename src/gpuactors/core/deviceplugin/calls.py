@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
@@ -36,7 +36,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.deviceplugin.allocation import grant, prefer
+from gpuactors.core.deviceplugin.allocation import prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import asking, inspections, schedule
@@ -51,6 +51,7 @@ from gpuactors.core.values.effects import (
     Answer,
     Effect,
     Field,
+    Grant,
     Granted,
     Level,
     Log,
@@ -504,7 +505,12 @@ def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awa
                 return _refused(Refusal.FAILED_PRECONDITION, *taken, owners=owners)
             if any(_is_being_admitted(state, name, at) for name in _names(call)):
                 return _Awaited()
-            return Granted(tuple(grant(call.resource, [known[i] for i in ids]) for ids in call.requests))
+            return Granted(tuple(_grant([known[i] for i in ids]) for ids in call.requests))
+
+
+def _grant(devices: Sequence[Device]) -> Grant:
+    """The grant of a container with these devices; an empty one of a container without."""
+    return kind_of(devices[0]).grant(devices) if devices else Grant((), ())
 
 
 def _is_before(state: NodeState, call: Call) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
+from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.model import DeviceKey, Observed, PciAddress, PciFunction
 from gpuactors.core.values.selector import Selector
@@ -42,3 +43,6 @@ class Kind(Protocol):
 
     def not_backed(self, device: Device) -> Reason:
         """Why the device is not advertised to kubelet at all."""
+
+    def grant(self, devices: Sequence[Device]) -> Grant:
+        """The grant of a container with these devices, one at least, all of one resource: variables and nodes."""

@@ -5,14 +5,18 @@ Must not decide who has a device: that is `assessment/holding.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final, final
 
+from gpuactors import limits
 from gpuactors.core.kinds.kind import HostFacts, Kind
 from gpuactors.core.kinds.viability import not_viable
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.model import Observed, PciFunction, device_key
+from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
@@ -102,6 +106,19 @@ class PciFunctions:
             f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it",
         )
 
+    def grant(self, devices: Sequence[Device]) -> Grant:
+        """The variable holds exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each
+        `gpus[]` entry, and its order is the guest's slot order. Nodes are those that exist: the container and the group
+        node (legacy), the cdevs of all vfio functions in the group and /dev/iommu (iommufd). A missing one would fail
+        the container's creation (kubevirt #18895).
+        """
+        keys = sorted(d.key for d in devices)
+        nodes = {n for d in devices for n in d.nodes}
+        return Grant(
+            envs=((env_name(devices[0].resource), ",".join(keys)),),
+            nodes=tuple(sorted(nodes, key=_node_order)),
+        )
+
 
 PCI_FUNCTION: Final[Kind] = PciFunctions()
 
@@ -158,3 +175,15 @@ def _without_node(function: PciFunction) -> Reason | None:
         f"/dev/vfio/{function.iommu_group} does not exist; is /dev of the host visible to gpuactors, "
         "and the module vfio_pci loaded?",
     )
+
+
+# A host has a few paths for each device, and they come back with each call.
+@lru_cache(maxsize=limits.CALL_DEVICES_MAX)
+def _node_order(path: str) -> tuple[int, int, str]:
+    """The key of a node's place: container, groups, cdevs, iommufd; within each by number."""
+    number = int("".join(c for c in path if c.isdigit()) or 0)
+    if path == "/dev/vfio/vfio":
+        return (0, 0, path)
+    if path.startswith("/dev/vfio/devices/"):
+        return (2, number, path)
+    return (3, 0, path) if path == "/dev/iommu" else (1, number, path)

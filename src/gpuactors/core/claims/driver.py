@@ -121,13 +121,15 @@ class HostActs(Protocol):
         """Return the claims whose files are to be removed at once, each with the reason. `before` is the state before
         the event."""
 
-    def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
-        """Request new reads of what an act of this claim has changed."""
+    def acted(
+        self, state: NodeState, entry: ClaimRecord, event: ActDone, at: float
+    ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
+        """Keep what an act has done to devices of this claim, and request new reads of them."""
 
-    def hindered(
-        self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
-    ) -> Stepped:
-        """Record the reason that a failed act of a claim gives for later requests of its device."""
+    def failed(
+        self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float
+    ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
+        """Keep what a failed act has done to devices of this claim, and its reason for later requests of them."""
 
     def owes(self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
         """Record what is left to do later, after a claim's last act failed without holding its release. None: it is

@@ -38,7 +38,6 @@ from gpuactors.core.state.claims import (
     Claims,
     StoredEntry,
     load_of,
-    with_bound,
     with_entry,
 )
 from gpuactors.core.values.cause import Cause
@@ -346,10 +345,11 @@ def act_done(view: DriverView, event: ActDone, at: float) -> Stepped:
     entry = _of_act(view.claims, event.number)
     if entry is None:  # another one has been requested since, or it is no claim's
         return _other_act_over(view, event, at)
-    view, lines = _hindered(view, entry, event, at)
+    lines: list[Effect] = []
     if (acts := view.driver.acts) is not None:
-        view = view.with_state(acts.acted(view.state, entry, event))
-    return act_over(view, entry, event.number, event.bound), lines
+        state, entry, lines = acts.acted(view.state, entry, event, at)
+        view = view.with_state(state)
+    return act_over(view, entry, event.number), lines
 
 
 def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
@@ -358,10 +358,13 @@ def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
     if entry is None:
         return _other_act_over(view, event, at)
     if entry.state is ClaimState.RELEASING and event.fault is ActFault.GONE:
-        return act_over(view, entry, event.number, ()), []  # nothing is left to be returned
+        return act_over(view, entry, event.number), []  # nothing is left to be returned
     if entry.state is ClaimState.RELEASING and (owes := _owes(view, entry, event, at)) is not None:
-        return act_over(owes[0], entry, event.number, ()), owes[1]
-    view, lines = _hindered(view, entry, event, at)
+        return act_over(owes[0], entry, event.number), owes[1]
+    failed, lines = entry, list[Effect]()
+    if (acts := view.driver.acts) is not None:
+        state, failed, lines = acts.failed(view.state, entry, event, at)
+        view = view.with_state(state)
     delayed = entry.state is ClaimState.BINDING and event.fault in _PASSING
     by_itself = delayed or entry.state in _TRIED_AGAIN
     again_at = at + limits.CLAIM_RETRY_S if by_itself else math.inf
@@ -372,9 +375,7 @@ def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
         {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
     )
     why = Reason(_FAULTS[event.fault], event.reason)
-    stopped = replace(entry, acts={}, why=why, retry_at=again_at)
-    if entry.state is ClaimState.BINDING:  # also what was plugged in since the reservation is returned
-        stopped = with_bound(stopped, event.moved)
+    stopped = replace(failed, acts={}, why=why, retry_at=again_at)
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
     view = transition(view, stopped, on)
     after = view.claims.entries[entry.name.uid]
@@ -387,13 +388,6 @@ def _other_act_over(view: DriverView, event: ActDone | ActFailed, at: float) -> 
     if (acts := view.driver.acts) is None:
         return view, []
     state, lines = acts.other_act_over(view.state, event, at)
-    return view.with_state(state), lines
-
-
-def _hindered(view: DriverView, entry: ClaimRecord, event: ActDone | ActFailed, at: float) -> Stepped:
-    if (acts := view.driver.acts) is None:
-        return view, []
-    state, lines = acts.hindered(view.state, entry, event, at)
     return view.with_state(state), lines
 
 

@@ -4,7 +4,7 @@ tried again, asked for, or forgotten."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container
 from typing import Final
 
 from msgspec.structs import replace
@@ -31,11 +31,10 @@ from gpuactors.core.state.claims import (
     ClaimRecord,
     Claims,
     gpus_of,
-    with_bound,
     with_entry,
 )
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import BoundFunction, ClaimUid
+from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import Role
@@ -227,7 +226,7 @@ def _awaited(view: DriverView, entry: ClaimRecord) -> Stepped | None:
     unmet = view.driver.claiming.unmet_prerequisite(view.state, entry)
     if unmet is None:
         view, entry = view.reserve(entry)
-        return act_over(view, entry, entry.acts[AWAITED], ()), []
+        return act_over(view, entry, entry.acts[AWAITED]), []
     why = unmet.why
     if unmet.is_final:
         stopped = replace(entry, acts={}, why=why)
@@ -321,12 +320,9 @@ def not_prepared(view: DriverView, entry: ClaimRecord, why: Reason) -> Stepped:
     return transition(view.with_claims(claims), entry, ClaimTrigger.REFUSED), effects
 
 
-def act_over(view: DriverView, entry: ClaimRecord, number: int, bound: Iterable[BoundFunction]) -> DriverView:
-    """`view` after one act of an entry reached its goal: the next transition follows the last one."""
+def act_over(view: DriverView, entry: ClaimRecord, number: int) -> DriverView:
+    """Record that one act of a claim reached its goal: the next transition follows the last one."""
     left = {key: n for key, n in entry.acts.items() if n != number}
-    # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
-    had = {a for a, b in gpus_of(entry).bound.items() if b.persistence}
-    found = [replace(b, persistence=b.persistence or b.address in had) for b in bound]
     is_removal = entry.state in REMOVING and entry.acts.get(FILES) == number
-    entry = replace(with_bound(entry, found), acts=left, has_files=entry.has_files and not is_removal)
+    entry = replace(entry, acts=left, has_files=entry.has_files and not is_removal)
     return view.with_record(entry) if left else transition(view, entry, ClaimTrigger.DONE)

@@ -16,7 +16,15 @@ from gpuactors.core.gpus import fitness, placement, returns
 from gpuactors.core.gpus.exclusion import has_another_owner, with_companions
 from gpuactors.core.gpus.reads import read_again
 from gpuactors.core.state import NodeState, with_gpus_part
-from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, OwedReturn, StoredEntry, gpus_of, with_gpus
+from gpuactors.core.state.claims import (
+    ClaimedGpu,
+    ClaimRecord,
+    OwedReturn,
+    StoredEntry,
+    gpus_of,
+    with_bound,
+    with_gpus,
+)
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ActFault, FitnessCheck, FitnessFinding, OriginalDriver, Target
@@ -72,24 +80,33 @@ class GpuActs:
     def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
         return placement.drifted(before, state)
 
-    def acted(self, state: NodeState, entry: ClaimRecord, event: ActDone) -> NodeState:
+    def acted(
+        self, state: NodeState, entry: ClaimRecord, event: ActDone, at: float
+    ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
         """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
         the use of its virtual machine, and belongs to nobody any more: it is not offered before both are read again."""
+        state, lines = _with_finding(state, entry, event.number, None, "", at)
         is_over = entry.state is ClaimState.RELEASING
-        return read_again(state, entry.name, gpus_of(entry).gpus if is_over else (), event, returned=is_over)
+        gpus = gpus_of(entry).gpus if is_over else ()
+        # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
+        had = {a for a, b in gpus_of(entry).bound.items() if b.persistence}
+        bound = [replace(b, persistence=b.persistence or b.address in had) for b in event.bound]
+        return (
+            read_again(state, entry.name, gpus, event, returned=is_over),
+            with_bound(entry, bound),
+            lines,
+        )
 
-    def hindered(
-        self, state: NodeState, entry: ClaimRecord, event: ActDone | ActFailed, at: float
-    ) -> Stepped:
+    def failed(
+        self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float
+    ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
+        """Of a bind: also what was plugged in since the reservation is returned."""
         if entry.state is not ClaimState.BINDING:
-            return state, []
-        if isinstance(event, ActFailed) and event.moved:
+            return state, entry, []
+        if event.moved:
             state = with_gpus_part(state, returns.half_done(state, event.moved))
-        fault, reason = (event.fault, event.reason) if isinstance(event, ActFailed) else (None, "")
-        devices = (g.address for g in gpus_of(entry).gpus if entry.acts.get(g.address) == event.number)
-        findings = [FitnessFinding(address, fault, reason) for address in devices]
-        gpus, lines = fitness.with_findings(state.gpus, findings, at)
-        return with_gpus_part(state, gpus), lines
+        state, lines = _with_finding(state, entry, event.number, event.fault, event.reason, at)
+        return state, with_bound(entry, event.moved), lines
 
     def owes(self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float) -> Stepped | None:
         if event.fault is not ActFault.NO_DRIVER:
@@ -133,6 +150,18 @@ class GpuActs:
     def deadline(self, state: NodeState) -> float:
         returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
         return min(returned_at, state.gpus.check_at)
+
+
+def _with_finding(
+    state: NodeState, entry: ClaimRecord, number: int, fault: ActFault | None, reason: str, at: float
+) -> Stepped:
+    """Record for later requests why a bind of a claim's devices failed, or that it did not."""
+    if entry.state is not ClaimState.BINDING:
+        return state, []
+    devices = (g.address for g in gpus_of(entry).gpus if entry.acts.get(g.address) == number)
+    findings = [FitnessFinding(address, fault, reason) for address in devices]
+    gpus, lines = fitness.with_findings(state.gpus, findings, at)
+    return with_gpus_part(state, gpus), lines
 
 
 def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:

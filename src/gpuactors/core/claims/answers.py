@@ -64,7 +64,7 @@ _LATE: Final = {
 
 
 def _late(claims: Claims, entry: ClaimRecord | None) -> Refused:
-    """Why a prepare could not be answered in time."""
+    """Return why a prepare could not be answered in time."""
     if entry is None:
         return refusal(Cause.CLAIM_NOT_FOUND, "the claim is not known")
     if claims.unwritten:
@@ -78,7 +78,7 @@ def _late(claims: Claims, entry: ClaimRecord | None) -> Refused:
 
 
 def prepared(claims: Claims, entry: ClaimRecord) -> Prepared:
-    """The answer for a prepared claim: the same devices in the same order, each time."""
+    """Return the answer for a prepared claim: the same devices in the same order, each time."""
     assert claims.settings is not None
     assert entry.claim is not None
     results = entry.claim.results or ()
@@ -110,8 +110,8 @@ def answered(
 
 
 def declined(token: Token, uid: str, claim: str, answer: Refused | Elsewhere) -> list[Effect]:
-    """The reply to one call about a claim that is not done here, and its line in the log. `claim`: its name; empty if
-    that is not known."""
+    """Return the reply to a call about a claim that is not carried out here, and its line in the log. `claim` is its
+    name; empty if that is not known."""
     fields: dict[str, Field] = {"uid": quoted_id(uid)}
     if claim:
         fields["claim"] = quoted(claim)

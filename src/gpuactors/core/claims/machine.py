@@ -55,8 +55,8 @@ CLAIM_FOUND_S: Final = 600.0
 that it exists: kubelet lists no claim that no container uses."""
 
 _COLLECTED: Final = OWNING - {ClaimState.RELEASING}
-"""The states in which a claim has its devices until an unprepare comes: also one that is never prepared, as a process
-has its GPU open, or the disk is full."""
+"""The states in which a claim has its devices until its unprepare: also one that is never prepared, because a
+process has its GPU open or the disk is full."""
 
 
 _TRIED_AGAIN: Final = (
@@ -66,11 +66,11 @@ _TRIED_AGAIN: Final = (
     ClaimState.VERIFYING,
     ClaimState.DRIFTED,
 )
-"""The states in which an act that failed is tried again, whatever failed."""
+"""The states in which a failed act is tried again, whatever its fault."""
 
 
 _PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
-"""Why an act could not be done yet."""
+"""The faults that may pass by themselves."""
 
 
 _FAULTS: Final[Mapping[ActFault | None, Cause]] = {
@@ -86,12 +86,13 @@ _FAULTS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.REFUSED: Cause.WRITE_REFUSED,
     ActFault.DIRECTORY_LEFT: Cause.DIRECTORY_LEFT,
 }
-"""The cause of an act's failure; None: of the act on a claim's files, which has no fault of a device."""
+"""The cause that each fault of an act has in logs and errors; None is the act on a claim's files, which has no fault
+of a device."""
 
 
 def checkpoint_read(view: DriverView, event: CheckpointRead, at: float) -> Stepped:
-    """At the daemon's start, and again when a predecessor has handed over. Of a claim that was under way it is not
-    known how far its act came: it is requested again, and goes on from what it finds."""
+    """Restore the claims from the checkpoint: at the daemon's start, and again when a predecessor has handed over.
+    How far an interrupted act came is unknown: it is requested again, and goes on from what it finds."""
     if view.claims.settings is None or event.load < load_of(view.state.daemon.role):
         return view, []
     before, lines = view.state, list[Effect]()
@@ -135,7 +136,7 @@ def _restored(view: DriverView, event: CheckpointRead) -> tuple[DriverView, Sequ
 
 
 def checkpoint_refused(view: DriverView, event: CheckpointRefused) -> Stepped:
-    """No claim is served, and nothing is touched. The devices of claims are known from their files and from kubelet's
+    """Stop serving claims, and touch nothing. The devices of claims are known from their files and from kubelet's
     ledger."""
     claims = view.claims
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
@@ -156,7 +157,7 @@ def checkpoint_refused(view: DriverView, event: CheckpointRefused) -> Stepped:
 
 
 def prepare_asked(view: DriverView, event: PrepareAsked, at: float) -> Stepped:
-    """Kubelet wants a claim prepared. A repeated call joins what is under way."""
+    """Handle NodePrepareResources for one claim. A repeated call joins the work in progress."""
     if (answer := _answered_at_once(view, event.claim)) is not None:
         return view, declined(event.token, event.claim.uid, str(event.claim), answer)
     claims = _with_call(
@@ -173,7 +174,7 @@ def prepare_asked(view: DriverView, event: PrepareAsked, at: float) -> Stepped:
 
 
 def unprepare_asked(view: DriverView, event: UnprepareAsked, at: float) -> Stepped:
-    """Kubelet wants nothing to be left of a claim. It ends the prepares of this claim that came before it."""
+    """Handle NodeUnprepareResources for one claim: cancel its pending prepares, then release it."""
     if (answer := _answered_at_once(view, event.claim)) is not None:
         return view, declined(event.token, event.claim.uid, str(event.claim), answer)
     over = refusal(Cause.UNPREPARED, "it was unprepared while it was being prepared")
@@ -188,7 +189,7 @@ def unprepare_asked(view: DriverView, event: UnprepareAsked, at: float) -> Stepp
 
 
 def abandoned(view: DriverView, token: Token) -> DriverView:
-    """No caller waits for this answer any more. Requests in progress continue."""
+    """Drop a call whose caller has gone. Work in progress continues."""
     if token not in view.claims.calls:
         return view
     calls = {t: c for t, c in view.claims.calls.items() if t != token}
@@ -196,8 +197,8 @@ def abandoned(view: DriverView, token: Token) -> DriverView:
 
 
 def handed_over(view: DriverView, at: float) -> Stepped:
-    """A successor has the claims from now on. Every call that still waits is passed on to it, and those that come until
-    kubelet knows it; or they are refused, where there can be no socket of its beside ours."""
+    """Hand the claims over to a successor. Pass on the waiting calls, and those that come until kubelet knows it;
+    refuse them where the two cannot have sockets side by side."""
     claims = view.claims
     over: Refused | Elsewhere = refusal(
         Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"
@@ -244,7 +245,7 @@ def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
 
 
 def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
-    """The API server has the claim, by the UID that was asked for, or has not, or did not say."""
+    """Handle the API server's answer about a claim: it has the claim of this UID, it has not, or it could not say."""
     if (entry := _of_read(view.claims, event.number)) is None:
         return view, []
     view = view.with_claims(read_over(view.claims, entry.name.uid))
@@ -268,7 +269,7 @@ def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
 
 
 def _found_again(view: DriverView, entry: ClaimRecord, claim: Claim) -> DriverView:
-    """A claim whose entry was found out from its files."""
+    """Handle a claim whose record was restored from its files."""
     invalid = _refused_by_content(view, claim)
     if invalid is not None and invalid.cause is Cause.GONE and entry.has_unplaced_files:
         return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.DRIFT)
@@ -278,7 +279,7 @@ def _found_again(view: DriverView, entry: ClaimRecord, claim: Claim) -> DriverVi
 
 
 def _refused_by_content(view: DriverView, claim: Claim) -> Reason | None:
-    """Why a claim cannot be prepared whatever else happens; None if it can."""
+    """Return why a claim can never be prepared here; None if it can."""
     if claim.results is None:
         return Reason(Cause.CLAIM_NOT_ALLOCATED, "the claim is not allocated")
     if not claim.results:
@@ -287,7 +288,7 @@ def _refused_by_content(view: DriverView, claim: Claim) -> Reason | None:
 
 
 def _missing(view: DriverView, entry: ClaimRecord, reason: Failure, at: float) -> Stepped:
-    """The API server has no such claim, or another one of that name."""
+    """Handle a claim that the API server does not have, or has replaced by another one of that name."""
     if entry.state is ClaimState.FETCHING:
         return not_prepared(view, entry, Reason(Cause.CLAIM_NOT_FOUND, reason))
     if entry.state not in _COLLECTED:
@@ -309,7 +310,7 @@ def _missing(view: DriverView, entry: ClaimRecord, reason: Failure, at: float) -
 
 
 def _unreadable(view: DriverView, entry: ClaimRecord, reason: Failure, at: float, retry_at: float) -> Stepped:
-    """The API server did not answer, or not with the claim: nothing follows from that but another try."""
+    """Handle a read that failed: nothing follows from it but another try."""
     if entry.claim is None:
         why = Reason(Cause.API_SERVER_FAILED, reason)
         entry = replace(entry, why=why, retry_at=retry_at)
@@ -327,8 +328,8 @@ def _of_read(claims: Claims, number: int) -> ClaimRecord | None:
 
 
 def checkpoint_written(view: DriverView, event: CheckpointWritten) -> Stepped:
-    """Every checkpoint up to this number is on disk. If it could not be written, nothing that follows from it happens,
-    and the actor tries again."""
+    """Record that every checkpoint up to this number is on disk. If it could not be written, all that depends on it
+    waits, and the actor tries again."""
     claims = view.claims
     if event.failure is not None:
         level = Level.DEBUG if event.failure == claims.unwritten else Level.ERROR
@@ -341,7 +342,7 @@ def checkpoint_written(view: DriverView, event: CheckpointWritten) -> Stepped:
 
 
 def act_done(view: DriverView, event: ActDone, at: float) -> Stepped:
-    """An act reached its goal."""
+    """Handle an act that reached its goal."""
     entry = _of_act(view.claims, event.number)
     if entry is None:  # another one has been requested since, or it is no claim's
         return _other_act_over(view, event, at)
@@ -353,7 +354,7 @@ def act_done(view: DriverView, event: ActDone, at: float) -> Stepped:
 
 
 def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
-    """An act did not reach its goal. The devices stay as they are."""
+    """Handle an act that failed. The devices stay as they are."""
     entry = _of_act(view.claims, event.number)
     if entry is None:
         return _other_act_over(view, event, at)
@@ -398,9 +399,9 @@ def _owes(view: DriverView, entry: ClaimRecord, event: ActFailed, at: float) -> 
 
 
 def files_touched(view: DriverView, event: FilesTouched) -> Stepped:
-    """The files of these claims, where they are prepared, are looked at, and written where they are missing: a
-    container that restarts gets the present files, without a call to us. Correct files are not written again. A check
-    in progress may have read them before: then another one follows."""
+    """Check the files of prepared claims, and write those that are missing: a container that restarts gets the
+    present files without a call to gpuactors. Correct files are not written again. A check in progress may have read
+    them before: another one follows it."""
     effects: list[Effect] = []
     for uid, entry in view.claims.entries.items():
         is_touched = event.claims is None or uid in event.claims
@@ -411,7 +412,7 @@ def files_touched(view: DriverView, event: FilesTouched) -> Stepped:
 
 
 def published(view: DriverView, publication: Publication) -> Stepped:
-    """Handle a change of the published devices, or that they cannot be published."""
+    """Handle a change of the published devices, or a failure to publish them."""
     before = view.claims.publication
     problem = before.problem if before is not None else ""
     after = view.with_claims(replace(view.claims, publication=publication))
@@ -434,8 +435,8 @@ def _of_act(claims: Claims, number: int) -> ClaimRecord | None:
 
 
 def ledger_read(view: DriverView, at: float) -> DriverView:
-    """After a read of kubelet's ledger: a prepared claim that kubelet lists for no pod may have lost its unprepare. The
-    API server is asked some time later (kubernetes issues 139845, 139876)."""
+    """Note the claims that kubelet lists for no pod: such a claim may have lost its unprepare, so the API server is
+    asked about it later (kubernetes issues 139845, 139876)."""
     claims = view.claims
     if claims.settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
         return view
@@ -455,15 +456,15 @@ def ledger_read(view: DriverView, at: float) -> DriverView:
 
 
 def _listed(view: DriverView) -> set[str]:
-    """Our driver's claims in kubelet's list, by namespace and name."""
+    """Return this driver's claims in kubelet's list, by namespace and name."""
     settings = view.claims.settings
     assert settings is not None
     return {claim for name, claim in view.state.kubelet.ledger.claimed if name == settings.driver}
 
 
 def _is_unlisted(view: DriverView, entry: ClaimRecord) -> bool:
-    """Kubelet lists the claim for no pod. An outdated list, and a list from before kubelet knows its pods, are not
-    used; nor is its file, which names no claim."""
+    """Return whether kubelet lists the claim for no pod. Not by an outdated list, nor by one from before kubelet
+    knows its pods, nor by its file, which names no claim."""
     ledger, name = view.state.kubelet.ledger, str(entry.name)
     is_its_list = ledger.problem is None and ledger.source is LedgerSource.LIST
     return is_its_list and name not in _listed(view)

@@ -46,25 +46,25 @@ anew at each event, which took longer than the writes with 1,000 claims."""
 
 
 class ReadWanted(Struct, frozen=True, gc=False):
-    """A claim to be read from the API server."""
+    """A claim to read from the API server."""
 
     number: int
     claim: ClaimName
 
 
 class FilesAct(Struct, frozen=True, gc=False):
-    """The CDI and metadata files of a claim."""
+    """An act on the CDI and metadata files of a claim."""
 
     number: int
     name: ClaimName
     claim: Claim | None
-    """None: its files are to be removed."""
+    """The claim whose files are to be written; None if they are to be removed."""
     devices: tuple[DeviceEdits, ...] = ()
-    """One for each result of the claim, in their order."""
+    """The content for each result of the claim, in their order."""
     directories: tuple[str, ...] = ()
-    """Directories of the host that are to be there before the files, and to be removed after them."""
+    """Directories of the host that are made before the files, and removed after them."""
     placed: tuple[PlacedFile, ...] = ()
-    """Files that are to be in those."""
+    """Files in those directories."""
 
 
 class CheckpointWanted(Struct, frozen=True, gc=False):
@@ -72,24 +72,24 @@ class CheckpointWanted(Struct, frozen=True, gc=False):
 
     number: int
     entries: tuple[StoredEntry, ...]
-    """Those that own devices, in the order of their arrival."""
+    """The claims that own devices, in the order of their arrival."""
     original_drivers: tuple[OriginalDriver, ...]
-    """Of the functions whose present driver may be of our making."""
+    """The original drivers of functions that gpuactors may have bound."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed, by address."""
     earlier_models: ClaimedModels = field(default_factory=dict)
-    """`Checkpoint.earlier_models`."""
+    """The models of the devices of earlier boots' claims (`Checkpoint.earlier_models`)."""
 
 
 class DiskWanted(Struct, frozen=True, gc=False):
-    """The input of the checkpoint's keeper: the fields of `ClaimsWanted`."""
+    """The input of the checkpoint's keeper, of `ClaimsWanted`."""
 
     load: int = 0
     checkpoint: CheckpointWanted | None = None
 
 
 class ServingWanted(Struct, frozen=True, gc=False):
-    """The input of the plugin: the fields of `ClaimsWanted`."""
+    """The input of the plugin, of `ClaimsWanted`."""
 
     is_serving: bool
     drain_s: float
@@ -99,38 +99,38 @@ class ClaimsWanted(Struct, frozen=True, gc=False):
     """The input of the claims' actors."""
 
     load: int = 0
-    """How often the checkpoint is to have been read by now: again when a predecessor has handed over. 0: not at all."""
+    """How many times the checkpoint must have been read: again when a predecessor has handed over. 0 if not at all."""
     is_serving: bool = False
-    """Kubelet may send claims to this daemon: it has the answers, or passes the calls on to its successor."""
+    """Kubelet may send claims to this daemon: it answers, or passes the calls on to its successor."""
     drain_s: float = limits.DRAIN_S
-    """When that ends, calls in flight may take so long."""
+    """How long calls in flight may take when serving ends, in seconds."""
     reads: tuple[ReadWanted, ...] = ()
     checkpoint: CheckpointWanted | None = None
     devices: Mapping[DeviceKey, DeviceAct] = field(default_factory=dict)
     fitness_check: FitnessCheck | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: AnyOffer | None = None
-    """The devices that the ResourceSlices are to list; None while unknown."""
+    """The devices for the ResourceSlices; None while unknown."""
     health: tuple[DeviceHealth, ...] = ()
 
     @property
     def serving(self) -> ServingWanted:
-        """The part of the plugin."""
+        """Return the input of the plugin."""
         return ServingWanted(self.is_serving, self.drain_s)
 
     @property
     def disk(self) -> DiskWanted:
-        """The part of the checkpoint's keeper."""
+        """Return the input of the checkpoint's keeper."""
         return DiskWanted(self.load, self.checkpoint)
 
 
 NO_CLAIMS_WANTED = ClaimsWanted()
-"""DRA is off."""
+"""The orders while DRA is off."""
 
 
 def claims_wanted(view: DriverView) -> ClaimsWanted:
-    """The orders for the claims of one driver. A daemon that has handed over gives none: its successor has read the
-    checkpoint."""
+    """Return the orders for the claims of one driver. A daemon that has handed over gives none: its successor has
+    read the checkpoint."""
     claims, role = view.claims, view.state.daemon.role
     if claims.settings is None:
         return NO_CLAIMS_WANTED
@@ -186,16 +186,16 @@ def _on_disk(entry: ClaimRecord) -> StoredEntry:
 
 
 def _reservation_on_disk(entry: ClaimRecord) -> Reservation | None:
-    """A domain's configuration is in the claim."""
+    """Return the part of a reservation that the checkpoint has: not a domain's configuration, which is in the claim."""
     if not isinstance(entry.reservation, DomainReservation):
         return entry.reservation
     return replace(entry.reservation, config=None) if entry.reservation.domain is not None else None
 
 
 def _files(view: DriverView, acting: Iterable[ClaimRecord]) -> Mapping[ClaimUid, FilesAct]:
-    """Those of the claims, in their order, but those that kubelet waits for before the files that are written again for
-    a prepared claim. One that would write a claim's files waits while these could be wrong: removals go first. The disk
-    does one after the other: at each event only the next few are made."""
+    """Return the next few acts on files, in the order of the claims; first those that kubelet waits for, then the
+    files that are written again for a prepared claim. A write of files that could be wrong waits for the removals.
+    The disk does one after the other."""
     having = (entry for entry in acting if FILES in entry.acts)
     ordered = sorted(having, key=lambda entry: (entry.state is ClaimState.PREPARED, entry.acts[FILES]))
     free = (

@@ -46,7 +46,7 @@ CLAIM_TOMBSTONE_S: Final = 90.0
 
 
 def advanced(view: DriverView, before: NodeState, at: float) -> Stepped:
-    """After each event: every transition that nothing stands in the way of any more, and the answers."""
+    """Make every transition that can be made, and answer the calls that can be answered. Runs after each event."""
     if view.claims.settings is None:
         return view, []
     view = view.on_state_changed(before)
@@ -59,8 +59,8 @@ def advanced(view: DriverView, before: NodeState, at: float) -> Stepped:
 
 
 def _files_withdrawn(view: DriverView, before: NodeState, at: float) -> Stepped:
-    """The files of every claim that has drifted are to be removed: of all at once, as they may be a whole node's. A
-    daemon that takes over touches none, and finds the drift when it has read the checkpoint again."""
+    """Remove the files of every claim that has drifted: all at once, as they may be a whole node's. A daemon that
+    takes over removes none, and finds the drift when it has read the checkpoint again."""
     effects: list[Effect] = []
     if view.state.daemon.role is not Role.SERVING or not view.claims.loaded:
         return view, effects
@@ -78,7 +78,7 @@ def _astray(entry: ClaimRecord, why: Reason) -> list[Effect]:
 
 
 def _dated(before: Claims, claims: Claims, at: float) -> Claims:
-    """`claims` with the time at which each entry came to its state; the same object if no state changed."""
+    """Note when each claim came to its state; returns the same object if no state changed."""
     if claims.entries is before.entries:
         return claims
     dated: dict[ClaimUid, ClaimRecord] = {}
@@ -91,7 +91,7 @@ def _dated(before: Claims, claims: Claims, at: float) -> Claims:
 
 
 def _all_answered(view: DriverView, at: float) -> Stepped | None:
-    """Every call that can be answered now; None if there is none."""
+    """Answer every call that can be answered now; None if there is none."""
     claims = view.claims
     answers = {t: a for t, c in claims.calls.items() if (a := answer_of(claims, c, at)) is not None}
     if not answers:
@@ -132,8 +132,8 @@ def due(view: DriverView, at: float) -> Stepped:
 
 
 def _looked_for(view: DriverView, entry: ClaimRecord, at: float) -> Stepped:
-    """A prepared claim that kubelet did not list for a pod is looked for: in kubelet's list if that is an old one, then
-    at the API server."""
+    """Check whether a prepared claim that kubelet did not list still exists: by kubelet's list if that is an old
+    one, then by the API server."""
     claims = view.claims
     if view.state.kubelet.ledger.asking.listed_at < at - limits.CLAIM_COLLECT_S:
         later = with_entry(claims, replace(entry, collect_at=at + limits.LEDGER_RETRY_S))
@@ -145,7 +145,7 @@ def _looked_for(view: DriverView, entry: ClaimRecord, at: float) -> Stepped:
 
 
 def deadline(view: DriverView) -> float:
-    """When `due` or an answer is next due; infinite if never."""
+    """Return when `due` or an answer is next due; infinite if never."""
     claims, acts = view.claims, view.driver.acts
     return min(
         acts.deadline(view.state) if acts is not None else math.inf,
@@ -157,8 +157,8 @@ def deadline(view: DriverView) -> float:
 
 
 def _one_further(view: DriverView, at: float) -> Stepped | None:
-    """The first transition that an entry can make by itself; None if there is none. One that the table lacks sets its
-    entry aside."""
+    """Make the first transition that a claim can make by itself; None if there is none. A transition that the table
+    lacks quarantines its claim."""
     claims = view.claims
     calls: dict[ClaimUid, list[ClaimCall]] = {}
     for call in claims.calls.values():
@@ -175,14 +175,16 @@ def _one_further(view: DriverView, at: float) -> Stepped | None:
 
 
 def _rests(entry: ClaimRecord, called: Container[ClaimUid]) -> bool:
-    """Nothing but an event or the clock moves it: most claims of a node are prepared, or remembered."""
+    """Return whether only an event or a timer can change the claim: most claims of a node are prepared or
+    remembered."""
     return entry.state is ClaimState.PREPARED or (
         entry.state is ClaimState.TOMBSTONE and entry.retry_at < math.inf and entry.name.uid not in called
     )
 
 
 def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[ClaimCall]) -> Stepped | None:
-    """`calls`: those about the claim."""
+    """Make the transition of one claim that nothing holds up any more; None if there is none. `calls` are those
+    about it."""
     claims, uid = view.claims, entry.name.uid
     match entry.state:
         case ClaimState.FETCHING if not calls:
@@ -221,8 +223,8 @@ def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[
 
 
 def _awaited(view: DriverView, entry: ClaimRecord) -> Stepped | None:
-    """Complete the act that others carry out when no prerequisite is unmet; None if it waits on. The unmet prerequisite
-    is the error if the wait takes too long, and at once if waiting does not help."""
+    """Complete the act that others carry out once no prerequisite is unmet; None if it still waits. The unmet
+    prerequisite is the error if the wait takes too long, and at once if waiting does not help."""
     unmet = view.driver.claiming.unmet_prerequisite(view.state, entry)
     if unmet is None:
         view, entry = view.reserve(entry)
@@ -238,7 +240,8 @@ def _awaited(view: DriverView, entry: ClaimRecord) -> Stepped | None:
 
 
 def _is_to_be_undone(view: DriverView, entry: ClaimRecord) -> bool:
-    """Its intent is on disk, no act is under way or waits for its next try, and who else has its devices is known."""
+    """Return whether its intent is on disk, no act is under way or due again, and every other owner of its devices
+    is known."""
     return (
         view.claims.durable >= entry.intent
         and not entry.acts
@@ -249,8 +252,8 @@ def _is_to_be_undone(view: DriverView, entry: ClaimRecord) -> bool:
 
 
 def _verified(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None:
-    """A prepare of a prepared claim is answered if its devices are where its files say; else they are bound again, if
-    nobody else has them. None if it waits on."""
+    """Answer a prepare of a prepared claim if its devices are where its files say; else bind them again, if they are
+    free. None if it still waits."""
     if entry.acts or not view.driver.claiming.is_seen(view.state, entry):
         return None
     if (why := view.driver.claiming.drift(view.state, entry)) is None:
@@ -264,8 +267,8 @@ def _verified(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None
 
 
 def _returned_to_files(view: DriverView, entry: ClaimRecord, at: float, *, is_asked: bool) -> Stepped | None:
-    """A claim whose files were removed reserves its devices again, as for a first prepare: when kubelet asks for it, or
-    when all are where a prepare leaves them. None if it waits on."""
+    """Reserve the devices of a claim again whose files were removed, as for a first prepare: when kubelet asks for
+    it, or when all devices are as a prepare leaves them. None if it still waits."""
     why = view.driver.claiming.drift(view.state, entry)
     if is_asked or why is None:
         return _waited(view, entry, at)
@@ -276,8 +279,8 @@ def _returned_to_files(view: DriverView, entry: ClaimRecord, at: float, *, is_as
 
 
 def _waited(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None:
-    """A claim that waits gets its devices, or is refused for good; None if it waits on. A changed reason is kept, as it
-    is the error if the wait lasts too long."""
+    """Reserve the devices of a waiting claim, or refuse it for good; None if it still waits. A changed reason is
+    kept, as it is the error if the wait takes too long."""
     conflict = view.driver.claiming.conflict(view.state, entry)
     if conflict is None and entry.is_outdated:
         view, entry = view.request_reads(replace(entry, why=None, is_outdated=False), at)
@@ -313,7 +316,7 @@ def _logged(
 
 
 def not_prepared(view: DriverView, entry: ClaimRecord, why: Reason) -> Stepped:
-    """The claim is refused: its calls are answered. Nothing of it is kept, unless it was prepared before."""
+    """Refuse a claim: answer its calls. Nothing of it is kept, unless it was prepared before."""
     claims, uid = view.claims, entry.name.uid
     answers = {t: refusal(why.cause, why.message) for t, c in claims.calls.items() if c.uid == uid}
     claims, effects = answered(claims, answers)  # first: the entry may go, and with it the claim's name

@@ -24,8 +24,8 @@ from gpuactors.core.values.owner import NO_RESOURCE, Owner
 
 
 def ledger_read(view: DriverView, at: float) -> Stepped:
-    """After a read of kubelet's ledger. The claims that are found are read from the API server when they are on disk:
-    what they ask for is not known before."""
+    """Restore the claims that kubelet lists, after a read of its ledger. They are read from the API server once they
+    are on disk: what they ask for is not known before."""
     claims, ledger = view.claims, view.state.kubelet.ledger
     since, is_serving = claims.lost_since, view.state.daemon.role is Role.SERVING and view.state.host.scanned
     if since is None or ledger.read <= since or not (is_serving and claims.loaded) or claims.unserved:
@@ -54,8 +54,9 @@ def ledger_read(view: DriverView, at: float) -> Stepped:
 
 
 def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
-    """The devices of each claim that kubelet lists and that is not here. All of a claim or none: its files name them
-    all. None where another claim here has one by now, or a pod by the device plugin API: a device has one owner."""
+    """Return the devices of each claim that kubelet lists and that is not here. All of a claim or none: its files
+    name them all. None where another claim here has one by now, or a pod by the device plugin API: a device has one
+    owner."""
     claims, acts = view.claims, view.driver.acts
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
@@ -78,7 +79,7 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
 
 
 def _is_pods(state: NodeState, address: DeviceKey) -> bool:
-    """A pod has the device, or another function of its group, by the device plugin API, or is getting it. After a
-    reboot it may be in place for the claim as well, as a pre-bound GPU is."""
+    """Return whether a pod has the device, or another function of its group, by the device plugin API, or is getting
+    it. After a reboot it may be in place for the claim as well, as a pre-bound GPU is."""
     held = state.holding(address, NO_RESOURCE, lambda _, given: given.resource is None)
     return held is not None and isinstance(held.who, Owner)

@@ -24,7 +24,7 @@ from gpuactors.core.values.model import LedgerSource
 
 
 def named(claims: Claims, state: NodeState, entry: ClaimRecord) -> ClaimRecord:
-    """The entry with the name by which kubelet lists its devices; itself where that is known, or not said."""
+    """Name a claim as kubelet lists its devices; returns the same record if its name is known, or not listed."""
     if entry.name.is_known:
         return entry
     names = listed_as(claims, state, entry)
@@ -35,8 +35,9 @@ def named(claims: Claims, state: NodeState, entry: ClaimRecord) -> ClaimRecord:
 
 
 def listed_as(claims: Claims, state: NodeState, entry: ClaimRecord) -> set[str]:
-    """The claims, by namespace and name, as which kubelet lists a claim without a name: by its UID, or, where kubelet's
-    list has none, by its device. One of these is it: of several, as sharers of a GPU are, nothing says which."""
+    """Return the claims, by namespace and name, as which kubelet lists a claim without a name: by its UID, or, where
+    kubelet's list has none, by its device. One of these is it: of several, as sharers of a GPU are, nothing says
+    which."""
     if entry.name.is_known or claims.settings is None:
         return set()
     driver, unplaced = claims.settings.driver, state.kubelet.ledger.unplaced
@@ -47,8 +48,8 @@ def listed_as(claims: Claims, state: NodeState, entry: ClaimRecord) -> set[str]:
 
 
 def unlisted(view: DriverView, entry: ClaimRecord, at: float) -> Stepped:
-    """A claim whose name is not known is due to be looked for: the API server cannot be asked, so that kubelet lists it
-    for no pod, twice, must do."""
+    """Collect a claim whose name is not known once kubelet lists it for no pod, twice: the API server cannot be
+    asked about it."""
     ledger = view.state.kubelet.ledger
     is_unsure = ledger.problem is not None or ledger.source is not LedgerSource.LIST
     if is_unsure or entry.missing == 0:

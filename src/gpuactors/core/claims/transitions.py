@@ -22,7 +22,7 @@ from gpuactors.core.values.effects import Field, Level, Log, Refusal, Refused
 
 
 def transition(view: DriverView, entry: ClaimRecord, on: ClaimTrigger) -> DriverView:
-    """`view` after a transition of one entry, with what that requests. Raises `NoTransitionError`."""
+    """Make a transition of one claim, and request what that needs. Raises `NoTransitionError`."""
     return view.with_claims(_transition(view.driver.claiming, view.claims, entry, on))
 
 
@@ -65,8 +65,8 @@ def _transition(claiming: Claiming, claims: Claims, entry: ClaimRecord, on: Clai
 
 
 def quarantine(view: DriverView, error: NoTransitionError) -> Stepped:
-    """`view` with the claim set aside for which the table lacks a row: what it has stays its own, no act of it stands,
-    it goes on by itself no further, and a call about it is another try. The other claims are served. Under tests and
+    """Set the claim aside for which the table lacks a row. It keeps what it has, none of its acts stands, it makes
+    no transition by itself, and a call about it is another try. The other claims are served. Under tests and
     simulation raises `error`."""
     if view.state.daemon.settings.strict:
         raise error
@@ -81,7 +81,7 @@ def quarantine(view: DriverView, error: NoTransitionError) -> Stepped:
 
 
 def try_transition(view: DriverView, entry: ClaimRecord, on: ClaimTrigger) -> Stepped:
-    """`view` after a transition of one entry, or with that set aside. Raises as `quarantine`."""
+    """Make a transition of one claim, or quarantine the claim. Raises as `quarantine`."""
     try:
         return transition(view, entry, on), []
     except NoTransitionError as error:
@@ -89,7 +89,7 @@ def try_transition(view: DriverView, entry: ClaimRecord, on: ClaimTrigger) -> St
 
 
 def blank(entry: ClaimRecord) -> ClaimRecord:
-    """The entry of a claim that has nothing here (any more)."""
+    """Return the record of a claim that has nothing here (any more)."""
     return ClaimRecord(entry.name, entry.state, entry.order)
 
 
@@ -108,5 +108,6 @@ def with_acts(claims: Claims, entry: ClaimRecord, keys: Iterable[str]) -> Claims
 
 
 def refusal(cause: Cause, reason: str) -> Refused:
-    """The error of a claim. Kubelet gets its sentence: the call itself succeeds, and has no gRPC status of its own."""
+    """Return the error of a claim. Kubelet gets its sentence: the call itself succeeds, and has no gRPC status of
+    its own."""
     return Refused(Refusal.FAILED_PRECONDITION, reason, (cause,))

@@ -32,8 +32,7 @@ FILES: Final = "files"
 """The key of the act on a claim's files, beside the addresses of its devices."""
 
 AWAITED: Final = "awaited"
-"""The key of an act that no worker carries out: others do, and it is done when the state says so
-(`Claiming.unmet_prerequisite`)."""
+"""The key of an act that others carry out: it is done when the state says so (`Claiming.unmet_prerequisite`)."""
 
 
 class ClaimedGpu(Struct, frozen=True, gc=False):
@@ -41,13 +40,13 @@ class ClaimedGpu(Struct, frozen=True, gc=False):
 
     address: DeviceKey
     functions: tuple[OriginalDriver, ...]
-    """It and its companions, sorted by address, each with the driver that it is returned to."""
+    """The device and its companions, sorted by address, each with the driver that it is returned to."""
     keep_on_vfio: str = ""
     """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
 
 
 def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
-    """One of the claim's devices in each IOMMU group, as one act binds all of them."""
+    """Return one of the claim's devices in each IOMMU group, as one act binds all of them."""
     found: dict[tuple[OriginalDriver, ...], ClaimedGpu] = {}
     for gpu in gpus:
         found.setdefault(gpu.functions, gpu)
@@ -64,7 +63,8 @@ class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):
 
     @property
     def is_unplaced(self) -> bool:
-        """It was found out by the files of its claim: where the devices were when these were written is not known."""
+        """True if it was restored from the claim's files: where the devices were when these were written is not
+        known."""
         models = [function.ids for gpu in self.gpus for function in gpu.functions]
         return bool(models) and not any(models) and not self.bound
 
@@ -83,61 +83,61 @@ Reservation = GpuReservation | DomainReservation
 
 
 class ClaimRecord(Struct, frozen=True, gc=False):
-    """A claim on this node."""
+    """What the daemon knows of one claim on this node."""
 
     name: ClaimName
     state: ClaimState
     order: int
-    """Of two claims that wait for a device the smaller one came first."""
+    """The order of arrival: of two claims that wait for a device the smaller one came first."""
     since: int = 0
-    """The last number that had been issued when the claim was read: only later inspections and polls are used."""
+    """The last number issued before the claim was read: only later inspections and polls are used for it."""
     claim: Claim | None = None
-    """As the API server had it when it was read; None before."""
+    """The claim as it was read from the API server; None before."""
     reservation: Reservation | None = None
-    """None before it is known what it asks for, and when nothing is left of it."""
+    """What the claim has reserved; None before that is known, and when nothing is left of it."""
     intent: int = 0
-    """Number of the checkpoint that has the present state."""
+    """The number of the checkpoint that has the present state."""
     acts: Mapping[str, int] = field(default_factory=dict)
-    """The acts that are requested, with their numbers: by a device's address, or FILES."""
+    """The requested acts, with their numbers: by a device's address, or FILES."""
     has_files: bool = False
-    """It may have files: they were to be written since they were last removed. They name the nodes of
+    """Its files may exist: they were requested after their last removal. They name the nodes of
     `GpuReservation.bound`."""
     given: tuple[PreparedDevice, ...] = ()
     """The answer of NVIDIA's driver to the prepare of a claim that was taken over from it."""
     unplaced: tuple[str, ...] = ()
-    """The names of the devices that such a claim has, and of which nobody says where they are."""
+    """The names of the devices of such a claim whose PCI address is unknown."""
     why: Reason | None = None
-    """Why it is not further: the last act or read that failed, or whom it waits for."""
+    """Why it makes no progress: the last act or read that failed, or the owner that it waits for."""
     is_outdated: bool = False
-    """A pod had one of its devices: these are read anew before it gets them (`Conflict.outdates`)."""
+    """A pod had one of its devices: they are read again before the claim gets them (`Conflict.outdates`)."""
     broken: str = ""
-    """Why it goes on by itself no further, as a sentence: the table lacks a transition, which is a bug; empty
-    otherwise. A call about it is another try."""
+    """Why it is quarantined, as a sentence: the table lacks a transition, which is a bug; empty if it is not. A call
+    about it is another try."""
     retry_at: float = math.inf
     """When a failed act or read is tried again, or a tombstone is forgotten."""
     collect_at: float = math.inf
     """When the API server is asked whether the claim still exists, as kubelet lists it for no pod."""
     missing: int = 0
-    """How many reads in a row found no claim of this UID at the API server any more."""
+    """The number of reads in a row in which the API server had no claim of this UID."""
     changed_at: float = 0.0
-    """When it came to its present state, in seconds of the clock of the state's events; of a claim that was read from
-    disk, when that was read."""
+    """When it came to its present state, in seconds of the events' clock; of a claim from the checkpoint, when that
+    was read."""
 
     @property
     def is_left(self) -> bool:
-        """Nothing is left of it but a directory that its container had mounted, and that cannot be removed."""
+        """True if only a directory is left of it that its container had mounted, and that cannot be removed."""
         why = self.why
         return self.state is ClaimState.RELEASING and why is not None and why.cause is Cause.DIRECTORY_LEFT
 
     @property
     def has_unplaced_files(self) -> bool:
-        """It was found out by its files, without a checkpoint: where its devices were when they were written is not
-        known, and a number in them may be another tenant's by now."""
+        """True if it was restored from its files, without a checkpoint: where its devices were when they were
+        written is not known, and a number in them may be another tenant's by now."""
         return self.has_files and gpus_of(self).is_unplaced
 
     @property
     def problem(self) -> str:
-        """Why it is not further, as a sentence; empty if nothing is known to be in its way."""
+        """Why it makes no progress, as a sentence; empty if no reason is known."""
         return self.why.message if self.why is not None else ""
 
 
@@ -150,9 +150,9 @@ class StoredEntry(Struct, frozen=True, gc=False):
     claim: Claim | None
     reservation: Reservation | None
     given: tuple[PreparedDevice, ...] = ()
-    """See `ClaimRecord.given`."""
+    """The same as `ClaimRecord.given`."""
     unplaced: tuple[str, ...] = ()
-    """See `ClaimRecord.unplaced`."""
+    """The same as `ClaimRecord.unplaced`."""
 
 
 _NO_GPUS: Final = GpuReservation()
@@ -195,7 +195,7 @@ class OwedReturn(Struct, frozen=True, gc=False):
     act: int = 0
     """The number of the act that returns it; 0 while none is under way."""
     retry_at: float = 0.0
-    """When that is tried next."""
+    """When the return is tried next."""
 
 
 class ClaimCall(Struct, frozen=True, gc=False):
@@ -207,65 +207,67 @@ class ClaimCall(Struct, frozen=True, gc=False):
 
 
 class ClaimSettings(Struct, frozen=True, gc=False):
-    """The settings of the claims' part of the core."""
+    """The settings of one DRA driver."""
 
     driver: str
     """The name of the DRA driver: `gpu.nvidia.com`."""
     pool: str
-    """The pool of its devices: the node's name."""
+    """The name of the pool of its devices: the node's name."""
     side_by_side: bool = False
-    """The driver's sockets have names of this instance alone, so that its successor's are there beside them."""
+    """The driver's sockets are named after this instance, so that a successor can serve beside it."""
 
 
 class Claims(Struct, frozen=True, gc=False):
-    """The claims of this node. Numbers of reads, acts and checkpoints come from one counter and only grow."""
+    """The claims of one DRA driver on this node. Numbers of reads, acts and checkpoints come from one counter and
+    only grow."""
 
     settings: ClaimSettings | None = None
-    """None: DRA is off."""
+    """The driver's settings; None while DRA is off."""
     loaded: bool = False
     """The checkpoint has been read: until then it is not known which devices belong to claims."""
     lost_since: int | None = None
-    """The checkpoint is lost, and kubelet's list has not said yet which claims it has had prepared. The last number
-    that had been issued: only later lists are used. None: nothing is missing."""
+    """The last number issued when the checkpoint was found lost: kubelet's next list restores the claims that it
+    names. None if nothing is missing."""
     unserved: str = ""
-    """Why no claim is served, as a sentence; empty if they are."""
+    """Why no claim is served, as a sentence; empty if claims are served."""
     entries: Mapping[ClaimUid, ClaimRecord] = field(default_factory=dict)
-    """In the order in which they came."""
+    """The record of each claim, in the order of arrival."""
     calls: Mapping[Token, ClaimCall] = field(default_factory=dict)
     last: int = 0
     """The last issued number."""
     checkpoint: int = 0
-    """Number of the wanted contents of the checkpoint; 0 before the first."""
+    """The number of the newest content for the checkpoint; 0 before the first."""
     durable: int = 0
-    """Every checkpoint up to this number is on disk."""
+    """The number up to which every checkpoint is on disk."""
     unwritten: str = ""
     """Why the checkpoint cannot be written, as a sentence; empty while it can."""
     reads: Mapping[ClaimUid, int] = field(default_factory=dict)
-    """The outstanding reads from the API server, by number."""
+    """The numbers of the outstanding reads from the API server."""
     publication: Publication | None = None
-    """The publication of our devices; None before the first report of it."""
+    """The state of the published devices; None before the first report."""
     earlier_models: ClaimedModels = field(default_factory=dict)
-    """The model of each device of the claims of earlier boots, until they are prepared or unprepared in this one."""
+    """The models of the devices of earlier boots' claims, until these are prepared or unprepared in this boot."""
     relays_until: float = -math.inf
-    """They have been handed over, and until then the sockets stay, though a successor has the answers."""
+    """Until when the sockets stay after a hand-over, to pass calls on to the successor."""
 
     @property
     def is_known(self) -> bool:
-        """The devices of claims are known."""
+        """True if it is known which devices belong to claims."""
         return self.settings is None or self.loaded
 
 
 def load_of(role: Role) -> int:
-    """How often a daemon in this role must have read the checkpoint: again when its predecessor has handed over."""
+    """Return how many times a daemon in this role must have read the checkpoint: again when its predecessor has
+    handed over."""
     return 1 if role is Role.TAKING_OVER else 2
 
 
 NO_CLAIMS: Final = Claims()
-"""Of a node without claims."""
+"""The claims of a node without claims."""
 
 
 def with_entry(claims: Claims, entry: ClaimRecord) -> Claims:
-    """`claims` with this entry in place of the one of its UID; without it where it is absent."""
+    """Replace the record of one claim; remove it if its state is ABSENT."""
     uid = entry.name.uid
     if uid in claims.earlier_models and (entry.state in OWNING or entry.state in ENDED):
         # What it has, if anything, is in its entry.

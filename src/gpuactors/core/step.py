@@ -1,11 +1,9 @@
 """Every transition of the node's state.
 
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
-only caller. It works in four parts: the event is applied to the part of the state that it is about (`inspections`,
-`registration`, `calls`); claims go on, where they are served (`dra.py`); calls that can be answered now are answered;
-then the device lists are made again, and resources appear or retire with them. Derived values that a part reads
-(`NodeState.index`, `NodeState.assessments`) are those of the very state that it was given. `snapshot.project` derives
-the outputs for readers outside from the state.
+only caller. It is a list of phases (`PHASES_OF_ANY_EVENT`, `PHASES_OF_FACTS`), with the reason for their order. Derived
+values that a phase reads (`NodeState.index`, `NodeState.assessments`) are those of the very state that it was given.
+`snapshot.project` derives the outputs for readers outside from the state.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Log` is a value).
 """
@@ -17,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
@@ -39,7 +38,7 @@ from gpuactors.core.state import (
     with_plugins,
 )
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
-from gpuactors.core.values.model import PciFunction, PluginState, ResourceName, Role, Settings
+from gpuactors.core.values.model import Call, PciFunction, PluginState, ResourceName, Role, Settings, Token
 
 if TYPE_CHECKING:
     from gpuactors.core.state.claims import ClaimSettings
@@ -106,26 +105,107 @@ def initial_state(
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
     """The state after `event`, which happened at `at`, and its effects.
 
-    A list of phases. Each reads the values derived from the state that it is given. A call that requests facts brings
-    none: all phases after it follow from facts, so they wait for those.
+    Each phase gets the state as the one before it has left it, and the values derived from that very state. A call that
+    requests facts brings none: the phases that follow from facts wait for those.
     """
-    after, effects = _applied(state, event, at)
-    after = known = resolved(state, after)
-    after, claimed = _claims_advanced(state, after, event, at)
-    if isinstance(event, _REQUESTS) and _is_as_known(state, after):
-        return after, [*effects, *claimed]
-    after = schedule.poll_brought_forward(state, after, at)
-    waiting = after.calls.waiting
-    after, answered = calls.completed(after, at)
-    after, late = calls.expired(after, at) if isinstance(event, events.daemon.Ticked) else (after, [])
-    if after.host.polls.outstanding is None:
-        after = schedule.polled_soon(after, at, waited_for=calls.waits_for_poll(after))
-    after = resolved(known, _hold_lists(state, after, answered, at))
-    after, changed, published = publish(state, after, at)
-    answered = calls.after_lists([*answered, *late], waiting, changed)
-    after = listing.kept(state, after, changed, at)
-    after = _offered(after)
-    return after, [*effects, *claimed, *answered, *published]
+    turn = Turn(before=state, event=event, at=at, state=state, resolved=state)
+    for phase in PHASES_OF_ANY_EVENT:
+        turn = phase(turn)
+    if not (isinstance(event, _REQUESTS) and _is_as_known(state, turn.state)):
+        for phase in PHASES_OF_FACTS:
+            turn = phase(turn)
+    return turn.state, [*turn.effects]
+
+
+class Turn(Struct, frozen=True, gc=False):
+    """A step under way."""
+
+    before: NodeState
+    """The state that the event met."""
+    event: events.Event
+    at: float
+    state: NodeState
+    """The state so far."""
+    resolved: NodeState
+    """The state for which IDs were resolved last."""
+    effects: tuple[Effect, ...] = ()
+    """The effects so far, in their order."""
+    waiting: Mapping[Token, Call] = MappingProxyType({})
+    """The calls that waited when they could be answered."""
+    answers: tuple[Effect, ...] = ()
+    """The answers to some of these. They become effects with the lists: a grant names those that it has changed."""
+
+
+def apply_event(turn: Turn) -> Turn:
+    """Change the part of the state that the event is about."""
+    state, effects = _applied(turn.state, turn.event, turn.at)
+    return replace(turn, state=state, effects=(*turn.effects, *effects))
+
+
+def resolve_ids(turn: Turn) -> Turn:
+    """Look up the device of each ID that kubelet's ledger or a grant has named since the last time."""
+    state = resolved(turn.resolved, turn.state)
+    return replace(turn, state=state, resolved=state)
+
+
+def advance_claims(turn: Turn) -> Turn:
+    """Make every transition of a claim that nothing stands in the way of any more."""
+    state, effects = _claims_advanced(turn.before, turn.state, turn.event, turn.at)
+    return replace(turn, state=state, effects=(*turn.effects, *effects))
+
+
+def request_reads(turn: Turn) -> Turn:
+    """Request a poll of groups that appeared or lost a driver, and a read of the ledger for their pods."""
+    return replace(turn, state=schedule.poll_brought_forward(turn.before, turn.state, turn.at))
+
+
+def answer_calls(turn: Turn) -> Turn:
+    """Answer the calls whose facts are there; refuse those that cannot wait any longer."""
+    state, answers = calls.completed(turn.state, turn.at)
+    state = _hold_lists(turn.before, state, answers, turn.at)
+    late = list[Effect]()
+    if isinstance(turn.event, events.daemon.Ticked):
+        state, late = calls.expired(state, turn.at)
+    return replace(turn, state=state, waiting=turn.state.calls.waiting, answers=(*answers, *late))
+
+
+def poll_soon(turn: Turn) -> Turn:
+    """Bring the next poll forward where a release is waited for."""
+    if turn.state.host.polls.outstanding is not None:
+        return turn
+    waited_for = calls.waits_for_poll(turn.state)
+    return replace(turn, state=schedule.polled_soon(turn.state, turn.at, waited_for=waited_for))
+
+
+def make_lists(turn: Turn) -> Turn:
+    """Make the device lists again; resources appear and retire with them."""
+    state, changed, logged = publish(turn.before, turn.state, turn.at)
+    answers = calls.after_lists([*turn.answers], turn.waiting, changed)
+    state = listing.kept(turn.before, state, changed, turn.at)
+    return replace(turn, state=state, effects=(*turn.effects, *answers, *logged))
+
+
+def offer_devices(turn: Turn) -> Turn:
+    """Make the offer to claims again."""
+    return replace(turn, state=_offered(turn.state))
+
+
+Phase = Callable[[Turn], Turn]
+
+PHASES_OF_ANY_EVENT: Final[tuple[Phase, ...]] = (
+    apply_event,  # first: all that follows is decided by what is known with it
+    resolve_ids,  # before claims and calls: both ask which pod has a device, and the ledger has IDs
+    advance_claims,  # before calls: a claim that reserves or returns a GPU decides whether a call may have it
+)
+
+PHASES_OF_FACTS: Final[tuple[Phase, ...]] = (
+    request_reads,  # before calls: none is answered while a read of its device is requested
+    answer_calls,  # the overdue ones last: the facts of one may have come with this very event
+    poll_soon,  # after calls: how soon depends on whether one still waits
+    resolve_ids,  # again, before the lists: a grant has named IDs
+    make_lists,  # after all that an entry shows: facts, owners, claims and grants
+    offer_devices,  # last: it is made of what all others have left, and none of them reads it
+)
 
 
 def _is_as_known(before: NodeState, state: NodeState) -> bool:

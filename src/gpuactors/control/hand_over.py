@@ -12,6 +12,7 @@ from gpuactors import limits
 from gpuactors.control.lines import Lines, NoLineError
 from gpuactors.control.messages import (
     ANSWER_MAX_BYTES,
+    BEGIN,
     BUSY,
     HAND_OVER,
     UNKNOWN,
@@ -84,7 +85,7 @@ async def ask_to_hand_over(
                 reason = "it hands over to another one, or is ending"
             except NoLineError as exc:
                 reason = str(exc)
-                if exc.received:  # else it has just ended
+                if exc.received and not exc.received.startswith(BEGIN):  # else it has just ended
                     return Unanswered(reason)
             except UndecodableError as exc:
                 return Unanswered(f"it answered what is no answer of a daemon: {quoted(str(exc))}")

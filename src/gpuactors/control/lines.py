@@ -28,9 +28,11 @@ class Lines:
     async def next(self, max_bytes: int) -> bytes:
         """The next line, without its end. Raises NoLineError, and what the stream raises."""
         searched = 0
-        while (end := self._received.find(END, searched)) < 0 or not self._received.startswith(BEGIN):
+        while True:
             if self._received and not self._received.startswith(BEGIN):
                 raise NoLineError("it does not speak JSON", bytes(self._received))
+            if (end := self._received.find(END, searched)) >= 0:
+                break
             searched = len(self._received)
             if searched > max_bytes:
                 raise NoLineError(f"its line is longer than {max_bytes} bytes", b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -50,6 +50,8 @@ from gpuactors.core.values.selector import parse_selector
 from tests.support.derived_anew import checked_step as step
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
+
+T = TypeVar("T")
 
 H100 = ResourceName("nvidia.com/GH100_H100_SXM5_80GB")
 MODEL: Final = "10de:2330"
@@ -158,6 +160,13 @@ def node(
     core.ledger, core.others, core.enabled = dict(ledger), dict(others), dict.fromkeys(enabled, 1)
     core.feed(HostScanned(1, functions or (gpu("01:00.0"), gpu("02:00.0"))))
     return core
+
+
+def only(kind: type[T], answers: Iterable[object]) -> T:
+    """The only answer, which is of this kind."""
+    (answer,) = answers
+    assert isinstance(answer, kind)
+    return answer
 
 
 class Core:
@@ -269,6 +278,21 @@ class Core:
         return out + self.feed(self.inspected(address, *functions))
 
     @property
+    def scan(self) -> int:
+        """The number of the outstanding scan."""
+        return _there(self.state.host.inspections.scan)
+
+    @property
+    def read(self) -> int:
+        """The number of the outstanding read of kubelet's ledger."""
+        return _there(self.state.kubelet.ledger.outstanding)
+
+    @property
+    def poll(self) -> int:
+        """The number of the outstanding poll."""
+        return _there(self.state.host.polls.outstanding)
+
+    @property
     def plugin(self) -> PluginState:
         """The plugin of the H100s."""
         return self.state.published.plugins[H100]
@@ -305,3 +329,8 @@ class Core:
     def reason(self, device: str, resource: ResourceName = H100) -> str:
         """The one reason of a device."""
         return next(a.reason for a in self.state.published.device_lists[resource] if a.id == device)
+
+
+def _there(number: int | None) -> int:
+    assert number is not None, "nothing is outstanding"
+    return number

@@ -36,7 +36,7 @@ from gpuactors.core.values.model import (
     Token,
 )
 from gpuactors.core.values.owner import Owner
-from tests.core.builders import H100, SETTINGS, A, B, Core, allocate_call, gpu
+from tests.core.builders import H100, SETTINGS, A, B, Core, allocate_call, gpu, only
 
 ALONE = gpu("01:00.0"), gpu("02:00.0")
 T, U = Token(1), Token(2)
@@ -206,8 +206,7 @@ def test_no_allocate_leads_to_a_list_while_it_is_in_flight() -> None:
     core.allocate(after_s=LIST_S)
     core.feed(KubeletAppeared("a third"))
     assert not may_list(core.state, core.at)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
+    read = core.read
     assert not project(core.state).ledger.lists
     core.silent = False
     assert isinstance(core.answers(core.ledger_event(read))[0], Granted)
@@ -236,8 +235,7 @@ def test_what_was_served_is_kept_while_nobody_has_said_which_pods_there_are() ->
     core.silent = True
     core.feed(PredecessorGone("handed over", {old: frozenset({"10de:2330"})}))
     core.pass_time(2 * TAKE_OVER_LEDGER_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
+    read = core.read
     core.feed(LedgerRead(read, RunningKubelet("kubelet", 60.0), (), (), None, passive=True))
     assert core.state.kubelet.ledger.done == read
     assert old in core.state.published.served
@@ -287,8 +285,7 @@ def test_a_device_of_a_living_pod_is_refused(life: PodLife, named: bool) -> None
     assert isinstance(core.allocate()[0], Granted)
     core.file[A], core.lives["u1"], core.names["u1"] = "u1", life, "vm-1"
     core.pass_time(60.0 if named else 0.2)
-    (answer,) = core.allocate(token=U)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.allocate(token=U))
     assert answer.causes == (Cause.STILL_ALLOCATED,)
     assert ("default/vm-1" if named else "u1") in answer.reason
     assert core.owner() is not None
@@ -303,8 +300,7 @@ def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_devi
     assert core.allocate(token=U, after_s=0.005) == []
     core.lives["u1"] = PodLife.STARTING
     core.pass_time(0.0)
-    (refused,) = _answers(core, limits.ADMISSION_S)
-    assert isinstance(refused, Refused)
+    refused = only(Refused, _answers(core, limits.ADMISSION_S))
     assert refused.causes == (Cause.STILL_ALLOCATED,)
 
 

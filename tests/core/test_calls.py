@@ -21,7 +21,7 @@ from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Granted, Preferred, Ready, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, Token, pci_address
-from tests.core.builders import H100, A, B, C, Core, audio, gpu, pre_start_call
+from tests.core.builders import H100, A, B, C, Core, audio, gpu, only, pre_start_call
 
 T = Token(1)
 
@@ -50,9 +50,7 @@ def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -
 def granted(core: Core, *functions: PciFunction) -> Granted:
     """The answer to an Allocate of A."""
     core.feed(allocate((A,)))
-    (answer,) = core.answers(core.inspected(A, *functions))
-    assert isinstance(answer, Granted)
-    return answer
+    return only(Granted, core.answers(core.inspected(A, *functions)))
 
 
 def test_a_grant_in_a_shared_group_names_the_lists_that_kubelet_must_have_first() -> None:
@@ -90,8 +88,7 @@ def test_a_device_of_the_call_that_gets_healthy_by_it_is_no_other_pods() -> None
 def test_each_container_gets_its_own_devices_sorted() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((C, A), (B,)))
-    (answer,) = core.answers(*(core.inspected(a, gpu(a)) for a in (A, B, C)))
-    assert isinstance(answer, Granted)
+    answer = only(Granted, core.answers(*(core.inspected(a, gpu(a)) for a in (A, B, C))))
     assert [g.envs[0][1] for g in answer.containers] == [f"{A},{C}", B]
     assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/1", "/dev/vfio/3")
 
@@ -104,8 +101,7 @@ def test_the_group_node_serves_the_companions_and_iommufd_needs_each_ones_cdev()
     )
     core = Core(*card)
     core.feed(allocate((A,)))
-    (answer,) = core.answers(core.inspected(A, *card))
-    assert isinstance(answer, Granted)
+    answer = only(Granted, core.answers(core.inspected(A, *card)))
     assert answer.containers[0].envs == (("PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB", A),)
     assert answer.containers[0].nodes == (
         "/dev/vfio/vfio",
@@ -167,8 +163,7 @@ def test_a_device_that_changed_since_is_refused_with_its_reason(
 ) -> None:
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,)) if kind == "allocate" else pre_start_call(A))
-    (answer,) = core.answers(core.inspected(A, *now))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(core.inspected(A, *now)))
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason.startswith(f"{A}: ")
     assert said in answer.reason
@@ -184,8 +179,7 @@ def test_a_device_that_is_just_being_plugged_in_again_is_no_other_device() -> No
     core.feed(allocate((A,)))
     core.feed(core.inspected(A))
     nameless = replace(gpu(A, driver=None), vendor="", device="", model=None, fault="cannot read vendor")
-    (answer,) = core.answers(core.inspected(A, nameless))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(core.inspected(A, nameless)))
     assert answer.reason == f"{A}: cannot read vendor"
 
 
@@ -194,18 +188,17 @@ def test_a_changed_group_is_refused_once_and_granted_when_asked_again() -> None:
     core.feed(allocate((A,)))
     assert isinstance(core.answers(core.inspected(A, gpu(A, 9)))[0], Refused)
     core.feed(allocate((A,)))
-    (answer,) = core.answers(core.inspected(A, gpu(A, 9)))
-    assert isinstance(answer, Granted)
+    answer = only(Granted, core.answers(core.inspected(A, gpu(A, 9))))
     assert answer.containers[0].nodes == ("/dev/vfio/vfio", "/dev/vfio/9")
 
 
 def test_one_bad_device_refuses_the_whole_call_and_every_reason_is_given() -> None:
     core = Core(gpu(A), gpu(B), gpu(C))
     core.feed(allocate((A, B, C)))
-    (answer,) = core.answers(
-        core.inspected(A), core.inspected(B, gpu(B)), core.inspected(C, gpu(C, driver=None))
+    answer = only(
+        Refused,
+        core.answers(core.inspected(A), core.inspected(B, gpu(B)), core.inspected(C, gpu(C, driver=None))),
     )
-    assert isinstance(answer, Refused)
     assert f"{A}: the PCI function is gone" in answer.reason
     assert f"{C}: bound to no driver" in answer.reason
     assert B not in answer.reason
@@ -234,8 +227,7 @@ def test_what_cannot_be_is_refused_without_an_inspection(
     ids: tuple[str, ...], status: Refusal, said: str
 ) -> None:
     core = Core(gpu(A))
-    (answer,) = core.answers(allocate(ids))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(allocate(ids)))
     assert answer.status is status
     assert said in answer.reason
     assert core.state.host.inspections.functions == {}
@@ -248,8 +240,7 @@ def test_a_device_that_is_gone_is_refused_for_that_and_not_for_who_had_it() -> N
     core.feed(KubeletAppeared("1"), HostChanged(A, None, "remove pci"))
     core.feed(core.inspected(A))
     assert "vm-1" in core.reason(A)
-    (answer,) = core.answers(allocate((A, "²")))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(allocate((A, "²"))))
     assert answer.reason == (
         f"{A}: the PCI function is gone from this node; "
         f"²: no device of {H100} on this node is known by this ID"
@@ -261,8 +252,7 @@ def test_inspections_that_do_not_come_back_refuse_the_call_in_time_and_name_the_
     core.feed(allocate((A, B)))
     core.feed(core.inspected(B, gpu(B)))
     assert core.state.calls.waiting[T].deadline == core.at + limits.CALL_DEADLINE_S
-    (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S))
     assert answer.status is Refusal.UNAVAILABLE
     assert A in answer.reason
     assert B not in answer.reason
@@ -271,8 +261,9 @@ def test_inspections_that_do_not_come_back_refuse_the_call_in_time_and_name_the_
 def test_an_inspection_that_fails_refuses_the_call_with_that_reason() -> None:
     core = Core(gpu(A))
     core.feed(allocate((A,)))
-    (answer,) = core.answers(InspectionFailed(core.state.host.inspections.functions[A], A, "sysfs hangs"))
-    assert isinstance(answer, Refused)
+    answer = only(
+        Refused, core.answers(InspectionFailed(core.state.host.inspections.functions[A], A, "sysfs hangs"))
+    )
     assert answer.reason == f"{A}: sysfs hangs"
 
 
@@ -318,8 +309,7 @@ def test_a_device_listed_for_a_call_only_is_refused_with_the_reason_it_is_listed
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((B,)), HostChanged(A, None, "remove pci"))
     core.feed(core.inspected(A))
-    (answer,) = core.answers(allocate((A,), token=Token(2)))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(allocate((A,), token=Token(2))))
     assert answer.reason == f"{A}: the PCI function is gone from this node"
 
 
@@ -327,7 +317,6 @@ def test_new_calls_are_refused_while_stopping_and_those_in_flight_are_answered()
     core = Core(gpu(A), gpu(B))
     core.feed(allocate((A,)), ShutdownRequested())
     assert core.state.published.plugins == {}
-    (refused,) = core.answers(allocate((B,), token=Token(2)))
-    assert isinstance(refused, Refused)
+    refused = only(Refused, core.answers(allocate((B,), token=Token(2))))
     assert refused.status is Refusal.UNAVAILABLE
     assert isinstance(core.answers(core.inspected(A, gpu(A)))[0], Granted)

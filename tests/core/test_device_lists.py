@@ -126,9 +126,7 @@ def test_nothing_changes_the_list_object_when_nothing_changed() -> None:
     before = core.state.published.device_lists[H100]
     core.inspect(A, gpu(A))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.host.inspections.scan
-    assert scan is not None
-    core.feed(HostScanned(scan, (gpu(A), gpu(B))))
+    core.feed(HostScanned(core.scan, (gpu(A), gpu(B))))
     assert core.state.published.device_lists[H100] == before
 
 
@@ -367,9 +365,7 @@ def test_a_gpu_that_is_held_at_the_start_is_one_warning() -> None:
     """There were three after each restart: that it is in use, by which process, and by which other one."""
     core = Core()
     core.enabled = {"0000:01:00.0": 1}
-    scan = core.state.host.inspections.scan
-    assert scan is not None
-    core.feed(HostScanned(scan, (gpu("01:00.0"),)))
+    core.feed(HostScanned(core.scan, (gpu("01:00.0"),)))
     core.pass_time(10)
     for pids in ((4711,), (4711, 4712)):
         core.holders = {1: tuple(Holder(pid, "qemu", None) for pid in pids)}
@@ -384,9 +380,7 @@ def test_a_held_gpu_is_no_second_warning_after_a_moment_in_which_nobody_knows_wh
     """A daemon that begins to serve reads kubelet's ledger anew, for its predecessor's grants."""
     core = Core(settings=replace(SETTINGS, hand_over=True))
     core.enabled = {"0000:01:00.0": 1}
-    scan = core.state.host.inspections.scan
-    assert scan is not None
-    core.feed(KubeletAppeared("1"), HostScanned(scan, (gpu("01:00.0"),)))
+    core.feed(KubeletAppeared("1"), HostScanned(core.scan, (gpu("01:00.0"),)))
     core.feed(PredecessorGone("none was there", {}), after_s=0.01)
     core.pass_time(10)
 

@@ -51,6 +51,7 @@ from tests.core.builders import (
     gpu,
     ledger_read,
     node,
+    only,
     pre_start_call,
     read_of_young,
 )
@@ -67,9 +68,7 @@ def read(core: Core, *entries: LedgerEntry) -> None:
     """Kubelet's ledger is read, and has these entries in this order."""
     core.silent = True
     core.feed(KubeletAppeared(f"socket at {core.at}"), after_s=1.0)
-    number = core.state.kubelet.ledger.outstanding
-    assert number is not None
-    core.feed(ledger_read(number, entries))
+    core.feed(ledger_read(core.read, entries))
 
 
 # --- odd IDs ----------------------------------------------------------------------------------------------
@@ -191,8 +190,7 @@ def test_a_ledger_that_is_unreadable_at_first_and_names_older_ids_while_a_call_s
 
 def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address() -> None:
     core = node(ledger={"1": "vm-1"})
-    (answer,) = core.called(allocate_call(A), gpu(A))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.called(allocate_call(A), gpu(A)))
     assert (answer.status, answer.reason, answer.causes) == (
         Refusal.FAILED_PRECONDITION,
         f"{A}: allocated to pod default/vm-1",
@@ -389,9 +387,7 @@ def test_the_first_list_waits_for_the_inspection_of_what_a_pod_has() -> None:
     core = Core(settings=ONLY_B)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
-    read_number = core.state.kubelet.ledger.outstanding
-    assert read_number is not None
-    core.feed(core.ledger_event(read_number))
+    core.feed(core.ledger_event(core.read))
     while (poll := core.state.host.polls.outstanding) is not None:
         core.feed(core.poll_event(poll))
     assert core.state.published.device_lists == {}
@@ -536,8 +532,6 @@ def test_a_kubelet_that_may_not_know_its_pods_yet_takes_no_name_away() -> None:
     core.silent = True
     core.feed(HostScanned(1, (gpu(B),)))
     for answer, served in ((read_of_young, {old: {MODEL}}), (ledger_read, {})):
-        read = core.state.kubelet.ledger.outstanding
-        assert read is not None
-        core.feed(answer(read))
+        core.feed(answer(core.read))
         assert core.state.published.served == served
         core.feed(Ticked(), after_s=limits.LEDGER_QUIET_S)

@@ -71,8 +71,7 @@ def test_a_scan_that_comes_back_at_any_moment_ends_with_the_inspection_asked_for
     """A scan is out; then an unbind and a removal: the scan, which read before both, comes back at each moment."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.host.inspections.scan
-    assert scan is not None
+    scan = core.scan
     steps: list[Callable[[], object]] = [
         lambda: core.feed(FunctionInspected(wanted(core), A, (gpu(A, driver=None),))),
         lambda: core.feed(FunctionInspected(wanted(core), A, ())),
@@ -103,11 +102,9 @@ def test_a_storm_of_hints_costs_two_inspections() -> None:
 def test_a_change_during_a_scan_is_followed_by_another_scan() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"), UeventsLost("overflow"), UeventsLost("overflow"))
-    first = core.state.host.inspections.scan
-    assert first is not None
+    first = core.scan
     core.feed(HostScanned(first, (gpu(A),)))
-    second = core.state.host.inspections.scan
-    assert second is not None
+    second = core.scan
     assert second > first
     core.feed(HostScanned(second, (gpu(A), gpu(B))))
     assert core.state.host.inspections.scan is None
@@ -216,8 +213,7 @@ def test_a_stale_result_does_not_bring_back_what_a_later_inspection_found_gone()
 def test_a_scan_drops_what_it_does_not_name_but_keeps_what_was_inspected_after_it_was_requested() -> None:
     core = Core(gpu(A))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.host.inspections.scan
-    assert scan is not None
+    scan = core.scan
     core.feed(HostChanged(B, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core, B), B, (gpu(B),)))
     core.feed(HostScanned(scan, ()))
@@ -229,16 +225,13 @@ def test_a_failed_scan_changes_nothing_and_is_repeated_ever_more_slowly() -> Non
     waits = []
     core.feed(UeventsLost("overflow"))
     for _ in range(8):
-        scan = core.state.host.inspections.scan
-        assert scan is not None
+        scan = core.scan
         core.feed(ScanFailed(scan, "/sys is not mounted"))
         waits.append(inspections.deadline(core.state.host.inspections) - core.at)
         core.feed(Ticked(), after_s=waits[-1])
     assert waits == pytest.approx([*SCAN_BACKOFF_S, *SCAN_BACKOFF_S[-1:] * 2])
     assert core.device_list() == {A: "Healthy"}
-    scan = core.state.host.inspections.scan
-    assert scan is not None
-    core.feed(HostScanned(scan, (gpu(A), gpu(B))))
+    core.feed(HostScanned(core.scan, (gpu(A), gpu(B))))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     assert inspections.deadline(core.state.host.inspections) == core.at + 300.0, "back to the resync interval"
 
@@ -350,8 +343,7 @@ def test_a_scan_that_began_before_the_shortage_does_not_stand_in_for_the_inspect
     """It shows the device as it was before the hint, and no other hint will come."""
     core = Core(gpu(A), gpu(B))
     core.feed(UeventsLost("overflow"))
-    scan = core.state.host.inspections.scan
-    assert scan is not None
+    scan = core.scan
     core.feed(HostChanged(A, None, "remove pci"))
     core.feed(InspectionFailed(wanted(core), A, SHORT, shortage=True))
     core.feed(HostScanned(scan, (gpu(A), gpu(B))))

@@ -309,8 +309,7 @@ def test_a_gpu_stays_with_its_pod_while_a_young_kubelets_file_names_it_and_is_fr
 
     def outstanding() -> int:
         core.pass_time(limits.LEDGER_QUIET_S)
-        assert core.state.kubelet.ledger.outstanding is not None
-        return core.state.kubelet.ledger.outstanding
+        return core.read
 
     feed(read_of_young(outstanding(), LedgerFile(filed(A))))
     assert core.reason(A) == f"allocated to pod with UID uid-{A}"

@@ -58,6 +58,7 @@ from tests.core.builders import (
     gpu,
     ledger_read,
     node,
+    only,
     pre_start_call,
     read_of_young,
 )
@@ -163,13 +164,9 @@ def test_a_read_that_comes_after_a_use_was_seen_decides_though_neither_differs_f
     core.silent = True
     core.enabled = {A: 1}
     core.feed(Ticked(), after_s=POLL_S)
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    core.feed(core.poll_event(poll))
+    core.feed(core.poll_event(core.poll))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "not decided: kubelet's ledger was read before"
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    core.feed(core.ledger_event(read))
+    core.feed(core.ledger_event(core.read))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
@@ -285,13 +282,9 @@ def test_no_holder_is_called_external_before_the_ledger_was_read_again() -> None
     core.silent = True
     core.feed(Ticked(), after_s=POLL_S)
     core.enabled, core.ledger = {A: 1}, {A: "vm-1"}
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    core.feed(core.poll_event(poll))
+    core.feed(core.poll_event(core.poll))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None, "the ledger is read because somebody uses what nobody was given"
-    core.feed(core.ledger_event(read))
+    core.feed(core.ledger_event(core.read))
     assert core.reason(A) == "allocated to pod default/vm-1"
 
 
@@ -303,9 +296,7 @@ def test_the_first_list_waits_for_all_three_sides() -> None:
     assert core.state.published.device_lists == {}
     core.feed(ledger_read(2))
     assert core.state.published.device_lists == {}
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    core.feed(core.poll_event(poll))
+    core.feed(core.poll_event(core.poll))
     assert core.device_list() == {A: "Healthy"}
 
 
@@ -315,13 +306,9 @@ def test_the_first_list_does_not_offer_what_an_external_process_holds() -> None:
     core.silent = True
     core.enabled = {A: 1}
     core.feed(HostScanned(1, (gpu(A), gpu(B))), ledger_read(2))
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    core.feed(core.poll_event(poll))
+    core.feed(core.poll_event(core.poll))
     assert core.state.published.device_lists == {}
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    core.feed(core.ledger_event(read))
+    core.feed(core.ledger_event(core.read))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
@@ -339,9 +326,7 @@ def test_the_baseline_of_the_enable_count_is_learned_while_the_function_is_suspe
 
     def poll(count: int, *, active: bool) -> None:
         core.feed(Ticked(), after_s=POLL_S)
-        number = core.state.host.polls.outstanding
-        assert number is not None
-        event = core.poll_event(number)
+        event = core.poll_event(core.poll)
         assert isinstance(event, GroupsObserved)
         uses = tuple(
             replace(u, enabled={A: count}, active=frozenset({A}) if active else frozenset())
@@ -369,8 +354,7 @@ def _poll(core: Core, enabled: dict[PciAddress, int], *, active: bool) -> None:
     silent, core.silent = core.silent, True
     if core.state.host.polls.outstanding is None:
         core.feed(Ticked(), after_s=POLL_S)
-    number = core.state.host.polls.outstanding
-    assert number is not None
+    number = core.poll
     seen = frozenset(enabled) if active else frozenset()
     uses = (GroupUse(1, enabled, seen, None, None), GroupUse(2, {B: 0}, frozenset(), None, None))
     core.silent = silent
@@ -432,8 +416,7 @@ def test_a_poll_from_before_a_replug_gives_the_new_function_no_baseline() -> Non
     core = node()
     core.silent = True
     core.feed(Ticked(), after_s=POLL_S)
-    under_way = core.state.host.polls.outstanding
-    assert under_way is not None
+    under_way = core.poll
     core.inspect(A)
     core.inspect(A, gpu(A))
     core.feed(GroupsObserved(under_way, (GroupUse(1, {A: 1}, frozenset(), None, None),)))
@@ -516,9 +499,7 @@ def blind(core: Core, enabled: dict[PciAddress, int] | None = None, unseen: str 
     if core.state.host.polls.outstanding is None:
         core.feed(Ticked(), after_s=POLL_S)
     use = GroupUse(1, enabled or {}, frozenset(), None, None, unseen)
-    number = core.state.host.polls.outstanding
-    assert number is not None
-    core.feed(GroupsObserved(number, (use, GroupUse(2, {B: 0}, frozenset(), None, None))))
+    core.feed(GroupsObserved(core.poll, (use, GroupUse(2, {B: 0}, frozenset(), None, None))))
     core.silent = False
 
 
@@ -536,9 +517,7 @@ def test_allocate_of_a_device_whose_use_cannot_be_seen_is_refused_at_once() -> N
     core = node()
     core.silent = True
     core.called(allocate_call(A), gpu(A))
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    core.feed(core.ledger_event(read))
+    core.feed(core.ledger_event(core.read))
     blind(core)
     (answer,) = [e.answer for e in core.effects if isinstance(e, Reply)]
     assert isinstance(answer, Refused)
@@ -568,11 +547,9 @@ def test_a_poll_from_before_a_read_does_not_clear_who_has_just_left() -> None:
     core = node(ledger={A: "vm-1"})
     core.silent = True
     core.pass_time(POLL_S)
-    old = core.state.host.polls.outstanding
-    assert old is not None
+    old = core.poll
     core.pass_time(limits.LEDGER_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
+    read = core.read
     assert old < read
     core.feed(ledger_read(read))
     core.feed(core.poll_event(old))
@@ -677,8 +654,7 @@ def test_a_function_that_was_unbound_under_its_holder_is_not_waited_for() -> Non
 def test_allocate_of_a_device_held_externally_is_refused_and_unhealthy_in_the_next_list() -> None:
     core = node()
     core.enabled = {A: 1}
-    (answer,) = core.called(allocate_call(A), gpu(A))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.called(allocate_call(A), gpu(A)))
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert (
         answer.reason
@@ -691,8 +667,7 @@ def test_allocate_of_a_sibling_in_a_used_group_is_refused() -> None:
     core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1"})
     core.feed(allocate_call(B))
     where = pci_address(B)
-    (answer,) = core.answers(core.inspected(where, gpu(A, 7), gpu(B, 7)))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(core.inspected(where, gpu(A, 7), gpu(B, 7))))
     assert "IOMMU group 7 is in use: 0000:01:00.0 is allocated to pod default/vm-1" in answer.reason
 
 
@@ -738,16 +713,10 @@ def test_allocate_waits_to_know_whose_process_holds_it() -> None:
     core.silent = True
     core.feed(allocate_call(A))
     look_back = core.inspected(A, gpu(A))
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
+    poll = core.poll
     assert core.answers(look_back, core.poll_event(poll)) == [], "kubelet's ledger may name its pod"
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    assert core.answers(core.ledger_event(read)) == [], "vm-1 has left: is it its process?"
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    (answer,) = core.answers(core.poll_event(poll))
-    assert isinstance(answer, Refused)
+    assert core.answers(core.ledger_event(core.read)) == [], "vm-1 has left: is it its process?"
+    answer = only(Refused, core.answers(core.poll_event(core.poll)))
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert (
         answer.reason
@@ -762,8 +731,7 @@ def test_what_was_handed_out_and_given_back_at_once_is_not_handed_out_again_from
     core = node()
     assert isinstance(core.called(allocate_call(A), gpu(A))[0], Granted)
     core.holders = {1: (QEMU,)}
-    (answer,) = core.called(allocate_call(A, token=2), gpu(A))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.called(allocate_call(A, token=2), gpu(A)))
     assert (
         answer.reason
         == f"{A}: IOMMU group 1 is held by process 4711 (qemu-system-x86), and kubelet has given it to no other pod"
@@ -806,9 +774,7 @@ def test_a_call_is_not_answered_from_a_poll_that_had_to_leave_its_group_out() ->
     core = node()
     core.silent = True
     core.called(allocate_call(A), gpu(A))
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    assert core.answers(GroupsObserved(poll, ())) == []
+    assert core.answers(GroupsObserved(core.poll, ())) == []
     core.silent = False
     core.enabled = {A: 1}
     (answer,) = [e.answer for e in core.pass_time(POLL_FAST_S) if isinstance(e, Reply)]
@@ -947,8 +913,7 @@ def test_calls_for_a_device_that_is_being_unbound_are_refused_with_that_reason()
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     for call in (allocate_call(A), pre_start_call(A)):
         core.feed(call)
-        (answer,) = core.answers(core.inspected(A, UNBINDING))
-        assert isinstance(answer, Refused)
+        answer = only(Refused, core.answers(core.inspected(A, UNBINDING)))
         assert answer.status is Refusal.FAILED_PRECONDITION
         assert WAITS in answer.reason
         assert "bind it to vfio-pci" not in answer.reason
@@ -1055,9 +1020,7 @@ def test_a_pod_that_is_named_otherwise_by_the_other_source_is_not_gone() -> None
     core = node(ledger={A: "vm-1"}, enabled=(A,))
     core.silent = True
     core.pass_time(limits.LEDGER_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    core.feed(LedgerRead(read, None, (), (), file=LedgerFile(entries(Pod("", "", "0b1c")))))
+    core.feed(LedgerRead(core.read, None, (), (), file=LedgerFile(entries(Pod("", "", "0b1c")))))
     assert core.state.kubelet.orphans == {}
     assert core.device_list()[A] == "Healthy"
 
@@ -1090,8 +1053,7 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
     core = node(ledger={A: "vm-1"})
     core.silent = True
     core.pass_time(limits.LEDGER_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
+    read = core.read
     pod = Pod("", "", "0b1c")
     core.feed(read_of_young(read, LedgerFile(entries(pod))))
     assert core.state.kubelet.ledger.due_at == core.at + LEDGER_SETTLING_S
@@ -1135,8 +1097,7 @@ def test_what_was_handed_out_is_not_forgotten_before_the_ledger_was_read() -> No
     core.silent = True
     core.feed(Ticked(), after_s=600)
     assert core.reason(A) == "just allocated"
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
+    read = core.read
     core.ledger = {A: "vm-1"}
     core.feed(core.ledger_event(read))
     assert core.reason(A) == "allocated to pod default/vm-1"
@@ -1188,14 +1149,11 @@ def test_preferred_allocation_puts_what_can_really_be_opened_first() -> None:
     core.silent = True
     core.enabled = {A: 1}
     core.feed(Ticked(), after_s=POLL_S)
-    poll = core.state.host.polls.outstanding
-    assert poll is not None
-    core.feed(core.poll_event(poll))
+    core.feed(core.poll_event(core.poll))
     request = PreferenceRequest(tuple(map(DeviceId, (A, B, C))), (), 2)
     assert core.answers(PreferenceAsked(T, H100, (request,))) == [Preferred(((DeviceId(B), DeviceId(C)),))]
     everything = PreferenceRequest(tuple(map(DeviceId, (A, B, C))), (), 3)
-    (answer,) = core.answers(PreferenceAsked(T, H100, (everything,)))
-    assert isinstance(answer, Preferred)
+    answer = only(Preferred, core.answers(PreferenceAsked(T, H100, (everything,))))
     assert len(answer.containers[0]) == 3, "never an error, never fewer than asked for"
 
 

@@ -32,6 +32,7 @@ from tests.core.builders import (
     gpu,
     ledger_read,
     node,
+    only,
     pre_start_call,
     read_of_young,
 )
@@ -69,9 +70,7 @@ def reads(core: Core, seconds: float) -> int:
 def by_hand(core: Core) -> int:
     """From here on nothing answers by itself. Returns the number of the read that is outstanding."""
     core.silent = True
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    return read
+    return core.read
 
 
 # --- a quiet node -----------------------------------------------------------------------------------------
@@ -90,8 +89,7 @@ def test_what_a_claim_took_since_the_last_read_is_not_handed_out() -> None:
     core = node(*ALONE)
     core.pass_time(1)
     core.claims = {CLAIM: "train"}
-    (answer,) = ask(core, A)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, ask(core, A))
     assert "in use by the claim default/train of pod default/train" in answer.reason
 
 
@@ -150,8 +148,7 @@ def test_a_ledger_that_cannot_be_read_after_the_call_leaves_what_was_known() -> 
     core = node(*TOGETHER, ledger={A: "vm-1"})
     core.at += 1
     core.ledger_problem = "kubelet does not answer"
-    (refused,) = ask(core, B)
-    assert isinstance(refused, Refused)
+    refused = only(Refused, ask(core, B))
     assert "0000:01:00.0 is allocated to pod default/vm-1" in refused.reason
 
 
@@ -174,8 +171,7 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     ((a, number),) = core.state.host.inspections.functions.items()
     core.feed(FunctionInspected(number, a, ALONE[:1]))
-    (answer,) = core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S))
     assert answer.status is Refusal.UNAVAILABLE
     assert answer.reason == (
         "kubelet's ledger could not be read in time; check whether kubelet, or the disk of its file, hangs"
@@ -244,8 +240,7 @@ def test_a_group_member_that_was_handed_out_refuses_while_the_ledger_cannot_be_r
     granted(core, A)
     core.ledger_problem = "kubelet does not answer"
     core.at += 1
-    (answer,) = ask(core, B)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, ask(core, B))
     assert f"{A} is just allocated" in answer.reason
 
 
@@ -289,8 +284,7 @@ def test_a_kubelet_that_does_not_know_its_pods_takes_back_nothing_that_was_hande
 
 def preferred(core: Core, size: int, *available: str) -> tuple[str, ...]:
     request = PreferenceRequest(tuple(map(DeviceId, available)), (), size)
-    (answer,) = core.answers(PreferenceAsked(T, H100, (request,)))
-    assert isinstance(answer, Preferred)
+    answer = only(Preferred, core.answers(PreferenceAsked(T, H100, (request,))))
     return answer.containers[0]
 
 
@@ -337,8 +331,7 @@ def test_after_a_reboot_a_container_does_not_start_with_another_gpus_node() -> N
     """Kubelet does not call Allocate again, and gives the container what it was answered then (item 12)."""
     core = node(*GROUP_82, ledger={A: "vm-1", B: "vm-2"})
     kept(core, a=("/dev/vfio/81", "/dev/vfio/vfio"), b=("/dev/vfio/81",))
-    (answer,) = restarted(core, A)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, restarted(core, A))
     assert answer.status is Refusal.FAILED_PRECONDITION
     assert answer.reason == (
         "the container would get /dev/vfio/81: kubelet has kept that from an Allocate before the node's restart, or "
@@ -351,8 +344,7 @@ def test_after_a_reboot_a_container_does_not_start_with_another_gpus_node() -> N
 def test_a_node_that_is_no_gpus_any_more_is_said_so() -> None:
     core = node(*GROUP_82, ledger={A: "vm-1"})
     kept(core, a=("/dev/vfio/9",))
-    (answer,) = restarted(core, A)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, restarted(core, A))
     assert "/dev/vfio/9 belongs to no GPU any more; 0000:01:00.0 is behind /dev/vfio/82 now" in answer.reason
 
 
@@ -360,8 +352,7 @@ def test_a_device_whose_node_is_in_no_answer_is_named() -> None:
     """Nothing in the answers is another GPU's, and the container would come up with one GPU of two."""
     core = node(*GROUP_82, ledger={A: "vm-1", B: "vm-1"})
     kept(core, a=("/dev/vfio/82",), b=("/dev/vfio/82",))
-    (answer,) = restarted(core, A, B)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, restarted(core, A, B))
     assert (
         f"node's restart, or before the device was bound again; {B} is behind /dev/vfio/81 now"
         in answer.reason
@@ -372,8 +363,7 @@ def test_a_device_whose_node_is_in_no_answer_is_named() -> None:
 def test_a_cdev_that_is_another_gpus_now_is_refused_as_well() -> None:
     core = node(gpu(A, 1, cdev=4), gpu(B, 2, cdev=3), ledger={A: "vm-1"})
     kept(core, a=("/dev/iommu", "/dev/vfio/1", "/dev/vfio/devices/vfio3"))
-    (answer,) = restarted(core, A)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, restarted(core, A))
     assert f"/dev/vfio/devices/vfio3 belongs to {B} now" in answer.reason
 
 
@@ -414,8 +404,7 @@ def test_what_kubelets_file_holds_counts_where_list_fails() -> None:
     core.ledger_problem = LIMIT
     kept(core, a=("/dev/vfio/81",))
     core.feed(HostScanned(1, GROUP_82))
-    (answer,) = restarted(core, A)
-    assert isinstance(answer, Refused)
+    answer = only(Refused, restarted(core, A))
     assert answer.reason.startswith("the container would get /dev/vfio/81: kubelet has kept that")
     assert f"/dev/vfio/81 belongs to {B} now" in answer.reason
     assert (core.state.kubelet.ledger.problem, core.state.kubelet.ledger.read) == (LIMIT, 0)
@@ -429,8 +418,7 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
     assert core.answers(core.inspected(A, *GROUP_82)) == []
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
-    (answer,) = core.answers(LedgerUnreadable(by_hand(core), LIMIT, LedgerFile(cached=cached)))
-    assert isinstance(answer, Refused)
+    answer = only(Refused, core.answers(LedgerUnreadable(by_hand(core), LIMIT, LedgerFile(cached=cached))))
     assert f"/dev/vfio/81 belongs to {B} now" in answer.reason
 
 

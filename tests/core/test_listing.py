@@ -139,8 +139,7 @@ def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: 
     core.pass_time(60)
     core.silent = True
     core.pass_time(limits.LEDGER_QUIET_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
+    read = core.read
     assert project(core.state).ledger.resources == (H100,)
     core.feed(
         HostScanned(
@@ -159,8 +158,7 @@ def scan(core: Core) -> HostScanned:
     """A full scan is asked for, and comes back."""
     core.at += 300
     core.feed(Ticked())
-    assert core.state.host.inspections.scan is not None
-    return HostScanned(core.state.host.inspections.scan, ())
+    return HostScanned(core.scan, ())
 
 
 def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_back(core: Core) -> None:
@@ -173,9 +171,8 @@ def test_a_list_of_ours_that_has_replaced_theirs_does_not_bring_the_endpoint_bac
     core.feed(Ticked(), after_s=0)
     core.at = max(core.at, core.state.host.inspections.whole.due_at)
     core.feed(Ticked())
-    assert core.state.host.inspections.scan is not None
     three = tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
-    core.feed(HostScanned(core.state.host.inspections.scan, three))
+    core.feed(HostScanned(core.scan, three))
     core.pass_time(limits.KUBELET_LIST_AGAIN_S + KUBELET_LIST_TAKEN_S)
     assert not is_registered(core.plugin)
     assert (core.plugin.problem or "").startswith("kubelet had another list of healthy devices until ours")
@@ -185,11 +182,8 @@ def third_gpu_found(core: Core) -> HostScanned:
     """What the due scan finds; kubelet takes the list with it at once."""
     core.at = core.state.host.inspections.whole.due_at
     core.feed(Ticked(), after_s=0)
-    assert core.state.host.inspections.scan is not None
     core.kubelets = [*OURS, "0000:03:00.0"]
-    return HostScanned(
-        core.state.host.inspections.scan, tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0"))
-    )
+    return HostScanned(core.scan, tuple(gpu(a) for a in ("01:00.0", "02:00.0", "03:00.0")))
 
 
 def test_a_list_that_changed_before_an_odd_sight_was_checked_is_no_sign_of_peace(core: Core) -> None:
@@ -413,9 +407,7 @@ def test_a_read_that_fails_does_not_hurry_the_next(core: Core) -> None:
     assert core.plugin.listing.against == 1
     core.silent = True
     core.pass_time(limits.KUBELET_LIST_AGAIN_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    core.feed(LedgerUnreadable(read, "no"))
+    core.feed(LedgerUnreadable(core.read, "no"))
     assert core.plugin.listing.against == 1
     assert next_deadline(core.state) > core.at
     assert core.state.kubelet.ledger.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S

@@ -14,9 +14,7 @@ from tests.core.builders import SETTINGS, Core, gpu
 def scanned(core: Core, *functions: PciFunction) -> list[Log]:
     """What a scan that finds these functions says of it."""
     core.pass_time(core.state.daemon.settings.resync_interval_s + 1)
-    number = core.state.host.inspections.scan
-    assert number is not None
-    effects = core.feed(HostScanned(number, functions))
+    effects = core.feed(HostScanned(core.scan, functions))
     return [effect for effect in effects if isinstance(effect, Log) and effect.name == "host.no_gpus"]
 
 

@@ -107,8 +107,7 @@ def test_names_in_kubelets_ledger_are_quoted_where_a_reason_has_them() -> None:
         LedgerEntry(ResourceName(ODD * 999), DeviceId("0000:02:00.0"), pod),
     )
     claims = (ClaimedDevice("gpu.nvidia.com", "node", "gpu-0000-03-00-0", ODD * 999, pod),)
-    assert core.state.kubelet.ledger.outstanding is not None
-    core.feed(ledger_read(core.state.kubelet.ledger.outstanding, entries, claims))
+    core.feed(ledger_read(core.read, entries, claims))
     assert "allocated to pod" in core.reason("0000:01:00.0")
     assert_fit(core, [])
 

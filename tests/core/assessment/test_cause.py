@@ -277,8 +277,7 @@ def use_late() -> set[Cause]:
     core = node()
     core.silent = True
     found(asked(core, A), gpu(A))
-    assert core.state.kubelet.ledger.outstanding is not None
-    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding))
+    core.feed(core.ledger_event(core.read))
     return late(core)
 
 
@@ -287,8 +286,7 @@ def ledger_late() -> set[Cause]:
     core.at += 1
     core.silent = True
     asked(core, A)
-    assert core.state.host.polls.outstanding is not None
-    core.feed(core.poll_event(core.state.host.polls.outstanding))
+    core.feed(core.poll_event(core.poll))
     found(core, gpu(A))
     return late(core)
 

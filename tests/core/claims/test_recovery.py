@@ -153,8 +153,7 @@ def test_a_list_from_before_the_loss_is_not_used() -> None:
     core.pass_time(limits.LEDGER_QUIET_S)
     core.held_back = {"ledger"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    old = core.state.kubelet.ledger.outstanding
-    assert old is not None
+    old = core.read
     core.feed(LOST)
     core.strangers = listed(name("one"), A)
     core.feed(core.ledger_event(old))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.pool import Pool
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, name_prefix, writes
 from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
+from tests.core.builders import only
 
 DRIVER, NODE, OWNER = "gpu.nvidia.com", "node-1", "node-uid"
 TAINT = Taint("gpu.nvidia.com/held", "HeldByOther")
@@ -88,8 +89,7 @@ def test_the_first_pool_is_created() -> None:
 
 def test_an_empty_pool_has_one_empty_slice() -> None:
     server = Server()
-    (create,) = server.settle(pool([]))
-    assert isinstance(create, Create)
+    create = only(Create, server.settle(pool([])))
     assert create.spec.devices == ()
 
 
@@ -195,8 +195,7 @@ def test_the_time_of_a_taint_is_taken_over_and_not_compared() -> None:
     timed = replace(TAINT, time_added="2026-11-21T20:27:12Z")
     server.store(name, replace(server.stored[name].spec, devices=(device("gpu-a", timed), B)))
     assert server.writes(pool([device("gpu-a", TAINT), B])) == ()
-    (update,) = server.writes(pool([device("gpu-a", TAINT), device("gpu-b", TAINT)]))
-    assert isinstance(update, Update)
+    update = only(Update, server.writes(pool([device("gpu-a", TAINT), device("gpu-b", TAINT)])))
     assert [d.taints[0].time_added for d in update.spec.devices] == ["2026-11-21T20:27:12Z", None]
 
 
@@ -212,8 +211,7 @@ def test_the_time_of_a_taint_moves_with_the_device_to_another_slice() -> None:
 def test_another_reason_is_another_taint_with_a_time_of_its_own() -> None:
     server = Server()
     server.settle(pool([device("gpu-a", replace(TAINT, time_added="2026-11-21T20:27:12Z"))]))
-    (update,) = server.writes(pool([device("gpu-a", replace(TAINT, value="Orphaned"))]))
-    assert isinstance(update, Update)
+    update = only(Update, server.writes(pool([device("gpu-a", replace(TAINT, value="Orphaned"))])))
     assert update.spec.devices[0].taints[0].time_added is None
 
 
@@ -221,8 +219,7 @@ def test_what_the_server_made_of_our_write_is_not_written_again() -> None:
     """The gate is off: the taint is dropped at each write (upstream wrote it again for ever)."""
     server = Server()
     wanted = pool([device("gpu-a", TAINT)])
-    (create,) = server.writes(wanted)
-    assert isinstance(create, Create)
+    create = only(Create, server.writes(wanted))
     dropped = replace(create.spec, devices=(A,))
     server.store("00000-x", dropped)
     assert kinds(server.writes(wanted)) == [Update]

@@ -126,9 +126,7 @@ class DomainCore(CallsCore):
         self.listed: set[ClaimName] | None = None
         """The claims that kubelet lists for pods; None: all that are prepared."""
         self.state = initial_state(SETTINGS, domain_settings=settings)
-        scan = self.state.host.inspections.scan
-        assert scan is not None
-        self.feed(HostScanned(scan, ()))
+        self.feed(HostScanned(self.scan, ()))
 
     def restarted(self, *held_back: str, settings: DomainSettings | None = None) -> DomainCore:
         """A new process on the same node: it knows what is on disk, and what it reads."""
@@ -141,9 +139,7 @@ class DomainCore(CallsCore):
         after.listed = self.listed
         after.held_back, after.effects = {*held_back}, []
         after.state = initial_state(SETTINGS, domain_settings=after.domain_settings)
-        scan = after.state.host.inspections.scan
-        assert scan is not None
-        after.feed(HostScanned(scan, ()))
+        after.feed(HostScanned(after.scan, ()))
         return after
 
     # --- what kubelet, the controller and operators do --------------------------------------------------------

@@ -96,9 +96,7 @@ class ClaimCore(CallsCore):
 
     def scanned(self) -> list[Effect]:
         """The scan that is outstanding comes back, with what is there."""
-        scan = self.state.host.inspections.scan
-        assert scan is not None
-        return self.feed(HostScanned(scan, tuple(self.functions.values())))
+        return self.feed(HostScanned(self.scan, tuple(self.functions.values())))
 
     def changed(self, *functions: PciFunction) -> list[Effect]:
         """These functions are there now as they are here; a uevent says so of each."""

@@ -110,9 +110,7 @@ def test_of_a_kubelet_that_does_not_run_its_file_counts() -> None:
     entry = LedgerEntry(ResourceName(PLUGIN), DeviceId(UUID), Pod("", "", "uid-of-train-0"))
     core.silent = True
     core.pass_time(limits.LEDGER_QUIET_S)
-    read = core.state.kubelet.ledger.outstanding
-    assert read is not None
-    core.feed(LedgerRead(read, None, (), (), file=LedgerFile(entries=(entry,))))
+    core.feed(LedgerRead(core.read, None, (), (), file=LedgerFile(entries=(entry,))))
     assert offered(core).blocked == BlockReason(BlockKind.HELD, "ClaimedElsewhere")
 
 

@@ -7,7 +7,6 @@ A bound cdev is no different from an open device to whoever counts, except that 
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,7 +148,7 @@ def _in_a_strangers_hands(scene: _Scene) -> None:
             scene.wait_reason(named)
         with step("the kernel: enabled once, the group says EBUSY, a second bind EINVAL"):
             assert edu.enable_count == 1
-            assert _group_error(edu) == errno.EBUSY
+            assert edu.open_error() == errno.EBUSY
             assert "EINVAL" in _refusal(lambda: other.bind_cdev(cdev))
             other.close()
         with step("Allocate of it is refused, with the same name"):
@@ -157,7 +156,7 @@ def _in_a_strangers_hands(scene: _Scene) -> None:
         with step("it closes: Healthy again, and the group opens"):
             scene.leads_to("cdev_close_to_healthy_ms", external.close, HEALTHY, RELEASE_SEEN_WITHIN_S)
             assert edu.enable_count == 0
-            assert _group_error(edu) is None
+            assert edu.open_error() is None
         with step("it has the cdev open, not bound: Unhealthy, with the same name"):
             scene.leads_to(
                 "cdev_open_to_unhealthy_ms", lambda: external.open_cdev(cdev), UNHEALTHY, OPEN_SEEN_WITHIN_S
@@ -218,12 +217,3 @@ def _refusal(act: Callable[[], None]) -> str:
     except RuntimeError as error:
         return str(error)
     return "nothing: it was let"
-
-
-def _group_error(function: Function) -> int | None:
-    """The errno of opening (and closing) the function's group, None where it opens."""
-    try:
-        os.close(os.open(function.group_node, os.O_RDWR))
-    except OSError as error:
-        return error.errno
-    return None

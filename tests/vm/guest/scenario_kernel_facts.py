@@ -86,7 +86,7 @@ def _bind_and_unbind(guest: Guest, uevents: UeventListener, edu: Function) -> No
         edu.bind_vfio()
         events = uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
         # At the moment when `bind` is read, not later: this is what Allocate may rely on.
-        assert _open_error(edu) is None
+        assert edu.open_error() is None
         assert_order(events, "add vfio", "add vfio-dev", "bind pci")
         group, device, bound = events
         assert group.devpath == f"/devices/virtual/vfio/{edu.group}"
@@ -120,10 +120,10 @@ def _open_group(guest: Guest, uevents: UeventListener, edu: Function) -> None:
         uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
         first = os.open(edu.group_node, os.O_RDWR)
         try:
-            assert _open_error(edu) == errno.EBUSY
+            assert edu.open_error() == errno.EBUSY
         finally:
             os.close(first)
-        assert _open_error(edu) is None
+        assert edu.open_error() is None
         assert uevents.silence(for_s=NOTHING_FOR_S) == []
         edu.unbind()
         uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
@@ -145,7 +145,7 @@ def _unbind_while_held(guest: Guest, uevents: UeventListener, edu: Function) -> 
         eventually("the driver's link gone", lambda: edu.driver is None, timeout_s=EVENT_TIMEOUT_S)
         heard = uevents.silence(for_s=NOTHING_FOR_S)
         assert_order(heard, *early)
-        assert _open_error(edu) == errno.EBUSY
+        assert edu.open_error() == errno.EBUSY
         readers = {name: _in_background((edu.path / name).read_bytes) for name in ATTRIBUTES}
         for reader in readers.values():
             reader.join(timeout=BLOCKED_FOR_S)
@@ -214,7 +214,7 @@ def _hot_plug(guest: Guest, uevents: UeventListener) -> None:
         guest.qmp.plug(plugged)
         events = uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
         assert_order(events, "add pci", "add vfio", "add vfio-dev", "bind pci")
-        assert _open_error(Function(events[-1].properties["PCI_SLOT_NAME"])) is None
+        assert Function(events[-1].properties["PCI_SLOT_NAME"]).open_error() is None
         _unplug(guest, uevents, plugged.id)
 
 
@@ -223,15 +223,6 @@ def _unplug(guest: Guest, uevents: UeventListener, device_id: str) -> None:
     events = uevents.until(_pci("remove"), timeout_s=EVENT_TIMEOUT_S)
     assert_order(events, "remove vfio-dev", "remove vfio", "unbind pci", "remove pci")
     guest.qmp.wait_unplugged(device_id, timeout_s=EVENT_TIMEOUT_S)
-
-
-def _open_error(function: Function) -> int | None:
-    """The errno of opening (and closing) the function's group, None where it opens."""
-    try:
-        os.close(os.open(function.group_node, os.O_RDWR))
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def _pci(action: str) -> Callable[[Uevent], bool]:

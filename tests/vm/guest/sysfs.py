@@ -67,6 +67,14 @@ class Function:
         nodes = (DEV_VFIO / "vfio", self.group_node, self.cdev_node, Path("/dev/iommu"))
         return {str(node) for node in nodes if node.exists()}
 
+    def open_error(self) -> int | None:
+        """The errno of opening (and closing) its group, None where it opens."""
+        try:
+            os.close(os.open(self.group_node, os.O_RDWR))
+        except OSError as error:
+            return error.errno
+        return None
+
     @property
     def enable_count(self) -> int:
         """How often it is enabled: once more while somebody has the device open."""

@@ -291,13 +291,19 @@ def test_a_device_of_a_living_pod_is_refused(life: PodLife, named: bool) -> None
     assert core.owner() is not None
 
 
-def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_device() -> None:
+def with_two_calls() -> Kubelet:
+    """A pod has just got the device, and the next call for it waits."""
     core = Kubelet()
     core.lives["other"] = PodLife.RUNNING
     core.file[B] = "other"
     assert isinstance(core.allocate()[0], Granted)
     core.file[A] = "u1"  # it is admitted, and kubelet is about to make its cgroup
     assert core.allocate(token=U, after_s=0.005) == []
+    return core
+
+
+def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_device() -> None:
+    core = with_two_calls()
     core.lives["u1"] = PodLife.STARTING
     core.pass_time(0.0)
     refused = only(Refused, _answers(core, limits.ADMISSION_S))
@@ -306,23 +312,13 @@ def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_devi
 
 def test_a_call_that_has_waited_long_enough_is_answered_though_the_machine_slept() -> None:
     """Found by histories: it was refused without a reason, as its deadline was over as well."""
-    core = Kubelet()
-    core.lives["other"] = PodLife.RUNNING
-    core.file[B] = "other"
-    assert isinstance(core.allocate()[0], Granted)
-    core.file[A] = "u1"
-    assert core.allocate(token=U, after_s=0.005) == []
+    core = with_two_calls()
     (granted,) = core.answers(Ticked(), after_s=2 * limits.CALL_DEADLINE_S)
     assert isinstance(granted, Granted)
 
 
 def test_an_init_containers_device_is_given_to_the_next_container() -> None:
-    core = Kubelet()
-    core.lives["other"] = PodLife.RUNNING
-    core.file[B] = "other"
-    assert isinstance(core.allocate()[0], Granted)
-    core.file[A] = "u1"
-    assert core.allocate(token=U, after_s=0.005) == []
+    core = with_two_calls()
     (granted,) = _answers(core, limits.ADMISSION_S)
     assert isinstance(granted, Granted)
     core.lives["u1"], core.names["u1"] = PodLife.RUNNING, "vm-1"

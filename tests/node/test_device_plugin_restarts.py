@@ -62,9 +62,7 @@ def test_kubelet_restarts(node: Node) -> None:
     """At once, and after 8 s: the pods run on, and the daemon registers again."""
     daemon = node.install()
     plug(node, 5)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     for away_s, name in ((0.0, "vm-2"), (8.0, "vm-3")):
         with node.without("kubelet"):
             time.sleep(away_s)
@@ -80,9 +78,7 @@ def test_kubelet_restarts_without_the_api_server(node: Node) -> None:
     """It lists no pod then, though their containers run: the daemon goes by kubelet's file, and offers all GPUs."""
     daemon = node.install()
     gpus = plug(node, 4)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     node.excuse("kubelet would give ", AWAY_S)  # its List, by which the books are judged, has no pod
     with node.without("api"):
         node.restart_kubelet()
@@ -105,9 +101,7 @@ def test_the_daemon_is_killed(node: Node) -> None:
     """SIGKILL: kubelet starts it again, and the pods keep their GPUs."""
     daemon = node.install()
     plug(node, 4)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     tasks.kill(tasks.container_of(daemon.pod))
     wait_restarted(node, daemon)
     node.settled({H: 4}, {H: 4})
@@ -121,9 +115,7 @@ def test_the_daemon_starts_before_kubelet(node: Node) -> None:
     """As a systemd unit may: it waits for kubelet, and registers at once. The DaemonSet's pod takes over from it."""
     daemon = node.install()
     gpus = plug(node, 4)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     with node.without("kubelet"):
         tasks.kill(tasks.container_of(daemon.pod))
         with tasks.outside_kubelet(daemon.pod):
@@ -142,9 +134,7 @@ def test_the_daemon_is_terminated(node: Node) -> None:
     """Its pod is deleted, and the DaemonSet makes another one."""
     daemon = node.install()
     plug(node, 4)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     node.api.delete(f"/api/v1/namespaces/{daemonset.NAMESPACE}/pods/{daemon.name}")
     eventually(lambda: daemon_now(node).uid != daemon.uid, "another pod of the DaemonSet")
     node.daemon()
@@ -238,9 +228,7 @@ def test_another_plugin_registers_our_resource(node: Node) -> None:
     """And goes away. Kubelet then has no device of it, and tells nobody: the daemon notices, and registers again."""
     daemon = node.install()
     plug(node, 3)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     # What the other one lists.
     for words in (
         f"free {H} is 1 - 2", f"2 of {H} are allocated, and its capacity is 1", f"the capacity of {H} lacks a device",
@@ -337,9 +325,7 @@ def updated(node: Node, *updates: Callable[[], object]) -> None:
     milliseconds; a gap of milliseconds is in the node's status by chance, for one period: kubelet's own log says how
     long each was."""
     plug(node, 4)
-    running = Running(node)
-    running.start("vm-1", 2)
-    node.excuse_no_plugin()
+    running = running_pod(node)
     gaps = kubelets_gaps()
     node.daemon()  # ready: after the scenario before, with a plugin that took our resource, it may not be yet
     with readiness() as lapses:
@@ -407,6 +393,14 @@ class Running:
             pod = pods.wait_running(self._node.api, name)
             assert tasks.container_of(pod) == container, pods.told(pod)
             assert self._node.devices_of(name) == self._devices[name]
+
+
+def running_pod(node: Node) -> Running:
+    """A pod with two GPUs; that the plugin is away is excused from now on."""
+    running = Running(node)
+    running.start("vm-1", 2)
+    node.excuse_no_plugin()
+    return running
 
 
 def plug(node: Node, count: int) -> frozenset[str]:

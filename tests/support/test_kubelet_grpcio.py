@@ -32,6 +32,13 @@ def plugin(kubelet: KubeletStandIn) -> Iterator[TinyPlugin]:
     tiny.server.stop(grace=None).wait()
 
 
+def connected(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
+    """The plugin is registered, and kubelet has its list of one device."""
+    plugin.register()
+    plugin.lists.put([("a", "Healthy")])
+    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+
+
 def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
     plugin.register()
     plugin.lists.put([("a", "Healthy"), ("b", "Healthy")])
@@ -51,9 +58,7 @@ def test_each_frame_replaces_the_list(kubelet: KubeletStandIn, plugin: TinyPlugi
 
 
 def test_calls_reach_the_plugin(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     allocated = kubelet.allocate(RESOURCE, ["a"])
     assert allocated.envs == {"IDS": "a"}
     assert allocated.devices == (DeviceNode("/dev/c", "/dev/h", "mrw"),)
@@ -68,9 +73,7 @@ def test_calls_reach_the_plugin(kubelet: KubeletStandIn, plugin: TinyPlugin) -> 
 def test_stream_end_makes_devices_unhealthy_and_is_not_dialled_again(
     kubelet: KubeletStandIn, plugin: TinyPlugin
 ) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     plugin.lists.put(None)
     kubelet.wait_for(lambda lists: lists[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
     (end,) = kubelet.stream_ends(RESOURCE)
@@ -84,9 +87,7 @@ def test_stream_end_makes_devices_unhealthy_and_is_not_dialled_again(
 
 
 def test_cut_stream(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     kubelet.cut_stream(RESOURCE)
     kubelet.wait_for(lambda lists: lists[RESOURCE] == {"a": "Unhealthy"}, WAIT_S)
     assert kubelet.stream_ends(RESOURCE)[0].code == "CANCELLED"
@@ -95,9 +96,7 @@ def test_cut_stream(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
 def test_a_failed_register_makes_it_forget_the_current_client(
     kubelet: KubeletStandIn, plugin: TinyPlugin
 ) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     kubelet.fail_registers(1)
     with pytest.raises(grpc.RpcError, match="failed to dial"):
         plugin.register()
@@ -135,9 +134,7 @@ def test_the_reply_to_one_resource_is_held(kubelet: KubeletStandIn, plugin: Tiny
 
 @pytest.mark.parametrize("leave_sockets", [False, True])
 def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave_sockets: bool) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     kubelet.stop(leave_sockets=leave_sockets)
     assert kubelet.socket.exists() is leave_sockets
     with socket.socket(socket.AF_UNIX) as client, pytest.raises(OSError, match=r"refused|No such file"):
@@ -150,9 +147,7 @@ def test_stop_and_start_again(kubelet: KubeletStandIn, plugin: TinyPlugin, leave
 
 
 def test_time_out_says_what_was_seen(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     with pytest.raises(TimeoutError, match=r"(?s)the moon .*'a': 'Healthy'.*Frame\("):
         kubelet.wait_for(lambda lists: "moon" in lists, 0.05, "the moon")
 
@@ -188,9 +183,7 @@ def listed(kubelet: KubeletStandIn) -> dict[str, list[str]]:
 
 
 def test_a_device_of_a_pod_is_given_to_no_other(kubelet: KubeletStandIn, plugin: TinyPlugin) -> None:
-    plugin.register()
-    plugin.lists.put([("a", "Healthy")])
-    kubelet.wait_for(lambda lists: RESOURCE in lists, WAIT_S)
+    connected(kubelet, plugin)
     kubelet.allocate(RESOURCE, ["a"], pod="one")
     with pytest.raises(ValueError, match=r"a of example\.org/thing belongs to pod one"):
         kubelet.allocate(RESOURCE, ["a"], pod="two")

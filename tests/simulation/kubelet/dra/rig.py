@@ -127,6 +127,16 @@ class Rig:
                 lambda view: tuple(i.endpoint for i in view.dra.instances if i.connected) == endpoints
             )
 
+    def submit(self, name: str) -> None:
+        """There is a claim of the driver's, and a pod that uses it."""
+        self.node.add("a", "uid-a")
+        self.kubelet.submit(name, {}, uses=("a",))
+
+    async def runs_with_claim(self, name: str) -> float:
+        """When a new pod with a claim ran, at the latest."""
+        self.submit(name)
+        return await self.runs(name)
+
     async def runs(self, name: str) -> float:
         """When the pod ran, at the latest."""
         with trio.fail_after(WITHIN_S):

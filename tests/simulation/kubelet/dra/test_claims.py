@@ -49,8 +49,7 @@ async def test_a_refused_prepare_is_tried_again_after_60_to_90_s(
 ) -> None:
     core = Core(prepare_errors=["another claim has it"] * 3)
     async with registered(core, seed=seed) as (r, _):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         assert await r.message("vm", "FailedPrepare") == (
             "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
             "NodePrepareResources failed for ResourceClaim a: another claim has it"
@@ -64,8 +63,7 @@ async def test_a_refused_prepare_is_tried_again_after_60_to_90_s(
 async def test_a_core_that_hangs_is_answered_for_before_kubelets_45_s(autojump_clock: MockClock) -> None:
     """So that the user sees a reason; kubelet's own is only DeadlineExceeded."""
     async with registered(Core(prepare_s=100)) as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         message = await r.message("vm", "claim default/a was not answered within 40 s")
         assert "DeadlineExceeded" not in message
         plugin.core.prepare_s = 0
@@ -112,8 +110,7 @@ async def test_a_pod_that_is_deleted_during_its_prepare_cancels_it_and_is_unprep
     autojump_clock: MockClock,
 ) -> None:
     async with registered(Core(prepare_s=30)) as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         await trio.sleep(5)
         began = trio.current_time()
         r.kubelet.delete("vm")
@@ -143,9 +140,7 @@ async def test_a_container_whose_cdi_file_is_missing_is_not_started(autojump_clo
 
 async def test_a_claim_is_unprepared_when_the_container_is_gone(autojump_clock: MockClock) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         began = trio.current_time()
         r.kubelet.delete("vm", dies_after_s=KILL_S)
         gone = await r.gone("vm")
@@ -161,9 +156,7 @@ async def test_a_failed_unprepare_is_tried_again_after_10_to_15_s_and_the_pod_st
 ) -> None:
     core = Core(unprepare_errors=["its write hangs"] * 5)
     async with registered(core, seed=seed) as (r, _):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         r.kubelet.delete("vm")
         assert "its write hangs" in await r.message("vm", "unprepare")
         assert r.kubelet.view.pods["vm"].phase is Phase.TERMINATING
@@ -176,9 +169,7 @@ async def test_a_failed_unprepare_is_tried_again_after_10_to_15_s_and_the_pod_st
 
 async def test_a_pod_that_ends_by_itself_is_unprepared(autojump_clock: MockClock) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         r.kubelet.end_process("vm")
         await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.SUCCEEDED)
         assert plugin.core.order == [("prepare", "uid-a"), ("unprepare", "uid-a")]
@@ -189,9 +180,7 @@ async def test_a_driver_that_was_away_is_asked_10_to_15_s_after_it_is_back(
     seed: int, autojump_clock: MockClock
 ) -> None:
     async with registered(seed=seed) as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         await plugin.endpoint.close()
         await r.registered()
         r.kubelet.delete("vm")
@@ -272,8 +261,7 @@ async def test_the_claims_of_a_pod_that_is_gone_are_unprepared_within_60_s_thoug
 ) -> None:
     """The loop looks at pods that are active, not at containers."""
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         began = await r.runs("vm")
         r.kubelet.force_delete("vm", dies_after_s=None)
         await r.calls(2)
@@ -284,9 +272,7 @@ async def test_the_claims_of_a_pod_that_is_gone_are_unprepared_within_60_s_thoug
 
 async def two_pods_of_which_the_second_is_not_admitted(r: Rig) -> None:
     """They share the claim `a`; the second one's other claim does not exist."""
-    r.node.add("a", "uid-a")
-    r.kubelet.submit("one", {}, uses=("a",))
-    await r.runs("one")
+    await r.runs_with_claim("one")
     r.kubelet.submit("two", {}, uses=("a", "lost"))
     await r.message("two", "fetch ResourceClaim lost")
     r.kubelet.delete("two")
@@ -310,9 +296,7 @@ async def test_an_old_kubelet_lets_a_pod_join_a_claim_that_is_being_unprepared(
 ) -> None:
     """Kubernetes pull request 140527: the pod runs without a prepare, and its claim is gone."""
     async with registered(Core(unprepare_s=5), release=release) as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("one", {}, uses=("a",))
-        await r.runs("one")
+        await r.runs_with_claim("one")
         r.kubelet.delete("one")
         await trio.sleep(1)
         r.kubelet.submit("two", {}, uses=("a",))
@@ -343,9 +327,7 @@ async def test_the_driver_of_a_prepared_claim_is_needed_for_its_next_pod_too(
     autojump_clock: MockClock,
 ) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("one", {}, uses=("a",))
-        await r.runs("one")
+        await r.runs_with_claim("one")
         await plugin.endpoint.close()
         await r.kubelet.until(lambda view: not view.dra.instances)
         r.kubelet.submit("two", {}, uses=("a",))
@@ -366,9 +348,7 @@ async def test_a_restart_prepares_nothing_for_a_pod_that_runs_and_remembers_its_
 ) -> None:
     """It registers the driver again within 2 s, and deletes its slices."""
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         r.node.wiped.clear()
         await restart(r)
         began = trio.current_time()
@@ -386,9 +366,7 @@ async def test_the_claims_of_a_pod_deleted_while_kubelet_was_away_are_unprepared
     autojump_clock: MockClock,
 ) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         await r.kubelet.stop()
         r.kubelet.force_delete("vm")
         r.kubelet.end_process("vm")
@@ -403,9 +381,7 @@ async def test_a_shared_claim_is_prepared_again_for_the_next_pod_after_a_restart
     autojump_clock: MockClock,
 ) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("one", {}, uses=("a",))
-        await r.runs("one")
+        await r.runs_with_claim("one")
         await restart(r)
         await r.registered(plugin.path)
         r.kubelet.submit("two", {}, uses=("a",))
@@ -419,9 +395,7 @@ async def test_an_old_kubelet_appends_the_devices_of_a_repeated_answer(
 ) -> None:
     """Kubernetes issue 140471."""
     async with registered(release=release) as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("one", {}, uses=("a",))
-        await r.runs("one")
+        await r.runs_with_claim("one")
         await restart(r)
         await r.registered(plugin.path)
         r.kubelet.submit("two", {}, uses=("a",))
@@ -432,9 +406,7 @@ async def test_an_old_kubelet_appends_the_devices_of_a_repeated_answer(
 
 async def test_after_a_power_cut_the_same_claim_is_prepared_again(autojump_clock: MockClock) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         await r.kubelet.stop()
         r.kubelet.power_off()
         await r.kubelet.start()
@@ -444,9 +416,7 @@ async def test_after_a_power_cut_the_same_claim_is_prepared_again(autojump_clock
 
 async def test_a_lost_state_file_unprepares_nothing_ever(autojump_clock: MockClock) -> None:
     async with registered() as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         await r.kubelet.stop()
         r.kubelet.lose_claims()
         await r.kubelet.start()
@@ -474,9 +444,7 @@ async def listed(r: Rig) -> dict[str, list[pod_resources.DynamicResource]]:
 
 async def test_pod_resources_lists_the_devices_of_a_pods_claims(autojump_clock: MockClock) -> None:
     async with registered() as (r, _):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         ((claim,),) = (await listed(r)).values()
         assert (claim.claim_namespace, claim.claim_name) == ("default", "a")
         (device,) = claim.claim_resources

@@ -158,9 +158,7 @@ async def test_only_v1beta1_registers_and_is_called(autojump_clock: MockClock) -
     plugin = Odd(versions=("v1beta1.DRAPlugin",))
     async with rig() as r, odd(r, plugin, Old()):
         await r.registered(ENDPOINT)
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
-        await r.runs("vm")
+        await r.runs_with_claim("vm")
         assert r.kubelet.view.dra.instances[0].version == "v1beta1.DRAPlugin"
 
 
@@ -249,9 +247,7 @@ async def test_the_last_registered_instance_is_used_and_the_older_one_when_it_is
         await r.registered(first.path)
         async with r.plugin(new, "new") as second:
             await r.registered(first.path, second.path)
-            r.node.add("a", "uid-a")
-            r.kubelet.submit("vm", {}, uses=("a",))
-            await r.runs("vm")
+            await r.runs_with_claim("vm")
             assert (old.order, new.order) == ([], [("prepare", "uid-a")])
         await r.registered(first.path)
         r.kubelet.delete("vm")
@@ -273,9 +269,7 @@ async def test_one_that_was_killed_is_passed_over_though_its_sockets_files_are_t
             await r.registered(first.path, ENDPOINT)
             r.transport.kill("plugin")
             await r.registered(first.path)
-            r.node.add("a", "uid-a")
-            r.kubelet.submit("vm", {}, uses=("a",))
-            await r.runs("vm")
+            await r.runs_with_claim("vm")
             assert old.order == [("prepare", "uid-a")]
             assert not new.order
 
@@ -348,8 +342,7 @@ async def test_kubelets_start_deletes_the_nodes_slices_and_waits_for_the_api_ser
 async def test_a_prepare_that_hangs_is_cancelled_at_45_s(autojump_clock: MockClock) -> None:
     async with rig() as r, odd(r, Odd()):
         await r.registered(ENDPOINT)
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         message = await r.message("vm", "FailedPrepare")
         assert message.endswith(
             "NodePrepareResources: rpc error: code = DeadlineExceeded desc = context deadline exceeded"
@@ -374,8 +367,7 @@ async def test_an_answer_with_too_few_or_too_many_entries_fails_the_pod(
 ) -> None:
     async with rig() as r, odd(r, Odd(), Hangs(answers)):
         await r.registered(ENDPOINT)
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         await r.message("vm", words)
 
 
@@ -383,8 +375,7 @@ async def test_the_end_of_a_registration_ends_the_calls_in_flight(autojump_clock
     """Kubelet closes the connection when it deregisters the plugin (cm/dra/plugin, DRAPluginManager.remove)."""
     async with rig() as r, odd(r, Odd()) as gone:
         await r.registered(ENDPOINT)
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         await trio.sleep(1)
         gone.set()
         await r.message("vm", "code = Canceled desc = grpc: the client connection is closing")
@@ -393,8 +384,7 @@ async def test_the_end_of_a_registration_ends_the_calls_in_flight(autojump_clock
 async def test_a_plugin_that_ends_lets_a_call_in_flight_finish_first(autojump_clock: MockClock) -> None:
     """Else the pod would wait for more than a minute."""
     async with registered(Core(prepare_s=1.5)) as (r, plugin):
-        r.node.add("a", "uid-a")
-        r.kubelet.submit("vm", {}, uses=("a",))
+        r.submit("vm")
         await trio.sleep(0.5)
         assert plugin.core.calls
         began = trio.current_time()

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.daemon.app import Outside
 from gpuactors.host.root import HostRoot
 from gpuactors_simulation.cluster import NAMESPACE, NODE, Cluster, open_cluster
@@ -77,7 +77,7 @@ class ClaimsSide:
         metadata = {"namespace": NAMESPACE, "name": name}
         server.add_claim({"metadata": metadata, "spec": {"devices": {"requests": [request]}}})
         results = [
-            {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device_name(DeviceKey(a))}
+            {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": slice_name(DeviceKey(a))}
             for a in addresses
         ]
         server.set_claim_status(NAMESPACE, name, {"allocation": {"devices": {"results": results}}})
@@ -94,7 +94,7 @@ class ClaimsSide:
 
     def seen(self, view: KubeletView, state: NodeState | None) -> ClaimsSeen:
         """Collect the facts now, by the API server, the kernel, the disk and kubelet; of the daemon only its words."""
-        addresses = {device_name(DeviceKey(a)): a for a in self.kernel.tree.functions}
+        addresses = {slice_name(DeviceKey(a)): a for a in self.kernel.tree.functions}
         entries = state.gpus.claims.entries.values() if state is not None else ()
         files = self._cluster.left(self._cluster.plugin_dir / "metadata")
         tree = self.kernel.tree
@@ -113,8 +113,8 @@ class ClaimsSide:
                     for other in sorted(tree.group_members(spec.group) if spec.group is not None else ())
                     if other != address
                 ),
-                is_offered=device_name(DeviceKey(address)) in offers,
-                is_tainted=offers.get(device_name(DeviceKey(address)), False),
+                is_offered=slice_name(DeviceKey(address)) in offers,
+                is_tainted=offers.get(slice_name(DeviceKey(address)), False),
             )
             for address, spec in sorted(tree.functions.items())
             if spec.class_code.startswith(_GPU_CLASS)

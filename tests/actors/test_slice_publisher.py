@@ -22,10 +22,7 @@ from gpuactors.actors import slice_publisher
 from gpuactors.actors.api_retry import API_BACKOFF_JITTER, API_BACKOFF_S
 from gpuactors.actors.slice_publisher import RESTORE_BACKOFF_S, SLICE_SETTLE_S, WRITE_SEEN_S, PublisherPorts
 from gpuactors.concurrency.latest import Latest
-from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.offered_gpu import OfferedGpu
 from gpuactors.core.values.slices import (
-    AnyOffer,
     BlockKind,
     BlockReason,
     Offer,
@@ -36,28 +33,18 @@ from gpuactors.core.values.slices import (
 from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors_simulation.kube.status import NODES, SLICES, Object
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
+from tests.support.offered import offered_gpu
 
 HELD = BlockReason(BlockKind.HELD, "HeldByOther")
 HOUR_S = 3600.0
 
 
-def device(number: int = 0x23, blocked: BlockReason | None = None, *, claimed: bool = False) -> OfferedGpu:
-    key = DeviceKey(f"0000:{number // 8:02x}:{number % 8:02x}.0")
-    return OfferedGpu(
-        key,
-        "10de",
-        "2330",
-        "H100",
-        0,
-        "pci0000:20",
-        number,
-        iommufd=False,
-        blocked=blocked,
-        claimed=claimed,
-    )
+def device(number: int = 0x23, blocked: BlockReason | None = None, *, claimed: bool = False) -> OfferedDevice:
+    gpu = offered_gpu(f"0000:{number // 8:02x}:{number % 8:02x}.0", number)
+    return replace(gpu, blocked=blocked, claimed=claimed)
 
 
-def offer(*devices: OfferedGpu) -> AnyOffer:
+def offer(*devices: OfferedDevice) -> Offer:
     return Offer(DRIVER, NODE, devices)
 
 
@@ -69,7 +56,7 @@ class Published:
     """A publisher that runs, and its server."""
 
     at: Cluster
-    offers: Latest[AnyOffer | None]
+    offers: Latest[Offer | None]
     told: list[Publication] = field(default_factory=list)
 
     @property
@@ -94,7 +81,7 @@ class Published:
                 await trio.sleep(0.1)
         self.expect_whole()
 
-    async def change(self, new: AnyOffer | None) -> None:
+    async def change(self, new: Offer | None) -> None:
         self.offers.set(new)
         await self.settled()
 
@@ -123,7 +110,7 @@ class Published:
 
 
 @asynccontextmanager
-async def published(first: AnyOffer | None, server: FakeApiServer | None = None) -> AsyncIterator[Published]:
+async def published(first: Offer | None, server: FakeApiServer | None = None) -> AsyncIterator[Published]:
     async with cluster(server) as at, trio.open_nursery() as nursery:
         found = Published(at, Latest(first))
         ports = PublisherPorts(at.slices, at.node, found.tell)

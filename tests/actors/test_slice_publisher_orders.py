@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
+from gpuactors.core.values.slices import OfferedDevice
 from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
 from gpuactors_simulation.kube.status import NODES, SLICES, Object
 from tests.actors.test_slice_publisher import HELD, Published, device, offer, published
@@ -25,7 +25,7 @@ DEVICES = [device(n) for n in range(66)]
 Op = tuple[str, int]
 
 
-def offered(number: int) -> list[OfferedGpu]:
+def offered(number: int) -> list[OfferedDevice]:
     """Some of the devices, by the bits of a number; the first few of 66 may be blocked or claimed."""
     few = [
         replace(DEVICES[n], blocked=HELD if number >> (n + 3) & 1 else None)
@@ -108,11 +108,11 @@ async def history(ops: list[Op], last: int, gate: bool, seed: int) -> None:
         expect(found, offered(last))
 
 
-def expect(found: Published, last: list[OfferedGpu]) -> None:
+def expect(found: Published, last: list[OfferedDevice]) -> None:
     gate = found.server.device_taints
     kept = [d for d in last if gate or d.blocked is None or d.claimed]
-    assert found.names() == [device_name(d.address) for d in kept]
-    assert [*found.tainted()] == [device_name(d.address) for d in kept if gate and d.blocked is not None]
+    assert found.names() == [d.name for d in kept]
+    assert [*found.tainted()] == [d.name for d in kept if gate and d.blocked is not None]
 
 
 @settings(max_examples=40)

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.kinds.viability import is_companion, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth, Prepared, Target
@@ -67,7 +68,7 @@ def claimed(*functions: PciFunction) -> tuple[ClaimCore, object]:
 
 def blocked(core: ClaimCore) -> BlockReason | None:
     assert core.state.offered.offer is not None
-    return next(d.blocked for d in core.state.offered.offer.devices if d.address == device_key(GPU))
+    return next(d.blocked for d in core.state.offered.offer.devices if d.name == slice_name(device_key(GPU)))
 
 
 @pytest.mark.parametrize("gpu_function", [ON_HOST, ON_VFIO], ids=["on nvidia", "on vfio"])

@@ -13,11 +13,10 @@ from gpuactors.config import Config
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.gpus.config import decoded
-from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.naming import DOMAINS
-from gpuactors.core.values.offered_gpu import STANDARD, OfferedGpu
-from gpuactors.core.values.slices import Offer, ServerKeepsTaints
+from gpuactors.core.values.slices import STANDARD, Offer, ServerKeepsTaints
 from tests.deploy.manifests import DEPLOY, Manifest
+from tests.support.offered import offered_gpu
 
 EXAMPLES: Final = {path.name: path for path in sorted((DEPLOY / "examples" / "dra").glob("*.yaml"))}
 DRIVER: Final = Config().driver_name
@@ -76,8 +75,9 @@ def test_each_claim_names_a_class_that_is_there() -> None:
 
 def published() -> dict[str, Any]:
     """The attributes of a device as they are in its slice, by their full names."""
-    device = OfferedGpu(DeviceKey("0000:23:00.0"), "10de", "2330", "H100", 0, "pci0000:20", 51, iommufd=True)
-    (shown,) = wanted_pool(Offer(DRIVER, "node-1", (device,)), ServerKeepsTaints.YES).devices
+    (shown,) = wanted_pool(
+        Offer(DRIVER, "node-1", (offered_gpu(numa_node=0),)), ServerKeepsTaints.YES
+    ).devices
     return {
         name if "/" in name else f"{DRIVER}/{name}": attribute.value
         for name, attribute in shown.attributes.items()

@@ -7,10 +7,10 @@ import json
 from collections import Counter
 from typing import Final, final
 
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.ports.node import Step
 from gpuactors_simulation.host.kernel import NVIDIA
 from gpuactors_simulation.kubelet.dra.values import ClaimInfo
@@ -285,6 +285,6 @@ def _not_offered(node: ClaimsNode) -> list[str]:
     """At rest every card is offered, once, without a taint."""
     devices = [d for s in node.api.slices(DRIVER) for d in s["spec"].get("devices") or ()]
     names = Counter(d["name"] for d in devices)
-    wanted = Counter(device_name(DeviceKey(card)) for card in node.cards)
+    wanted = Counter(slice_name(DeviceKey(card)) for card in node.cards)
     found = [] if names == wanted else [f"the slices offer {sorted(names)}, not {sorted(wanted)}"]
     return found + [f"{d['name']} has the taints {d['taints']}" for d in devices if d.get("taints")]

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.daemon.claims import DraOutside
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.claims import ClaimsKubelet
@@ -93,7 +93,7 @@ class ClaimsNode(DraNode):
             }
         )
         results = [
-            {"request": f"gpu-{i}", "driver": DRIVER, "pool": NODE, "device": device_name(DeviceKey(a))}
+            {"request": f"gpu-{i}", "driver": DRIVER, "pool": NODE, "device": slice_name(DeviceKey(a))}
             for i, a in enumerate(addresses)
         ]
         self.api.set_claim_status(NAMESPACE, name, {"allocation": {"devices": {"results": results}}})

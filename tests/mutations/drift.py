@@ -99,7 +99,7 @@ DRIFT: Final = (
     Mutation(
         "the model of a claim's device counts for one boot",
         "core/gpus/exclusion.py",
-        '    ids = next((first.ids for first in firsts), "") or earlier.get(device_key(function.address), "")\n',
+        '    ids = next((first.ids for first in firsts), "") or earlier.get(device.key, "")\n',
         '    ids = next((first.ids for first in firsts), "")\n',
         _MOVES,
     ),

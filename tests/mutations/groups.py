@@ -60,8 +60,8 @@ GROUPS: Final = (
     Mutation(
         "a claim of a GPU on vfio is not asked what else the host uses of the group",
         "core/gpus/exclusion.py",
-        "        if hosts := of_the_host(state, function, devices):\n",
-        "        if not function.vfio_bound and (hosts := of_the_host(state, function, devices)):\n",
+        "        if hosts := of_the_host(state, device, keys):\n",
+        "        if not device.has_backing and (hosts := of_the_host(state, device, keys)):\n",
         f"{_RULE}::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
     ),
     Mutation(

@@ -54,15 +54,15 @@ HOST: Final = (
     Mutation(
         "a group with a reserved region is offered to claims",
         "core/gpus/offer.py",
-        "    return of_the_host(state, function) or of_the_hosts_fabric",
+        "    return of_the_host(state, device) or of_the_hosts_fabric",
         "    return of_the_hosts_fabric",
         "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
     ),
     Mutation(
         "a claim with two GPUs of one group is refused for each other",
         "core/gpus/exclusion.py",
-        "for f in chain(own, *(with_companions(state, device) for device in claimed))}",
-        "for f in own}",
+        "for f in chain(kind.to_bind(device), *(with_companions(state, d) for d in claimed))}",
+        "for f in kind.to_bind(device)}",
         "tests/core/test_viability.py::test_two_gpus_of_one_group_are_given_to_one_claim_and_to_no_other",
     ),
     # --- claims' files, and the numbers that they name ---------------------------------------------------------------
@@ -92,7 +92,7 @@ HOST: Final = (
     Mutation(
         "another model in the slot is no drift",
         "core/gpus/placement.py",
-        "    if (replaced := another_model(state, entry, function)) is not None:\n        return replaced\n",
+        "    if (replaced := another_model(state, entry, device)) is not None:\n        return replaced\n",
         "",
         "tests/core/gpus/test_renumbering.py::test_another_model_is_a_drift_also_where_nobody_saw_the_first_one_go",
     ),

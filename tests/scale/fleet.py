@@ -17,16 +17,14 @@ from gpuactors.actors import domain_reader, label_keeper, slice_publisher
 from gpuactors.actors.api_retry import backoff_s
 from gpuactors.actors.class_reader import CLASSES_TRIES
 from gpuactors.concurrency.latest import Latest
+from gpuactors.core.domains.offer import offered_device
 from gpuactors.core.domains.outputs import NO_DOMAINS_WANTED, DomainReadWanted, DomainsWanted
 from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.domains import DomainRead, DomainsTouched, NodeTouched
 from gpuactors.core.values.domain import DRIVER as DOMAINS_DRIVER
 from gpuactors.core.values.domain import DeviceKind, DomainDevice, DomainUid, ImexFacts
-from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.offered_domains import OfferedImexDevice
-from gpuactors.core.values.offered_gpu import OfferedGpu
-from gpuactors.core.values.slices import AnyOffer, Offer, Publication
+from gpuactors.core.values.slices import Offer, Publication
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.device_classes import KubeDeviceClasses
 from gpuactors.kube.domains import KubeDomains
@@ -34,6 +32,7 @@ from gpuactors.kube.nodes import KubeNode
 from gpuactors.kube.slices import KubeSlices
 from gpuactors.ports.kube import ApiError
 from tests.kube.cluster import DRIVER, NAMESPACE
+from tests.support.offered import offered_gpu
 
 GPUS: Final = 8
 CLIQUE: Final = "3f1c2a10-0000-4000-8000-00000000000a.7"
@@ -50,22 +49,22 @@ def node_name(number: int) -> str:
     return f"gpu-node-{number:05}"
 
 
-def gpu_offer(node: str) -> AnyOffer:
+def gpu_offer(node: str) -> Offer:
     """Eight GPUs on vfio, as a node with HGX H100 offers them."""
     gpus = tuple(
-        OfferedGpu(
-            DeviceKey(f"0000:{0x1B + 0x10 * number:02x}:00.0"), "10de", "2330", "GH100_H100_SXM5_80GB", number // 4,
-            f"pci0000:{0x15 + 0x10 * number:02x}", 40 + number, iommufd=True, memory_bytes=_MEMORY_BYTES,
+        offered_gpu(
+            f"0000:{0x1B + 0x10 * number:02x}:00.0", 40 + number, model="GH100_H100_SXM5_80GB", numa_node=number // 4,
+            pcie_root=f"pci0000:{0x15 + 0x10 * number:02x}", memory_bytes=_MEMORY_BYTES,
         )
         for number in range(GPUS)
     )  # fmt: skip
     return Offer(DRIVER, node, gpus)
 
 
-def domain_offer(node: str) -> AnyOffer:
+def domain_offer(node: str) -> Offer:
     """A channel and the daemon."""
     kinds = (DeviceKind.CHANNEL, DeviceKind.DAEMON)
-    return Offer(DOMAINS_DRIVER, node, tuple(OfferedImexDevice(DomainDevice(kind, 0)) for kind in kinds))
+    return Offer(DOMAINS_DRIVER, node, tuple(offered_device(DomainDevice(kind, 0)) for kind in kinds))
 
 
 class Daemon:
@@ -106,11 +105,11 @@ class Daemon:
 
     # --- slices -------------------------------------------------------------------------------------------
 
-    async def _publish(self, offer: AnyOffer) -> None:
+    async def _publish(self, offer: Offer) -> None:
         ports = slice_publisher.PublisherPorts(
             KubeSlices(self._client, offer.driver, self.name), KubeNode(self._client, self.name), self._tell
         )
-        await slice_publisher.run(Latest[AnyOffer | None](offer).subscribe(), ports)
+        await slice_publisher.run(Latest[Offer | None](offer).subscribe(), ports)
 
     async def _tell(self, told: Publication) -> None:
         await trio.lowlevel.checkpoint()

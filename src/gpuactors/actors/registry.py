@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gpuactors.core.claims.outputs import ClaimsWanted, DiskWanted, FilesAct, ReadWanted, ServingWanted
     from gpuactors.core.domains.outputs import DomainsWanted
     from gpuactors.core.values.claim import ClaimUid, DeviceHealth, FitnessCheck
-    from gpuactors.core.values.slices import AnyOffer
+    from gpuactors.core.values.slices import Offer
 
 REGISTRY_EVENTS: Final = 16
 """Events that the registry takes in one turn of the loop, at a millisecond each on the largest node."""
@@ -65,7 +65,7 @@ class ClaimCells(Struct, frozen=True):
     devices: Latest[Mapping[PciAddress, DeviceAct]]
     fitness_check: Latest[FitnessCheck | None]
     files: Latest[Mapping[ClaimUid, FilesAct]]
-    offer: Latest[AnyOffer | None]
+    offer: Latest[Offer | None]
     """The devices that the ResourceSlices are to list; None while nothing is to be written."""
     health: Latest[tuple[DeviceHealth, ...]]
 

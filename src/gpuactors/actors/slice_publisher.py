@@ -27,7 +27,7 @@ from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.claims.pool import MadePool, Pool, has_taints, made_pool, probe_spec
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
-from gpuactors.core.values.slices import AnyOffer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
+from gpuactors.core.values.slices import Offer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
 from gpuactors.ports.kube import (
     ApiError,
     ApiRefused,
@@ -78,7 +78,7 @@ class PublisherPorts(Struct, frozen=True):
     """Called with what was learnt, each time it is something else."""
 
 
-async def run(offers: LatestReader[AnyOffer | None], ports: PublisherPorts) -> None:
+async def run(offers: LatestReader[Offer | None], ports: PublisherPorts) -> None:
     """Runs for ever. While there is no offer (another daemon serves, or the host has not been read yet) nothing is
     asked and nothing is written."""
     async for offer in offers:
@@ -165,7 +165,7 @@ class _View:
 class _Publisher:
     """One publisher, while there is an offer."""
 
-    def __init__(self, offer: AnyOffer, ports: PublisherPorts) -> None:
+    def __init__(self, offer: Offer, ports: PublisherPorts) -> None:
         self._offer = offer
         self._ports = ports
         self._view = _View()
@@ -190,7 +190,7 @@ class _Publisher:
         self._unasked = ""
         self._told: Publication | None = None
 
-    def offer(self, offer: AnyOffer) -> None:
+    def offer(self, offer: Offer) -> None:
         """The offer is another one. Whether a claim has a device is nearly always nothing that a slice says."""
         before = self._pool()
         self._offer = offer

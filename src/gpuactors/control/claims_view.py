@@ -88,13 +88,11 @@ def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
 def _reasons(state: NodeState) -> dict[str, str]:
     """Why each GPU that must not be given to a claim now must not."""
     from gpuactors.core.gpus.offer import why_blocked
-    from gpuactors.core.values.offered_gpu import device_name
 
-    devices = state.offered.offer.devices if state.offered.offer is not None else ()
     return {
-        device_name(device.address): why_blocked(state, device.address)
-        for device in devices
-        if device.blocked is not None
+        device.name: why_blocked(state, key)
+        for key, (device, _) in state.offered.of_devices.items()
+        if device is not None and device.blocked is not None
     }
 
 

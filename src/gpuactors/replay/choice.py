@@ -12,12 +12,12 @@ from gpuactors.core.events.claims import ActDone, ActFailed, ClaimRead
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.host.inspections import last_seen
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Reply
-from gpuactors.core.values.model import AdvertisedDevice, DeviceKey, Token, function_of
-from gpuactors.core.values.offered_gpu import device_name
+from gpuactors.core.values.model import AdvertisedDevice, DeviceKey, Token
 from gpuactors.observe.journal_format import Header
 from gpuactors.replay.play import Began, Moment, Played, Resumed, wall_seconds
 from gpuactors.replay.reading import Damage, File, last_at, runs
@@ -123,12 +123,11 @@ class Device:
         claims that have it or wait for it."""
         names = {
             self.address,
-            device_name(self.address),
+            slice_name(self.address),
             *(a.id for listed in lists for a in listed.values()),
         }
-        function = function_of(state.host.functions, self.address)
-        if function is not None and function.iommu_group is not None:
-            names.add(f"IOMMU group {function.iommu_group}")
+        if (group := state.index.known.group_number(self.address)) is not None:
+            names.add(f"IOMMU group {group}")
         return naming(names, (*self._claims(state), *claims))
 
 

@@ -43,7 +43,7 @@ class DeviceOfDomains:
 
     def _sees(self, state: NodeState) -> None:
         offer = state.domains.offered.offer
-        offered = offer is not None and any(device.device == self.device for device in offer.devices)
+        offered = offer is not None and any(device.name == str(self.device) for device in offer.devices)
         self.known = self.known or offered or bool(self._claims(state))
 
     def _is_about(self, played: Played) -> bool:

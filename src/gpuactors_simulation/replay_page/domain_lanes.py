@@ -84,12 +84,12 @@ class DomainLanes:
     def _devices(self, state: NodeState, at: float) -> None:
         """A device that no claim has had has no lane: a node may offer thousands of channels."""
         now, offer = devices_of_claims(state), state.domains.offered.offer
-        offered = {device.device for device in offer.devices} if offer is not None else set()
+        offered = {device.name for device in offer.devices} if offer is not None else set()
         for device, entry in now.items():
             lane = self.devices.setdefault(device, Lane(str(device)))
             lane.is_now(at, "claimed", claim_words(entry))
         for device, lane in self.devices.items():
-            if device not in offered:
+            if str(device) not in offered:
                 lane.ends(at)
             elif device not in now:
                 lane.is_now(at, "free", "offered to claims")

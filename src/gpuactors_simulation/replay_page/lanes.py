@@ -162,8 +162,8 @@ def _claims(state: NodeState) -> dict[DeviceKey, ClaimRecord]:
 
 def _offered(state: NodeState) -> frozenset[DeviceKey]:
     """The devices that may be given to a claim now."""
-    devices = state.offered.offer.devices if state.offered.offer is not None else ()
-    return frozenset(device.address for device in devices if device.blocked is None)
+    of_each = state.offered.of_devices.items()
+    return frozenset(key for key, (device, _) in of_each if device is not None and device.blocked is None)
 
 
 def _daemon(state: NodeState) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from gpuactors.control.node_view import view_of
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.events.claims import CheckpointRefused, FitnessChecked, SlicesPublished
 from gpuactors.core.events.host import UeventsOpened
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import (
@@ -41,7 +42,6 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import DeviceKey, PciAddress
-from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.prebound import OperatorsList
 from gpuactors.core.values.slices import Publication, ServerKeepsTaints
 from tests.control.test_view import received
@@ -299,4 +299,4 @@ def test_a_gpu_of_a_container_that_was_taken_over_stays_on_its_hosts_driver() ->
 
 
 def test_a_gpu_is_found_by_the_name_of_its_device_in_a_slice(core: ClaimCore) -> None:
-    assert find(by_daemon(core).view, device_name(DeviceKey(HOST))).address == HOST
+    assert find(by_daemon(core).view, slice_name(DeviceKey(HOST))).address == HOST

@@ -205,12 +205,10 @@ def in_the_hosts_fabric() -> set[Cause]:
     core = ClaimCore(
         gpu(A, 1, driver="nvidia"), replace(gpu(B, 2, driver="nvidia-nvswitch"), class_code="068000")
     )
-    assert core.state.offered.offer is not None
-    blocked = next(
-        device.blocked for device in core.state.offered.offer.devices if device.address == device_key(A)
-    )
-    assert blocked is not None
-    return {Cause(blocked.cause)}
+    offered, _ = core.state.offered.of_devices[device_key(A)]
+    assert offered is not None
+    assert offered.blocked is not None
+    return {Cause(offered.blocked.cause)}
 
 
 def set_aside() -> set[Cause]:

@@ -8,17 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.claims.pool import Pool, made_pool, probe_spec, wanted_pool
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
 from gpuactors.core.values.slices import (
     SLICE_ATTRIBUTES_MAX,
     Attribute,
     BlockKind,
     BlockReason,
     Offer,
+    OfferedDevice,
     ServerKeepsTaints,
     Taint,
 )
+from tests.support.offered import offered_gpu
 
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
 YES, NO, UNKNOWN = ServerKeepsTaints.YES, ServerKeepsTaints.NO, ServerKeepsTaints.UNKNOWN
@@ -26,17 +28,14 @@ HELD = BlockReason(BlockKind.HELD, "HeldByOther")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def offered(address: str = "0000:23:00.0") -> OfferedGpu:
-    return OfferedGpu(
-        DeviceKey(address), "10de", "2330", "GH100 [H100 SXM5 80GB]", 1, "pci0000:20", 51, iommufd=True
-    )
+offered = offered_gpu
 
 
-def many(count: int) -> tuple[OfferedGpu, ...]:
+def many(count: int) -> tuple[OfferedDevice, ...]:
     return tuple(offered(f"0000:{n // 8:02x}:00.{n % 8}") for n in range(count))
 
 
-def pool(*devices: OfferedGpu, keeps: ServerKeepsTaints = YES) -> Pool:
+def pool(*devices: OfferedDevice, keeps: ServerKeepsTaints = YES) -> Pool:
     return wanted_pool(Offer(DRIVER, NODE, devices), keeps)
 
 
@@ -45,7 +44,7 @@ def names(found: Pool) -> list[str]:
 
 
 def test_a_device_has_the_attributes_of_the_contract() -> None:
-    (device,) = pool(replace(offered(), memory_bytes=1 << 38)).devices
+    (device,) = pool(offered(memory_bytes=1 << 38)).devices
     assert device.name == "gpu-0000-23-00-0"
     assert device.attributes == {
         "resource.kubernetes.io/pciBusID": Attribute("string", "0000:23:00.0"),
@@ -70,7 +69,11 @@ def test_a_device_is_made_again_only_if_it_changed() -> None:
     second = made_pool(Offer(DRIVER, NODE, claimed), NO, first)
     assert second.pool is first.pool, "a slice says nothing of who has a device"
     third = made_pool(
-        Offer(DRIVER, NODE, (*claimed[:7], replace(gpus[7], model="H200"), *gpus[8:])), NO, second
+        Offer(
+            DRIVER, NODE, (*claimed[:7], replace(gpus[7], capacity={"addressableMemory": "1Gi"}), *gpus[8:])
+        ),
+        NO,
+        second,
     )
     of_first, of_third = {d.name: d for d in first.pool.devices}, third.pool.devices
     assert [d.name for d in of_third if of_first[d.name] is not d] == ["gpu-0000-00-00-0", "gpu-0000-00-00-7"]
@@ -85,12 +88,12 @@ def test_a_pool_is_made_anew_when_the_server_keeps_taints() -> None:
 
 
 def test_a_device_class_for_gpus_selects_no_nvswitch() -> None:
-    (device,) = pool(replace(offered(), is_nvswitch=True)).devices
+    (device,) = pool(offered(class_code="068000")).devices
     assert device.attributes["type"] == Attribute("string", "nvswitch")
 
 
 def test_what_is_not_known_of_a_device_is_no_attribute_of_it() -> None:
-    bare = replace(offered(), model=None, numa_node=None, pcie_root=None, iommu_group=None, vendor="")
+    bare = offered(model=None, numa_node=None, pcie_root=None, iommu_group=None, vendor="")
     (device,) = pool(bare).devices
     assert set(device.attributes) == {
         "resource.kubernetes.io/pciBusID", "type", "deviceID", "iommuFDEnabled", "uuid",
@@ -99,7 +102,7 @@ def test_what_is_not_known_of_a_device_is_no_attribute_of_it() -> None:
 
 
 def test_numa_node_0_is_an_attribute() -> None:
-    (device,) = pool(replace(offered(), numa_node=0, iommu_group=0)).devices
+    (device,) = pool(offered(numa_node=0, iommu_group=0)).devices
     assert device.attributes["resource.kubernetes.io/numaNode"] == Attribute("int", 0)
     assert device.attributes["iommuGroup"] == Attribute("int", 0)
 
@@ -107,7 +110,7 @@ def test_numa_node_0_is_an_attribute() -> None:
 @pytest.mark.parametrize("model", ["x" * 65, "é" * 33, "x" + "é" * 32])
 def test_a_string_has_at_most_64_bytes(model: str) -> None:
     """slice-create-string-of-65: the server counts bytes, and refuses the whole slice."""
-    (device,) = pool(replace(offered(), model=model)).devices
+    (device,) = pool(offered(model=model)).devices
     value = device.attributes["productName"].value
     assert isinstance(value, str)
     assert 62 < len(value.encode()) <= 64
@@ -117,7 +120,7 @@ def test_a_string_has_at_most_64_bytes(model: str) -> None:
 @pytest.mark.parametrize("address", ["0000:00:00.0", "0000:ff:1f.7", "abcd:ab:0c.3"])
 def test_a_device_name_is_a_dns_label(address: str) -> None:
     """slice-create-bad-device-name."""
-    assert DNS_LABEL.fullmatch(device_name(DeviceKey(address)))
+    assert DNS_LABEL.fullmatch(slice_name(DeviceKey(address)))
 
 
 def test_devices_are_sorted_by_address_whatever_their_order() -> None:

@@ -13,13 +13,13 @@ from gpuactors.core.events.claims import CheckpointRead
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Refused
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, Pod, device_key
-from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import NO_FILE, SETTINGS, A, B, audio, gpu, read_of_young
 from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, core_with, name
 
@@ -31,7 +31,7 @@ def listed(
 ) -> tuple[ClaimedDevice, ...]:
     """What kubelet lists of a claim."""
     pod, uid = Pod("default", claim.name, ""), claim.uid if uid is None else uid
-    names = [device_name(DeviceKey(a)) for a in addresses]
+    names = [slice_name(DeviceKey(a)) for a in addresses]
     return tuple(ClaimedDevice(DRIVER, pool, device, str(claim), pod, uid) for device in names)
 
 

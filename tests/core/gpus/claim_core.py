@@ -14,6 +14,7 @@ from gpuactors.core.events.claims import (
 )
 from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.gpus.driver import GPUS
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.step import initial_state
@@ -30,7 +31,6 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.effects import Answer, Effect, Reply
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, Settings, Token
-from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import SETTINGS, A, allocate_call, gpu
 from tests.core.claims.calls_core import CallsCore
 from tests.core.claims.on_disk import read_back
@@ -53,7 +53,7 @@ def name(claim: str = "one", uid: str = "") -> ClaimName:
 def allocated(claim: ClaimName, *addresses: str, admin: bool = False) -> Claim:
     """A claim with these devices, one for each request."""
     results = tuple(
-        AllocatedDevice(f"gpu-{i}", POOL, device_name(DeviceKey(a)), admin_access=admin)
+        AllocatedDevice(f"gpu-{i}", POOL, slice_name(DeviceKey(a)), admin_access=admin)
         for i, a in enumerate(addresses)
     )
     return Claim(claim, None, 1, results)
@@ -117,7 +117,7 @@ class ClaimCore(CallsCore):
 
     def listed(self, claim: ClaimName, *addresses: str) -> None:
         """Kubelet lists the claim for a pod."""
-        self.claims |= {device_name(DeviceKey(a)): claim.name for a in addresses}
+        self.claims |= {slice_name(DeviceKey(a)): claim.name for a in addresses}
 
     def allocate(self, *addresses: str) -> Token:
         """Kubelet allocates these by the device plugin API."""

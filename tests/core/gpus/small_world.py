@@ -20,6 +20,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.events.kubelet import LedgerRead
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import gpus_of
@@ -40,7 +41,6 @@ from gpuactors.core.values.model import (
     Token,
     device_key,
 )
-from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import H100, SETTINGS, allocate_call, ledger_read
 from tests.core.claims.on_disk import stored
 from tests.core.claims.small_world import ClaimsNode, ClaimsOutside, calls, forced_deletion
@@ -114,7 +114,7 @@ class Outside(ClaimsOutside, frozen=True, kw_only=True):
         entries = (LedgerEntry(H100, DeviceId(GPU), Pod("default", "vm", "")),) if self.pod else ()
         ours = (
             ClaimedDevice(
-                DRIVER, POOL, device_name(device_key(GPU)), str(claim), Pod("default", claim.name, "")
+                DRIVER, POOL, slice_name(device_key(GPU)), str(claim), Pod("default", claim.name, "")
             )
             for claim in CLAIMS
             if claim.uid in self.kubelet.prepared - self.deleted

@@ -21,9 +21,8 @@ from gpuactors.core.values.model import (
     ResourceName,
     device_key,
 )
-from gpuactors.core.values.offered_gpu import OfferedGpu, quantity
 from gpuactors.core.values.owner import gpu_uuid
-from gpuactors.core.values.slices import BlockKind, BlockReason
+from gpuactors.core.values.slices import BlockKind, BlockReason, OfferedDevice, quantity
 from tests.core.builders import A, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, core_with, name
 
@@ -44,9 +43,10 @@ def a_container_has(device: str = UUID, *, resource: str = PLUGIN, uuid: str | N
     return core
 
 
-def offered(core: ClaimCore) -> OfferedGpu:
-    assert core.state.offered.offer is not None
-    return next(d for d in core.state.offered.offer.devices if d.address == device_key(A))
+def offered(core: ClaimCore) -> OfferedDevice:
+    device, _ = core.state.offered.of_devices[device_key(A)]
+    assert device is not None
+    return device
 
 
 @pytest.mark.parametrize(

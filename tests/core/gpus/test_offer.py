@@ -9,19 +9,18 @@ from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.claim import DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Level
-from gpuactors.core.values.model import PciAddress, PciFunction
-from gpuactors.core.values.offered_gpu import OfferedGpu
+from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction
 from gpuactors.core.values.selector import Selector
-from gpuactors.core.values.slices import BlockKind, BlockReason
+from gpuactors.core.values.slices import BlockKind, BlockReason, OfferedDevice
 from tests.core.builders import SETTINGS, A, B, allocate_call, audio, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, core_with, name
 
 
-def offered(core: ClaimCore, address: str) -> OfferedGpu:
-    offer = core.state.offered.offer
-    assert offer is not None
-    assert core.wanted.offer is offer
-    return next(device for device in offer.devices if device.address == address)
+def offered(core: ClaimCore, address: str) -> OfferedDevice:
+    assert core.wanted.offer is core.state.offered.offer
+    device, _ = core.state.offered.of_devices[DeviceKey(address)]
+    assert device is not None
+    return device
 
 
 def test_a_gpu_on_its_host_driver_is_offered_as_is_one_on_vfio() -> None:
@@ -34,7 +33,7 @@ def test_a_gpu_offers_iommufd_as_long_as_the_node_has_it_and_a_bind_changes_noth
     it, and each prepare and each release would write the slice."""
     core = ClaimCore(replace(gpu(A, group=1, driver="nvidia"), iommufd=True))
     before = offered(core, A)
-    assert before.iommufd
+    assert before.attributes["iommuFDEnabled"].value is True
     core.prepare(allocated(name("one"), A))
     assert replace(offered(core, A), claimed=False) == before
 
@@ -115,7 +114,10 @@ def test_the_operator_may_allow_a_gpu_to_leave_the_fabric() -> None:
 
 def test_an_nvswitch_is_offered_as_what_it_is() -> None:
     core = ClaimCore(gpu(A, group=1), nvswitch("vfio-pci"))
-    assert [offered(core, a).is_nvswitch for a in (A, "0000:05:00.0")] == [False, True]
+    assert [offered(core, a).attributes["type"].value == "nvswitch" for a in (A, "0000:05:00.0")] == [
+        False,
+        True,
+    ]
 
 
 def test_a_claimed_gpu_that_is_pulled_out_is_unhealthy_until_the_claim_ends() -> None:

@@ -15,12 +15,12 @@ from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead, Fil
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.gpus.cdi import ClaimDevice, nodes
 from gpuactors.core.gpus.report import claim_reports
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.state.claims import GpuReservation, StoredEntry
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Json, OpaqueConfig, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction
-from gpuactors.core.values.offered_gpu import device_name
 from tests.core.builders import SETTINGS, A, B, C, audio, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 
@@ -389,7 +389,7 @@ def test_files_whose_numbers_nobody_knows_are_removed_when_the_card_is_pulled(wh
     core.held_back = {"device"}
     core.created(allocated(ONE, A))
     core.files = {ONE.uid: frozenset({"/dev/vfio/1", "/dev/vfio/vfio"})}
-    own = GpuReservation(gpus_by_name([device_name(DeviceKey(A))]))
+    own = GpuReservation(gpus_by_name([slice_name(DeviceKey(A))]))
     found = StoredEntry(ONE, ClaimState.PREPARED, None, own)
     core.feed(CheckpointRead(entries=(found,), is_lost=True, of=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)

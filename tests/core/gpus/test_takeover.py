@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.gpus.offer import offered
+from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.claim import (
@@ -20,7 +21,6 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, DeviceKey, Health, PciAddress, Pod, Token
-from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.slices import BlockKind
 from tests.core.builders import A, gpu
 from tests.core.gpus.claim_core import DRIVER, ON_HOST, POOL, ClaimCore, allocated, name
@@ -78,7 +78,7 @@ def test_the_scheduler_is_told_as_it_knows_the_gpu_by_another_name(core: ClaimCo
     offer = offered(core.state).offered.offer
     assert offer is not None
     (device,) = offer.devices
-    assert device.name == device_name(DeviceKey(A))
+    assert device.name == slice_name(DeviceKey(A))
     assert device.blocked is not None
     assert (device.blocked.kind, device.claimed) == (BlockKind.HELD, False)
 

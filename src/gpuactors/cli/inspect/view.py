@@ -271,9 +271,9 @@ def _of_a_slice(name: str) -> str | None:
     """The address of a device by its name in a ResourceSlice."""
     if ":" in name:
         return None
-    from gpuactors.core.ledger.identity import claimed_address  # only this needs the core
+    from gpuactors.core.kinds.table import key_of  # only this needs the core
 
-    return claimed_address(name)
+    return key_of(name)
 
 
 def _addresses(devices: tuple[DeviceView, ...] | list[DeviceView]) -> str:

@@ -38,7 +38,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import OWNING, REMOVING, ClaimState
 from gpuactors.core.values.model import DeviceKey, Role
-from gpuactors.core.values.slices import AnyOffer
+from gpuactors.core.values.slices import Offer
 
 FILES_AT_ONCE: Final = 32
 """Claims whose files are requested at one time. One thread writes them, one after the other: more would only be made
@@ -109,7 +109,7 @@ class ClaimsWanted(Struct, frozen=True, gc=False):
     devices: Mapping[DeviceKey, DeviceAct] = field(default_factory=dict)
     fitness_check: FitnessCheck | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
-    offer: AnyOffer | None = None
+    offer: Offer | None = None
     """The devices for the ResourceSlices; None while unknown."""
     health: tuple[DeviceHealth, ...] = ()
 

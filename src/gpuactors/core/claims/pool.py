@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.slices import (
-    AnyOffer,
     Attribute,
+    Offer,
     OfferedDevice,
     ServerKeepsTaints,
     SliceDevice,
@@ -66,7 +66,7 @@ class _Shown(Struct, frozen=True, gc=False):
 class MadePool(Struct, frozen=True, gc=False, eq=False):
     """A pool, preceded by what it is made of."""
 
-    offer: AnyOffer
+    offer: Offer
     keeps: ServerKeepsTaints
     shown: tuple[_Shown, ...]
     """One for each device of the offer, in its order."""
@@ -74,12 +74,12 @@ class MadePool(Struct, frozen=True, gc=False, eq=False):
     pool: Pool
 
 
-def wanted_pool(offer: AnyOffer, keeps: ServerKeepsTaints) -> Pool:
+def wanted_pool(offer: Offer, keeps: ServerKeepsTaints) -> Pool:
     """The pool that offers what may be given to claims."""
     return made_pool(offer, keeps, None).pool
 
 
-def made_pool(offer: AnyOffer, keeps: ServerKeepsTaints, before: MadePool | None) -> MadePool:
+def made_pool(offer: Offer, keeps: ServerKeepsTaints, before: MadePool | None) -> MadePool:
     """The wanted pool, of which only those devices are made that are others than `before`; the same object if all of it
     is equal.
 

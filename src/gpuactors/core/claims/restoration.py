@@ -19,7 +19,7 @@ from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Origin,
 from gpuactors.core.claims.files import FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, OwedReturn, StoredEntry, domain_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
@@ -139,7 +139,7 @@ def gpus_by_name(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
     return tuple(
         ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), why)
         for device in devices
-        if (key := claimed_address(device)) is not None
+        if (key := key_of(device)) is not None
     )
 
 

@@ -11,7 +11,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, Claims, with_entry
 from gpuactors.core.values.claim import ClaimsOf, DeviceHealth
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.slices import AnyOffer
+from gpuactors.core.values.slices import Offer
 
 
 def claims_of(state: NodeState, kind: ClaimsOf) -> Claims:
@@ -28,7 +28,7 @@ def with_claims(state: NodeState, kind: ClaimsOf, claims: Claims) -> NodeState:
     return replace(state, domains_part=replace(state.domains, claims=claims))
 
 
-def offered(state: NodeState, kind: ClaimsOf) -> tuple[AnyOffer | None, tuple[DeviceHealth, ...]]:
+def offered(state: NodeState, kind: ClaimsOf) -> tuple[Offer | None, tuple[DeviceHealth, ...]]:
     """Return the devices that one driver offers to claims, None while unknown; and their health."""
     found = state.offered if kind is ClaimsOf.GPUS else state.domains.offered
     return found.offer, found.health

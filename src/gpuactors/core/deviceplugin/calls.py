@@ -42,7 +42,7 @@ from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, P
 from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.kinds.presence import GONE, changed
-from gpuactors.core.kinds.table import kind_of
+from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_waiting
@@ -78,7 +78,6 @@ from gpuactors.core.values.model import (
     Role,
     Token,
     device_key,
-    is_pci_address,
 )
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
@@ -373,7 +372,7 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
     if device not in listed:
         return Reason(Cause.UNKNOWN_ID, f"no such device of {resource} on this node")
-    if address is None or not is_pci_address(address):
+    if address is None or not is_key(address):
         return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
     # Not the listed reason, which may name a pod: kubelet has allocated it to the pod of this call.
     return not_listed(state, resource, address)

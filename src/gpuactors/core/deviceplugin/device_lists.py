@@ -23,6 +23,7 @@ from gpuactors import limits
 from gpuactors.core.deviceplugin.entries import entries
 from gpuactors.core.deviceplugin.registration import new_plugin
 from gpuactors.core.host.inspections import last_seen, never_seen
+from gpuactors.core.kinds.table import is_key
 from gpuactors.core.ledger.identity import awaits_inspection, lost, not_listed
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.state import NodeState, with_plugins
@@ -41,7 +42,6 @@ from gpuactors.core.values.model import (
     Role,
     Transition,
     differences,
-    is_pci_address,
 )
 from gpuactors.core.values.owner import Allocation, Named
 from gpuactors.core.values.quote import quoted_id, quoted_ids
@@ -269,12 +269,12 @@ def _unhealthy(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
 
 def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
     """Kubelet may have chosen it, as it was Healthy when the call began. An ID that means no device here never is."""
-    return is_pci_address(entry.address)
+    return is_key(entry.address)
 
 
 def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Reason:
     """Why a device that was listed is not any more: by the function that is at its address now."""
-    if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_pci_address(listed.id):
+    if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_key(listed.id):
         return Reason(Cause.ID_RELEASED, "no pod has it by this ID any more")
     return not_listed(state, resource, listed.address)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from gpuactors.core.devices.inventory import Inventory, Meanings
+from gpuactors.core.kinds.table import is_key
 from gpuactors.core.values.group import GroupKey, Owned
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -22,7 +23,6 @@ from gpuactors.core.values.model import (
     Resolved,
     ResourceName,
     device_key,
-    is_pci_address,
 )
 from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, is_mig_device, owner_of
 from gpuactors.core.values.remade import amended, changed_keys, replaced
@@ -161,7 +161,7 @@ def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceI
 
 
 def _may_mean(name: Named) -> bool:
-    return is_pci_address(name[1]) or gpu_uuid(name[1]) is not None
+    return is_key(name[1]) or gpu_uuid(name[1]) is not None
 
 
 def _is_vague(name: Named, by_name: Mapping[Named, Allocation]) -> bool:

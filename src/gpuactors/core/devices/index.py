@@ -96,10 +96,6 @@ class Index(Struct, frozen=True, gc=False):
         return self.known.groups
 
     @property
-    def iommufd(self) -> bool:
-        return self.known.iommufd
-
-    @property
     def switches(self) -> frozenset[PciAddress]:
         return self.known.switches
 

@@ -48,9 +48,6 @@ class Inventory(Struct, frozen=True, gc=False):
     """By the number of their IOMMU group; each sorted by address."""
     group_of: Mapping[DeviceKey, GroupKey] = field(default_factory=dict)
     """The group of each of these devices."""
-    iommufd: bool = False
-    """The node has `/dev/iommu`: any function was inspected beside it. It is there from the first bind on, on most
-    nodes, and each function is inspected when it is bound."""
     switches: frozenset[PciAddress] = _EMPTY
     """The NVSwitches that are on a driver of the host."""
     names: Mapping[DeviceKey, ResourceName] = field(default_factory=dict)
@@ -138,7 +135,6 @@ def inventory(
         present=present,
         groups=groups,
         group_of=same_if_equal(before.group_of, group_of),
-        iommufd=any(f.iommufd for f in functions.values()),
         switches=same_if_equal(before.switches, switches),
         names=same_if_equal(before.names, names),
         models={name: frozenset(models[name]) for name in sorted(models)},

@@ -15,8 +15,8 @@ from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice, DomainMode, DomainSettings
-from gpuactors.core.values.offered_domains import OfferedDomains, OfferedImexDevice
-from gpuactors.core.values.slices import BlockKind, BlockReason, Offer
+from gpuactors.core.values.offered_domains import OfferedDomains
+from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, Offer, OfferedDevice
 
 NO_IMEX: Final = "NoImex"
 """The taint of a device that a claim has on a node which has lost its IMEX."""
@@ -37,10 +37,18 @@ def offered(domains: Domains) -> Domains:
     offer = Offer(
         claim_settings.driver,
         claim_settings.pool,
-        tuple(OfferedImexDevice(device, blocked, device in held) for device in names),
+        tuple(offered_device(device, blocked, claimed=device in held) for device in names),
     )
     of_each = tuple(DeviceHealth(offer.node, str(device), health, facts.absent) for device in names)
     return replace(domains, offered=OfferedDomains(facts.absent, claimed, offer, of_each))
+
+
+def offered_device(
+    device: DomainDevice, blocked: BlockReason | None = None, *, claimed: bool = False
+) -> OfferedDevice:
+    """An IMEX device in a slice. DeviceClasses select by `type`."""
+    attributes = {"type": Attribute("string", str(device.kind)), "id": Attribute("int", device.id)}
+    return OfferedDevice(str(device), attributes, blocked=blocked, claimed=claimed)
 
 
 def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from gpuactors.core.claims.metadata import PCI_BUS_ID, Attribute
 from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Json
 
 _NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
@@ -45,7 +45,7 @@ class ClaimDevice(Struct, frozen=True, gc=False):
     @property
     def attributes(self) -> Mapping[str, Attribute]:
         """KubeVirt takes the PCI address (pkg/dra/utils.go)."""
-        address = claimed_address(self.result.device)
+        address = key_of(self.result.device)
         return {PCI_BUS_ID: address} if address is not None else {}
 
 

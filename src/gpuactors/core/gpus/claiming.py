@@ -14,7 +14,7 @@ from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
 from gpuactors.core.gpus.exclusion import allocated_devices, exclusive_devices, has_another_owner, not_given
 from gpuactors.core.gpus.reads import read_at_once, seen_again, with_reads
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state import NodeState, with_gpus_part
 from gpuactors.core.state.claims import FILES, ClaimRecord, gpus_of, one_of_each_group, with_gpus
 from gpuactors.core.values.cause import Cause
@@ -94,4 +94,4 @@ class GpuClaiming:
 def _own_addresses(claim: Claim | None) -> list[DeviceKey]:
     """The devices that a claim is to have for itself."""
     names = exclusive_devices(claim) if claim is not None else ()
-    return [address for name in names if (address := claimed_address(name)) is not None]
+    return [address for name in names if (address := key_of(name)) is not None]

@@ -8,29 +8,27 @@ which `devices/holdings.py` makes an owner for the device plugin.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
 
 from gpuactors.core.claims.report import belongs
-from gpuactors.core.kinds import viability
-from gpuactors.core.kinds.pci_function import not_whole
 from gpuactors.core.kinds.presence import another
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of, kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.inventory import ids_of
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceKey,
     PciFunction,
     device_key,
-    function_of,
+    function_address,
 )
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Owner
 from gpuactors.core.values.quote import first_of, quoted_id
@@ -57,41 +55,40 @@ def exclusive_devices(claim: Claim) -> tuple[str, ...]:
 
 def with_companions(state: NodeState, device: DeviceKey) -> tuple[PciFunction, ...]:
     """The device's function and its companions, sorted by address: what a claim binds. Empty if it is not there."""
-    function = function_of(state.host.functions, device)
-    return () if function is None else viability.with_companions(function, _group(state, function))
+    present = state.index.known.present.get(device)
+    return () if present is None else kind_of(present).to_bind(present)
 
 
-def _group(state: NodeState, function: PciFunction) -> tuple[PciFunction, ...]:
-    """The functions of its IOMMU group, sorted by address: its owner has them all."""
-    return (function,) if function.iommu_group is None else state.index.groups[function.iommu_group]
-
-
-def of_the_host(state: NodeState, function: PciFunction, claimed: Iterable[DeviceKey] = ()) -> Reason | None:
-    """What no claim of the function can change: the host uses a member of its IOMMU group that is no part of it, or
+def of_the_host(state: NodeState, device: Device, claimed: Iterable[DeviceKey] = ()) -> Reason | None:
+    """What no claim of the device can change: the host uses a member of its IOMMU group that is no part of it, or
     firmware has memory there; None if nothing is in the way. `claimed`: the other devices of the same claim."""
-    group = _group(state, function)
-    own = viability.with_companions(function, group)
-    to_bind = {f.address for f in chain(own, *(with_companions(state, device) for device in claimed))}
-    return viability.not_viable(function, function, group, to_bind)
+    kind = kind_of(device)
+    to_bind = {f.address for f in chain(kind.to_bind(device), *(with_companions(state, d) for d in claimed))}
+    return kind.not_viable(device, to_bind)
+
+
+def of_the_hosts_fabric(state: NodeState, device: Device) -> Reason | None:
+    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches; None if it may be."""
+    if state.gpus.settings.nvswitch_allowed:
+        return None
+    switches = [state.index.functions[address] for address in sorted(state.index.switches)]
+    return kind_of(device).of_the_hosts_fabric(device, switches)
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
     """Why this node cannot give one of these devices; None if it can give all."""
     index = state.index
     for name in names:
-        device = claimed_address(name)
-        if device is None:
+        key = key_of(name)
+        if key is None:
             return Reason(Cause.UNKNOWN_ID, _no_device(name))
-        if (function := function_of(state.host.functions, device)) is None:
-            return Reason(Cause.GONE, f"{device} is gone from this node")
-        if device not in index.devices:
-            unselected = f"{device} is no device that is offered here: no selector matches it (--select)"
+        if (device := index.known.present.get(key)) is None:
+            return Reason(Cause.GONE, f"{key} is gone from this node")
+        if key not in index.devices:
+            unselected = f"{key} is no device that is offered here: no selector matches it (--select)"
             return Reason(Cause.NOT_SELECTED, unselected)
-        if function.iommu_group is None or function.without_iommu:
-            cause = Cause.NO_IOMMU_MODE if function.without_iommu else Cause.NO_IOMMU_GROUP
-            return Reason(cause, f"{device} is in no IOMMU group of the hardware: switch the IOMMU on")
-        if (part := not_whole(function)) is not None:
-            return Reason(part.cause, f"{device}: {part.message}")
+        if (never := kind_of(device).never_given(device)) is not None:
+            return _of(key, never)
     return None
 
 
@@ -110,30 +107,6 @@ def _no_device(name: str) -> str:
     )
 
 
-def of_the_hosts_fabric(state: NodeState, function: PciFunction) -> Reason | None:
-    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches; None if it may be, is on
-    vfio already, or on no driver: the host's fabric manager knows only what the host's driver has. It runs one fabric
-    across such GPUs; after the bind it cannot name this one any more, and no other program divides the fabric for
-    it."""
-    switches = state.index.switches
-    if (
-        not switches
-        or function.driver is None
-        or function.vfio_bound
-        or function.is_nvswitch
-        or function.vendor != state.index.functions[min(switches)].vendor
-        or state.gpus.settings.nvswitch_allowed
-    ):
-        return None
-    switch = min(switches)
-    driver = state.index.functions[switch].driver
-    return Reason(
-        Cause.FABRIC_OF_HOST,
-        f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch {switch} is on "
-        f"{quoted_id(driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, or allow it by --nvswitch allow",
-    )
-
-
 def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
     """The first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
@@ -143,40 +116,38 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
     if missing := not_given(state, allocated_devices(entry.claim)):
         return Conflict(missing, is_final=True)
     names = exclusive_devices(entry.claim)
-    devices = tuple(d for name in names if (d := claimed_address(name)) is not None)
-    for device in devices:
-        if (function := function_of(state.host.functions, device)) is None:
+    keys = tuple(key for name in names if (key := key_of(name)) is not None)
+    for key in keys:
+        if (device := state.index.known.present.get(key)) is None:
             continue
-        functions = _group(state, function)
-        if unseen := _unseen(state, entry, functions):
-            return Conflict(_of(device, unseen))
-        if unfit := another_model(state, entry, function) or of_the_hosts_fabric(state, function):
+        if unseen := _unseen(state, entry, device):
+            return Conflict(_of(key, unseen))
+        if unfit := another_model(state, entry, device) or of_the_hosts_fabric(state, device):
             return Conflict(unfit, is_final=True)
-        if claimed := _by_another_claim(state, entry, device, functions):
-            return Conflict(_of(device, claimed), is_owner=True)
-        if hosts := of_the_host(state, function, devices):
-            return Conflict(_of(device, hosts), is_final=True)
-        if unsettled := _unsettled(state, functions, devices):
-            return Conflict(_of(device, unsettled))
-        if held := _by_holding(state, entry, device, functions):
-            return Conflict(_of(device, held), is_owner=True, outdates=True)
+        if claimed := _by_another_claim(state, entry, key, device):
+            return Conflict(_of(key, claimed), is_owner=True)
+        if hosts := of_the_host(state, device, keys):
+            return Conflict(_of(key, hosts), is_final=True)
+        if unsettled := _unsettled(state, device, keys):
+            return Conflict(_of(key, unsettled))
+        if held := _by_holding(state, entry, key, device):
+            return Conflict(_of(key, held), is_owner=True, outdates=True)
     return None
 
 
-def another_model(state: NodeState, entry: ClaimRecord, function: PciFunction) -> Reason | None:
-    """Why the function at a claim's address is not the device that the claim has, or had in an earlier boot: another
-    model. None if it may be: no serial number is read."""
+def another_model(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
+    """Why the device is not the one of its key that the claim has, or had in an earlier boot: another model. None if it
+    may be: no serial number is read."""
     earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
-    firsts = (
-        first for gpu in gpus_of(entry).gpus for first in gpu.functions if first.address == function.address
-    )
-    ids = next((first.ids for first in firsts), "") or earlier.get(device_key(function.address), "")
-    now = ids_of(function)
+    address = function_address(device.key)
+    firsts = (first for gpu in gpus_of(entry).gpus for first in gpu.functions if first.address == address)
+    ids = next((first.ids for first in firsts), "") or earlier.get(device.key, "")
+    now = device.model
     if not ids or not now or now == ids:
         return None
     found = another(f"{now}, and the claim has {ids}")
     return replace(
-        found, message=f"{function.address}: {found.message}; delete its pod, so that it gets a claim anew"
+        found, message=f"{device.key}: {found.message}; delete its pod, so that it gets a claim anew"
     )
 
 
@@ -184,26 +155,28 @@ def _of(device: DeviceKey, why: Reason) -> Reason:
     return Reason(why.cause, f"{device}: {why.message}")
 
 
-def has_another_owner(state: NodeState, entry: ClaimRecord, device: DeviceKey) -> Reason | None:
+def has_another_owner(state: NodeState, entry: ClaimRecord, key: DeviceKey) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
-    function = function_of(state.host.functions, device)
-    functions = _group(state, function) if function is not None else ()
-    return _by_another_claim(state, entry, device, functions) or _by_holding(
-        state, entry, device, functions, ends=True
-    )
+    device = state.index.known.present.get(key)
+    return _by_another_claim(state, entry, key, device) or _by_holding(state, entry, key, device, ends=True)
 
 
-def _unseen(state: NodeState, entry: ClaimRecord, functions: Iterable[PciFunction]) -> Reason | None:
+def _own_keys(device: Device | None) -> set[DeviceKey]:
+    """The device and every function of its IOMMU group: its owner has them all. Empty if it is not there."""
+    return set() if device is None else {device.key, *(device_key(m.address) for m in device.members)}
+
+
+def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
     """What has not been read since the claim came: an older view is no fact."""
-    index, ledger = state.index, state.kubelet.ledger
-    for function in functions:
+    ledger, group = state.kubelet.ledger, device.group
+    polled = state.index.polled.get(group, ()) if group is not None else ()
+    for function in device.members:
         seen = state.host.seen.get(function.address)
         if function.address in state.host.inspections.functions and (
             seen is None or seen.inspection <= entry.since
         ):
             return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
-        group = function.iommu_group
-        if group is None or function.address not in index.polled.get(group, ()):
+        if group is None or function.address not in polled:
             continue
         last = state.host.polls.seen.get(group)
         if last is None or last.poll <= entry.since:
@@ -213,42 +186,38 @@ def _unseen(state: NodeState, entry: ClaimRecord, functions: Iterable[PciFunctio
     return None
 
 
-def _unsettled(
-    state: NodeState, functions: Iterable[PciFunction], claimed: Collection[DeviceKey]
-) -> Reason | None:
+def _unsettled(state: NodeState, device: Device, claimed: Collection[DeviceKey]) -> Reason | None:
     """Another function of the group that an act has just returned to its host: whether the group is viable now is not
     known before it is read again."""
-    own = {f.address for device in claimed for f in with_companions(state, device)}
-    for function in functions:
+    own = {f.address for key in claimed for f in with_companions(state, key)}
+    for function in device.members:
         if function.address in state.gpus.settled and function.address not in own:
             return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
     return None
 
 
 def _by_another_claim(
-    state: NodeState, entry: ClaimRecord, device: DeviceKey, functions: Collection[PciFunction]
+    state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None
 ) -> Reason | None:
-    wanted, index = {f.address: f.iommu_group for f in functions}, state.index
-    groups = set(wanted.values()) - {None}
+    wanted, known = _own_keys(device), state.index.known
     for other in state.gpus.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in gpus_of(other).gpus:
-            owned = {f.address for f in gpu.functions}
-            numbers = {f.iommu_group for a in owned if (f := index.functions.get(a)) is not None}
-            if not owned.isdisjoint(wanted) or not groups.isdisjoint(numbers):
+            owned = {gpu.address, *(device_key(f.address) for f in gpu.functions)}
+            is_of_group = device is not None and device.group in known.group_numbers(owned)
+            if is_of_group or not owned.isdisjoint(wanted):
                 if other.state is ClaimState.RELEASING:
                     message = f"it {belongs(other)}"
                 else:
                     message = f"it {belongs(other, _pods(state, other, gpu.address))}; {_WAITS}"
-                return Reason(_taken(device, gpu.address), message)
-    return _by_owed_return(state, functions, device)
+                return Reason(_taken(key, gpu.address), message)
+    return _by_owed_return(state, wanted, key)
 
 
-def _by_owed_return(state: NodeState, functions: Iterable[PciFunction], device: DeviceKey) -> Reason | None:
-    wanted = {f.address for f in functions}
+def _by_owed_return(state: NodeState, wanted: Set[DeviceKey], device: DeviceKey) -> Reason | None:
     for owed in state.gpus.owed.values():
-        if owed.act and any(f.address in wanted for f in owed.gpu.functions):
+        if owed.act and any(device_key(f.address) in wanted for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"
             return Reason(_taken(device, owed.gpu.address), returned)
     return None
@@ -267,23 +236,18 @@ def _taken(device: DeviceKey, owned: DeviceKey) -> Cause:
 
 
 def _by_holding(
-    state: NodeState,
-    entry: ClaimRecord,
-    device: DeviceKey,
-    functions: Collection[PciFunction],
-    *,
-    ends: bool = False,
+    state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None, *, ends: bool = False
 ) -> Reason | None:
-    """The first holder of these functions that is not this claim. A process counts also where kubelet still lists a
-    claim that has ended: it may not have. `ends`: the claim gives the device back to its host's driver, which is what a
-    container's GPU needs, and whether a process has it open the act says."""
-    wanted = {device_key(f.address) for f in functions}
+    """The first holder of the device, or of its IOMMU group, that is not this claim. A process counts also where
+    kubelet still lists a claim that has ended: it may not have. `ends`: the claim gives the device back to its host's
+    driver, which is what a container's GPU needs, and whether a process has it open the act says."""
+    wanted = _own_keys(device)
 
     def is_own(owned: DeviceKey, given: Allocation) -> bool:
         is_hosts = ends and given.is_by_hosts_driver
         return owned not in wanted or is_hosts or _is_own(state, entry, given)
 
-    held = state.holding(device, NO_RESOURCE, is_own)
+    held = state.holding(key, NO_RESOURCE, is_own)
     if held is None or not isinstance(held.who, Owner):
         return None if held is None or ends else held.reason
     return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")

@@ -9,7 +9,7 @@ from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, placement
 from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.gpus.config import VfioConfig
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.claim import BoundFunction, Claim
@@ -31,7 +31,7 @@ class GpuFiles:
         found = []
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
-            gpu = gpus.get(claimed_address(result.device) or DeviceKey(""))
+            gpu = gpus.get(key_of(result.device) or DeviceKey(""))
             # With admin access there is no node: an open would make the group busy for whoever has it.
             functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
             found.append(ClaimDevice(result, functions, chosen))

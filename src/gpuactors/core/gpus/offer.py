@@ -15,7 +15,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpuactors.core.gpus.exclusion import of_the_host, of_the_hosts_fabric
-from gpuactors.core.kinds.pci_function import without_group
+from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.table import kind_of, slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.state.offered import Offered, OfferRow
@@ -23,10 +24,9 @@ from gpuactors.core.values.cause import OF_A_PART, Cause
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import DeviceKey, function_address, function_of
-from gpuactors.core.values.offered_gpu import OfferedGpu, device_name
+from gpuactors.core.values.model import DeviceKey, function_address
 from gpuactors.core.values.remade import remade, same_if_equal
-from gpuactors.core.values.slices import BlockKind, BlockReason, Offer
+from gpuactors.core.values.slices import BlockKind, BlockReason, Offer, OfferedDevice
 from gpuactors.core.values.status import Assessment, Reason
 
 _GONE: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.GONE))
@@ -58,7 +58,7 @@ def offered(state: NodeState) -> NodeState:
         return state
     rows = _rows(state, placed)
 
-    def offered_device(address: DeviceKey, row: OfferRow) -> tuple[OfferedGpu | None, DeviceHealth]:
+    def offered_device(address: DeviceKey, row: OfferRow) -> tuple[OfferedDevice | None, DeviceHealth]:
         device, assessment, is_named, *_, is_placed, _, _ = row
         gpu, _ = before.of_devices.get(address, (None, None))
         if is_named and device is not None and assessment is not None:
@@ -91,8 +91,8 @@ def _rows(state: NodeState, placed: frozenset[DeviceKey]) -> Mapping[DeviceKey, 
         map(reserved.get, addresses),
         map(found.get, addresses),
         map(placed.__contains__, addresses),
-        map(index.functions.__contains__, map(function_address, addresses)),
-        repeat((switches, index.iommufd)),
+        map(index.known.present.__contains__, addresses),
+        repeat(switches),
         strict=False,  # the last is endless
     )
     return dict(zip(addresses, of_each, strict=True))
@@ -113,25 +113,12 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
     )
 
 
-def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedGpu:
-    (function,), owner = device.units, state.gpus.reserved.get(device.key)
+def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedDevice:
+    owner = state.gpus.reserved.get(device.key)
     # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
-    claimed = owner is not None and owner.device == device_name(device.key)
-    return OfferedGpu(
-        address=device.key,
-        vendor=function.vendor,
-        device=function.device,
-        model=function.model,
-        numa_node=device.numa_node,
-        pcie_root=device.pcie_root,
-        iommu_group=device.group,
-        iommufd=state.index.iommufd,
-        memory_bytes=function.memory_bytes,
-        is_nvswitch=function.is_nvswitch,
-        part_of=device.parent,
-        blocked=None if claimed else _blocked(state, device, assessment),
-        claimed=claimed,
-    )
+    claimed = owner is not None and owner.device == slice_name(device.key)
+    offered = kind_of(device).offer(device, claimed=claimed)
+    return offered if claimed else replace(offered, blocked=_blocked(state, device, assessment))
 
 
 def why_blocked(state: NodeState, address: DeviceKey) -> str:
@@ -166,18 +153,18 @@ def _fault(
 ) -> Reason | None:
     """Why no claim could use it, whoever has it now; None if one could. `is_placed`: a claim has bound it, and does
     not bind it again while its virtual machine runs."""
-    (function,) = device.units
-    blocker = without_group(function) or assessment.blocker
-    mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS
+    kind = kind_of(device)
+    blocker = kind.never_given(device) or assessment.blocker
+    mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
     if blocker is not None and blocker.cause not in mended:
         return blocker
-    return of_the_host(state, function) or of_the_hosts_fabric(state, function)
+    return of_the_host(state, device) or of_the_hosts_fabric(state, device)
 
 
 def _health(state: NodeState, pool: str, address: DeviceKey, *, is_placed: bool) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
-    name, index = device_name(address), state.index
-    if function_of(index.functions, address) is None:
+    name, index = slice_name(address), state.index
+    if address not in index.known.present:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
     device, assessment = index.devices.get(address), state.assessments.get(address)
     fault = None

@@ -20,7 +20,7 @@ from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction, OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import PciFunction, function_of
+from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
@@ -93,10 +93,10 @@ def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
 
 
 def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
-    function = function_of(state.host.functions, gpu.address)
-    if function is None:
+    device = state.index.known.present.get(gpu.address)
+    if device is None:
         return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
-    if (replaced := another_model(state, entry, function)) is not None:
+    if (replaced := another_model(state, entry, device)) is not None:
         return replaced
     for member in with_companions(state, gpu.address):
         if not member.vfio_bound and _is_known(state, member):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.offer import why_blocked
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values import prebound
@@ -39,7 +39,7 @@ def devices_of(entry: ClaimRecord) -> tuple[DeviceKey, ...]:
 
 def _named(entry: ClaimRecord, *, admin: bool) -> tuple[DeviceKey, ...]:
     results = entry.claim.results or () if entry.claim is not None else ()
-    named = (claimed_address(r.device) for r in results if r.admin_access is admin)
+    named = (key_of(r.device) for r in results if r.admin_access is admin)
     return tuple(dict.fromkeys(address for address in named if address is not None))
 
 
@@ -109,10 +109,9 @@ def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, Claime
 
 
 def _offer_of(state: NodeState, address: DeviceKey) -> str:
-    offer = state.offered.offer
-    found = next((d for d in offer.devices if d.address == address), None) if offer is not None else None
     if address in state.gpus.reserved:
         return CLAIMED
+    found, _ = state.offered.of_devices.get(address, (None, None))
     if found is None:
         return ""
     return OFFERED if found.blocked is None else str(found.blocked.kind)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.strangers import own_claims
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.placement import named_nodes
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of, slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, ClaimSettings, gpus_of
 from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
@@ -23,7 +23,6 @@ from gpuactors.core.values import prebound
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction, function_address
-from gpuactors.core.values.offered_gpu import device_name
 from gpuactors.core.values.remade import remade, same_if_equal
 
 
@@ -91,7 +90,7 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
         return gpus
     returned = {a: r.claim for a, r in gpus.returned.items()}
     returned |= {a: o.claim for a, o in gpus.owed.items() if o.act}
-    reserved = {a: _claimed(settings, device_name(a), claim) for a, claim in returned.items()}
+    reserved = {a: _claimed(settings, slice_name(a), claim) for a, claim in returned.items()}
     reserved |= {address: device for of_it in of.values() for address, device in of_it.reserved}
     over = {str(of_it.name) for of_it in of.values() if of_it.is_over}
     # Kubelet lists one that has ended a little longer.
@@ -135,12 +134,12 @@ def _claimed(settings: ClaimSettings, device: str, claim: ClaimName) -> ClaimedD
 
 def _device_name(entry: ClaimRecord, gpu: ClaimedGpu) -> str:
     """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
-    own = device_name(gpu.address)
+    own = slice_name(gpu.address)
     theirs = [device.device for device in entry.given]
     return own if not theirs or own in theirs else theirs[0]
 
 
 def _with_admin_access(entry: ClaimRecord) -> set[DeviceKey]:
     results = entry.claim.results or () if entry.claim is not None else ()
-    named = {address for r in results if (address := claimed_address(r.device)) is not None}
+    named = {address for r in results if (address := key_of(r.device)) is not None}
     return named - {gpu.address for gpu in gpus_of(entry).gpus}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Protocol
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.model import DeviceKey, Observed, PciAddress, PciFunction
 from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.slices import OfferedDevice
 from gpuactors.core.values.status import Reason
 
 
@@ -27,12 +29,37 @@ class HostFacts(Struct, frozen=True, gc=False):
     """The devices by earlier facts and the same selectors. One that is still the same is returned again."""
 
 
+class Act(StrEnum):
+    """An act that makes a device usable for the claim that it is given to."""
+
+    BIND = "bind"
+    """Its functions, and their companions, are bound to a vfio driver, and returned when the claim ends."""
+
+
 class Kind(Protocol):
     """A kind of device."""
 
     @property
     def name(self) -> KindName:
         """`Device.kind` of its devices."""
+
+    @property
+    def acts(self) -> frozenset[Act]:
+        """The acts that a claim of its devices needs; empty: they are usable as they are."""
+
+    # --- names ---
+
+    def is_key(self, text: str) -> bool:
+        """Whether `text` has the form of a key of its devices, whether one is there or not."""
+
+    def slice_name(self, key: DeviceKey) -> str:
+        """The name of a device in its ResourceSlice, a DNS label. It follows from the key alone: it survives a restart,
+        and a hot-plug of another device."""
+
+    def key_of(self, slice_name: str) -> DeviceKey | None:
+        """The device of such a name; None if no device of this kind is named so."""
+
+    # --- what is there, and who could open it ---
 
     def devices(self, facts: HostFacts) -> Iterable[Device]:
         """Every device of this kind that is there, chosen by a selector or not, sorted by key."""
@@ -44,5 +71,25 @@ class Kind(Protocol):
     def not_backed(self, device: Device) -> Reason:
         """Why the device is not advertised to kubelet at all."""
 
+    def never_given(self, device: Device) -> Reason | None:
+        """Why no claim can have the device, whatever driver it is on; None if one can."""
+
+    def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
+        """The functions that Act.BIND binds for the device, sorted by address."""
+
+    def not_viable(self, device: Device, to_bind: Container[PciAddress]) -> Reason | None:
+        """Why Act.BIND would not make the device usable: the host uses its IOMMU group; None if it would. `to_bind`:
+        the functions that the claim binds, of its other devices as well."""
+
+    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+        """Why Act.BIND must not take the device from its host's driver: the host runs an NVLink fabric across such
+        devices; None if it may. `switches`: the NVSwitches that are on a driver of the host, sorted by address."""
+
+    # --- how it is given away ---
+
     def grant(self, devices: Sequence[Device]) -> Grant:
         """The grant of a container with these devices, one at least, all of one resource: variables and nodes."""
+
+    def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
+        """The device in a ResourceSlice: type, attributes and capacity. `claimed`: a live claim has it. Whether it must
+        not be given away now is decided by others."""

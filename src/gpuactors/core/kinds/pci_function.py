@@ -5,25 +5,39 @@ Must not decide who has a device: that is `assessment/holding.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, final
+from uuid import NAMESPACE_DNS, uuid5
 
 from gpuactors import limits
-from gpuactors.core.kinds.kind import HostFacts, Kind
-from gpuactors.core.kinds.viability import not_viable
+from gpuactors.core.kinds.kind import Act, HostFacts, Kind
+from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, ids_of, is_selected, may_be_unbinding, named
-from gpuactors.core.values.model import Observed, PciFunction, device_key
+from gpuactors.core.values.model import (
+    DeviceKey,
+    Observed,
+    PciAddress,
+    PciFunction,
+    device_key,
+    is_pci_address,
+)
 from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.slices import STANDARD, OfferedDevice, attribute, quantity
 from gpuactors.core.values.status import Reason
 
 SWITCH_ON: Final = (
     "switch the IOMMU on in the firmware, and with an Intel CPU on the kernel command line (intel_iommu=on)"
 )
 """The remedy where there is no IOMMU."""
+
+_SLICE_NAME: Final = r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])"
+
+_PCI_BUS_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 _VMD_DOMAINS: Final = 0x10000
 """The first PCI domain behind a VMD controller: ACPI's have 16 bits (drivers/pci/controller/vmd.c,
@@ -42,17 +56,36 @@ class PciFunctions:
     def name(self) -> KindName:
         return KindName("pci-function")
 
+    @property
+    def acts(self) -> frozenset[Act]:
+        return frozenset({Act.BIND})
+
+    def is_key(self, text: str) -> bool:
+        return is_pci_address(text)
+
+    def slice_name(self, key: DeviceKey) -> str:
+        """`gpu-0000-23-00-0`"""
+        return f"gpu-{key.replace(':', '-').replace('.', '-')}"
+
+    def key_of(self, slice_name: str) -> DeviceKey | None:
+        """By the name that NVIDIA's driver made of the address, too: `vfio-0000-23-00-0`."""
+        match = re.fullmatch(_SLICE_NAME, slice_name)
+        return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
+
     def devices(self, facts: HostFacts) -> Iterator[Device]:
+        iommufd = any(function.iommufd for function in facts.functions.values())
         for address, function in facts.functions.items():
             group, was = function.iommu_group, facts.before.get(device_key(address))
             members = (function,) if group is None else facts.groups[group]
-            if was is not None and was.units[0] is function and was.members == members:
+            is_same = was is not None and was.units[0] is function and was.members == members
+            if was is not None and is_same and was.iommufd == iommufd:
                 yield was
             else:
-                yield self._device(function, members, is_selected=is_selected(facts.selectors, function))
+                chosen = is_selected(facts.selectors, function)
+                yield self._device(function, members, is_selected=chosen, iommufd=iommufd)
 
     def _device(
-        self, function: PciFunction, members: tuple[PciFunction, ...], *, is_selected: bool
+        self, function: PciFunction, members: tuple[PciFunction, ...], *, is_selected: bool, iommufd: bool
     ) -> Device:
         """The device that a PCI function is as a whole. `members`: all known functions of its IOMMU group."""
         return Device(
@@ -72,6 +105,7 @@ class PciFunctions:
             has_backing=function.vfio_bound,
             may_be_unbinding=may_be_unbinding(function),
             fault=function.fault,
+            iommufd=iommufd,
         )
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
@@ -106,6 +140,38 @@ class PciFunctions:
             f"bound to {quoted_id(function.driver)}, which is no vfio driver; bind it to vfio-pci to offer it",
         )
 
+    def never_given(self, device: Device) -> Reason | None:
+        (function,) = device.units
+        return without_group(function) or not_whole(function)
+
+    def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
+        (function,) = device.units
+        return with_companions(function, device.members)
+
+    def not_viable(self, device: Device, to_bind: Container[PciAddress]) -> Reason | None:
+        (function,) = device.units
+        return not_viable(function, function, device.members, to_bind)
+
+    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+        """The host's fabric manager knows only what the host's driver has. After the bind it cannot name this GPU any
+        more, and no other program divides the fabric for it."""
+        (function,) = device.units
+        if (
+            not switches
+            or function.driver is None
+            or function.vfio_bound
+            or function.is_nvswitch
+            or function.vendor != switches[0].vendor
+        ):
+            return None
+        switch = switches[0]
+        return Reason(
+            Cause.FABRIC_OF_HOST,
+            f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch "
+            f"{switch.address} is on {quoted_id(switch.driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, "
+            "or allow it by --nvswitch allow",
+        )
+
     def grant(self, devices: Sequence[Device]) -> Grant:
         """The variable holds exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each
         `gpus[]` entry, and its order is the guest's slot order. Nodes are those that exist: the container and the group
@@ -118,6 +184,43 @@ class PciFunctions:
             envs=((env_name(devices[0].resource), ",".join(keys)),),
             nodes=tuple(sorted(nodes, key=_node_order)),
         )
+
+    def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
+        (function,) = device.units
+        attributes: dict[str, str | int | bool | None] = {
+            f"{STANDARD}pciBusID": device.key,
+            f"{STANDARD}pcieRoot": device.pcie_root,
+            f"{STANDARD}numaNode": device.numa_node,
+            # A DeviceClass selects GPUs by it.
+            "type": "nvswitch" if function.is_nvswitch else "vfio",
+            # As NVIDIA's driver makes it for a device of this type: it is not the GPU's own, which vfio does not show.
+            "uuid": None if function.is_nvswitch else str(uuid5(NAMESPACE_DNS, device.key)),
+            "vendorID": f"0x{function.vendor}" if function.vendor else None,
+            "deviceID": f"0x{function.device}" if function.device else None,
+            "productName": function.model,
+            "iommuGroup": device.group,
+            "iommuFDEnabled": device.iommufd,
+        }
+        return OfferedDevice(
+            name=self.slice_name(device.key),
+            attributes={name: attribute(value) for name, value in attributes.items() if value is not None},
+            # As NVIDIA's driver: the memory behind the BARs, which is more than the GPU's own, if it is known.
+            capacity={"addressableMemory": quantity(function.memory_bytes)} if function.memory_bytes else {},
+            invalid=_invalid(device, claimed=claimed),
+            claimed=claimed,
+        )
+
+
+def _invalid(device: Device, *, claimed: bool) -> str:
+    """Why no slice can have it, as a sentence; empty if one can."""
+    if device.parent is not None and not claimed:
+        return f"{device.key} is a virtual function of {device.parent}, which is no whole GPU"
+    if _PCI_BUS_ID.fullmatch(device.key):
+        return ""
+    return (
+        f"{device.key} has a PCI domain of more than four digits (it is behind an Intel VMD controller), "
+        "which neither Kubernetes' attribute pciBusID nor KubeVirt knows; switch VMD off for its slot"
+    )
 
 
 PCI_FUNCTION: Final[Kind] = PciFunctions()

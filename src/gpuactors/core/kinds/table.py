@@ -21,6 +21,21 @@ def kind_of(device: Device) -> Kind:
     return next(kind for kind in KINDS if kind.name == device.kind)
 
 
+def is_key(text: str) -> bool:
+    """Whether `text` has the form of a device's key, whether that is there or not."""
+    return any(kind.is_key(text) for kind in KINDS)
+
+
+def slice_name(key: DeviceKey) -> str:
+    """The name of a device in its ResourceSlice."""
+    return next(kind.slice_name(key) for kind in KINDS if kind.is_key(key))
+
+
+def key_of(slice_name: str) -> DeviceKey | None:
+    """The device of a name in a ResourceSlice; None if it names none."""
+    return next((key for kind in KINDS if (key := kind.key_of(slice_name)) is not None), None)
+
+
 def devices(facts: HostFacts) -> Mapping[DeviceKey, Device]:
     """Every device that is there, of all kinds, sorted by key."""
     found: dict[DeviceKey, Device] = {}

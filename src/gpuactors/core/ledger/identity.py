@@ -13,7 +13,6 @@ it when that GPU comes back in another group.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from itertools import filterfalse
 
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 from gpuactors.core.devices.inventory import Inventory
 from gpuactors.core.host.inspections import ask_inspections
 from gpuactors.core.kinds.presence import GONE, another
-from gpuactors.core.kinds.table import kind_of
+from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device
@@ -33,13 +32,10 @@ from gpuactors.core.values.model import (
     Resolved,
     ResourceName,
     function_address,
-    is_pci_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
-
-_CLAIMED = r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])"
 
 
 def resolved(before: NodeState, state: NodeState) -> NodeState:
@@ -71,7 +67,7 @@ def _named(state: NodeState) -> NodeState:
     known = dict(before)
     for name in gone:
         del known[name]
-    known |= {n: Resolved(DeviceKey(n[1])) for n in unknown if is_pci_address(n[1])}
+    known |= {n: Resolved(DeviceKey(n[1])) for n in unknown if is_key(n[1])}
     known |= {n: Resolved(a) for n in unknown if (a := index.uuids.get(gpu_uuid(n[1]) or "")) is not None}
     if older := sorted(n for n in unknown if n not in known):
         known |= _resolved_older(state, older, known)
@@ -93,7 +89,7 @@ def _resolved_older(
         (resource, a.id): a.address
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
-        if is_pci_address(a.address)
+        if is_key(a.address)
     }
     members: dict[tuple[ResourceName, str], list[DeviceKey]] = {}
     index = state.index
@@ -208,15 +204,9 @@ def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> De
     """The device of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
     if (meant := state.kubelet.resolved.get((resource, device))) is not None:
         return meant.address
-    if is_pci_address(device):
+    if is_key(device):
         return DeviceKey(device)
     return next((a.address for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
-
-
-def claimed_address(name: str) -> DeviceKey | None:
-    """The device of a name in a ResourceSlice: `gpu-0000-23-00-0`."""
-    match = re.fullmatch(_CLAIMED, name)
-    return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
 
 
 def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reason:

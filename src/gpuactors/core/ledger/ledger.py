@@ -21,9 +21,10 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead, LedgerUnreadable
 from gpuactors.core.host import asking, schedule
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.ledger import books as file_books
 from gpuactors.core.ledger import kubelet_startup
-from gpuactors.core.ledger.identity import claimed_address, resolved
+from gpuactors.core.ledger.identity import resolved
 from gpuactors.core.requests import Refresh
 from gpuactors.core.state import NodeState, with_ledger
 from gpuactors.core.values.cdi import CdiSpecs
@@ -192,7 +193,7 @@ def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Led
     """`ledger` with the claims that kubelet lists for pods. Without List they are those of the last one, but for those
     that a pod has no more by kubelet's answer to Get; then a List is wanted, for what follows of that."""
     if not event.passive:
-        unplaced = frozenset([claim for claim in event.claims if claimed_address(claim.device) is None])
+        unplaced = frozenset([claim for claim in event.claims if key_of(claim.device) is None])
         return replace(
             ledger,
             claims=same_if_equal(ledger.claims, _claims(event.claims)),
@@ -219,7 +220,7 @@ def _claims(claimed: Iterable[ClaimedDevice]) -> dict[DeviceKey, tuple[ClaimedDe
     """By device, sorted: several claims may have one, by other drivers or with admin access."""
     found: dict[DeviceKey, list[ClaimedDevice]] = {}
     for claim in sorted({*claimed}, key=lambda c: (c.driver, c.claim, str(c.pod))):
-        if (address := claimed_address(claim.device)) is not None:
+        if (address := key_of(claim.device)) is not None:
             found.setdefault(address, []).append(claim)
     return {address: tuple(claims) for address, claims in found.items()}
 

@@ -13,8 +13,7 @@ from msgspec import Struct, field
 from gpuactors.core.values.claim import DeviceHealth
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction
-from gpuactors.core.values.offered_gpu import OfferedGpu
-from gpuactors.core.values.slices import Offer
+from gpuactors.core.values.slices import Offer, OfferedDevice
 from gpuactors.core.values.status import Assessment, Reason
 
 OfferRow = tuple[
@@ -25,11 +24,11 @@ OfferRow = tuple[
     Reason | None,
     bool,
     bool,
-    tuple[tuple[PciFunction, ...], bool],
+    tuple[PciFunction, ...],
 ]
 """The inputs of the offer of a device, and of the health of a claim's device: the device, its assessment, whether a
-selector chooses it, the claim that has it, what the last look found, whether it is in `Offered.placed`, whether its
-function is there; and of the whole node, the NVSwitches on a driver of the host, and whether it has `/dev/iommu`."""
+selector chooses it, the claim that has it, what the last look found, whether it is in `Offered.placed`, whether it
+is there; and of the whole node, the NVSwitches on a driver of the host."""
 
 
 class Offered(Struct, frozen=True, gc=False):
@@ -41,10 +40,10 @@ class Offered(Struct, frozen=True, gc=False):
     """The devices of prepared claims, once an inspection has seen them since they were bound."""
 
     rows: Mapping[DeviceKey, OfferRow] = field(default_factory=dict)
-    of_devices: Mapping[DeviceKey, tuple[OfferedGpu | None, DeviceHealth]] = field(default_factory=dict)
+    of_devices: Mapping[DeviceKey, tuple[OfferedDevice | None, DeviceHealth]] = field(default_factory=dict)
     """None: a claim has it, and it was never offered."""
 
-    offer: Offer[OfferedGpu] | None = None
+    offer: Offer | None = None
     """None while DRA is off, or the node has not been read."""
     health: tuple[DeviceHealth, ...] = ()
     """Of every device that is offered or that a claim has, sorted by address."""

@@ -53,6 +53,10 @@ class Device(Struct, frozen=True, gc=False):
     """See `may_be_unbinding`."""
     fault: str | None
     """The parts of it that could not be read, as a sentence; None if all could."""
+    iommufd: bool
+    """The node has `/dev/iommu`, so that a virtual machine may open it by its cdev once it is on vfio: any function was
+    inspected beside it. It is there from the first bind on, on most nodes, and each function is inspected when it is
+    bound."""
 
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:

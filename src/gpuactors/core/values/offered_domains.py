@@ -1,47 +1,18 @@
 """The devices offered to claims of compute domains, as the state carries them: data only. `domains/offer.py` derives
-it."""
+it.
+
+A file of its own: the state carries this data, and must not import what derives it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 
 from gpuactors.core.values.claim import DeviceHealth
-from gpuactors.core.values.domain import ClaimedDomain, DomainDevice
-from gpuactors.core.values.slices import Attribute, BlockReason, Offer
-
-
-class OfferedImexDevice(Struct, frozen=True, gc=False):
-    """An IMEX device in a slice; see `slices.OfferedDevice`."""
-
-    device: DomainDevice
-    blocked: BlockReason | None = None
-    claimed: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its name in its slice."""
-        return str(self.device)
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """DeviceClasses select by `type`."""
-        return {
-            "type": Attribute("string", str(self.device.kind)),
-            "id": Attribute("int", self.device.id),
-        }
-
-    @property
-    def capacity(self) -> Mapping[str, str]:
-        """A channel has none."""
-        return {}
-
-    @property
-    def invalid(self) -> str:
-        """A slice can have each of them."""
-        return ""
+from gpuactors.core.values.domain import ClaimedDomain
+from gpuactors.core.values.slices import Offer
 
 
 class OfferedDomains(Struct, frozen=True, gc=False):
@@ -51,7 +22,7 @@ class OfferedDomains(Struct, frozen=True, gc=False):
     """See `ImexFacts.absent`; None while the host has not said whether it has IMEX, and nothing is offered."""
     claimed: tuple[ClaimedDomain, ...] = ()
 
-    offer: Offer[OfferedImexDevice] | None = None
+    offer: Offer | None = None
     health: tuple[DeviceHealth, ...] = ()
     """Of each device that is offered: the health that kubelet shows in the status of the pod that has it."""
 

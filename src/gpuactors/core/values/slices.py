@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final
 
 from msgspec import Struct, field
+
+SLICE_STRING_MAX_BYTES: Final = 64
+"""A string attribute of a device (DeviceAttributeMaxValueLength)."""
+
+STANDARD: Final = "resource.kubernetes.io/"
+"""The prefix of the attributes that Kubernetes defines (k8s.io/dynamic-resource-allocation/deviceattribute)."""
 
 SLICE_ATTRIBUTES_MAX: Final = 32
 """Attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
@@ -41,54 +47,30 @@ class BlockReason(Struct, frozen=True, gc=False):
     """One word for programs (`values/cause.py`); the value of the taint."""
 
 
-class OfferedDevice(Protocol):
+class OfferedDevice(Struct, frozen=True, gc=False):
     """One device as the node offers it."""
 
-    @property
-    def name(self) -> str:
-        """A DNS label, unique in the pool. Devices are offered in the order of their names."""
-        ...
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """At most SLICE_ATTRIBUTES_MAX; one that is not known is absent."""
-        ...
-
-    @property
-    def capacity(self) -> Mapping[str, str]:
-        """Quantities, as the server writes them; they count with the attributes."""
-        ...
-
-    @property
-    def invalid(self) -> str:
-        """Why no slice can have it, as a sentence; empty if one can."""
-        ...
-
-    @property
-    def blocked(self) -> BlockReason | None:
-        """Why it must not be given away now."""
-        ...
-
-    @property
-    def claimed(self) -> bool:
-        """A live claim has it: it stays in the slice, whatever else."""
-        ...
+    name: str
+    """A DNS label, unique in the pool. Devices are offered in the order of their names."""
+    attributes: Mapping[str, Attribute]
+    """At most SLICE_ATTRIBUTES_MAX, scalars only: lists need a gate. One that is not known is absent."""
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    """Quantities, as the server writes them; they count with the attributes."""
+    invalid: str = ""
+    """Why no slice can have it, as a sentence; empty if one can."""
+    blocked: BlockReason | None = None
+    """Why it must not be given away now."""
+    claimed: bool = False
+    """A live claim has it: it stays in the slice, whatever else."""
 
 
-D_co = TypeVar("D_co", bound=OfferedDevice, covariant=True)
-
-
-class Offer(Struct, Generic[D_co], frozen=True, gc=False):
+class Offer(Struct, frozen=True, gc=False):
     """All that one driver offers on this node."""
 
     driver: str
     node: str
-    devices: tuple[D_co, ...]
+    devices: tuple[OfferedDevice, ...]
     """In any order."""
-
-
-AnyOffer: TypeAlias = Offer[OfferedDevice]
-"""Of any driver."""
 
 
 # --- as the API server has them ---------------------------------------------------------------------------
@@ -100,6 +82,28 @@ class Attribute(Struct, frozen=True, gc=False):
     type: str
     """`string`, `int`, `bool` or `version`."""
     value: str | int | bool
+
+
+def quantity(size_bytes: int) -> str:
+    """Bytes as Kubernetes writes them: `128Gi` (k8s.io/apimachinery, resource.Quantity of BinarySI)."""
+    for suffix in ("", "Ki", "Mi", "Gi", "Ti", "Pi"):
+        if size_bytes % 1024 or not size_bytes:
+            return f"{size_bytes}{suffix}"
+        size_bytes //= 1024
+    return f"{size_bytes}Ei"
+
+
+def attribute(value: str | int | bool) -> Attribute:
+    """`value` with its type; a string as far as the server takes it."""
+    match value:
+        case bool():
+            return Attribute("bool", value)
+        case int():
+            return Attribute("int", value)
+        case str():
+            # The server counts bytes; a character that would be cut in half is left out.
+            short = value.encode()[:SLICE_STRING_MAX_BYTES].decode(errors="ignore")
+            return Attribute("string", short)
 
 
 NO_SCHEDULE = "NoSchedule"

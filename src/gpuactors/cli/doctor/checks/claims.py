@@ -11,7 +11,7 @@ from gpuactors.control.client import Running
 from gpuactors.control.view import ClaimsView, DomainsView
 from gpuactors.core.claims.checkpoint import VERSION
 from gpuactors.core.gpus.device_classes import REMEDY, contested, sentence_of
-from gpuactors.core.ledger.identity import claimed_address
+from gpuactors.core.kinds.table import key_of
 from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.selector import full_address
 
@@ -159,7 +159,7 @@ def _served(claims: ClaimsView | None, flag: str, newer: tuple[NewerCheckpoint, 
 
 def _how_to_see(name: str) -> str:
     """A device in no slice has its address as its name; one of compute domains has none."""
-    address = claimed_address(name) or full_address(name)
+    address = key_of(name) or full_address(name)
     return f"gpuactors explain {address}" if address is not None else "gpuactors inspect"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gpuactors.core.values import memo
 from gpuactors.observe import log
 from tests.support.patience import patient
 
@@ -25,6 +26,14 @@ def quiet_log() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         log.configure("json", "error", stream=nowhere)
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    """A test may replace a function, and count calls: no result is from a test before it."""
+    memo.forget()
+    yield
+    memo.forget()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

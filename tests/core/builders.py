@@ -47,7 +47,7 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from gpuactors.core.values.selector import parse_selector
-from tests.support.derived_anew import checked_step as step
+from tests.support.in_order import checked_step as step
 
 A, B, C = (pci_address(f"0000:0{n}:00.0") for n in (1, 2, 3))
 

@@ -20,7 +20,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.effects import Effect, Reply
-from tests.support.derived_anew import checked_step
+from tests.support.in_order import checked_step
 
 LENGTH: Final = int(os.environ.get("SMALL_WORLDS_LENGTH", "2"))
 """The number of events in an order."""

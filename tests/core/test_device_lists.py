@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.deviceplugin import device_lists, entries
 from gpuactors.core.deviceplugin.device_lists import HISTORY_ENTRIES
 from gpuactors.core.events.daemon import PredecessorGone, ShutdownRequested, Ticked
@@ -18,6 +17,7 @@ from gpuactors.core.host.usage import CLOSING_S, POLL_S
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import CALL_SETTLE_S, next_deadline
+from gpuactors.core.values import memo
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
@@ -323,7 +323,7 @@ def test_in_production_a_wrong_status_is_said_once_and_the_rest_is_served(
         assert [d.reason for d in report(core.state)] == [reason, "free"]
         core.inspect(B, gpu(B, numa_node=1))
         assert broken_rules(core.effects) == said, "said once, as long as it lasts"
-    core.state = replace(core.state, _assessments=NO_ASSESSMENTS)  # what is carried is wrong still
+    memo.forget()  # what is remembered is wrong still
     core.inspect(B, gpu(B))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 

@@ -262,7 +262,7 @@ def test_a_thousand_numbers_of_other_plugins_are_resolved_without_an_inspection_
 
     few: dict[tuple[str, str], str] = {(OTHERS, "1000"): "pod"}
     many: dict[tuple[str, str], str] = {(OTHERS, str(n)): f"pod-{n}" for n in range(1000)}
-    assert cost(many) == cost(few) == 1, "when it is given away"
+    assert cost(many) == cost(few) > 0, "when it is given away"
 
 
 # --- whatever is selected or named now --------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
 from gpuactors.ports.node import Journal, Step
 from tests.histories.trace import Trace
-from tests.support.derived_anew import check_derived
+from tests.support.in_order import check_sorted
 
 
 @final
@@ -39,10 +39,10 @@ class Watch:
         self._checked: Index | None = None
 
     def record(self, step: Step) -> None:
-        """Implement `ports.node.Journal.record`. Raises AssertionError, which ends the daemon, where the state carries
-        what does not follow from it."""
+        """Implement `ports.node.Journal.record`. Raises AssertionError, which ends the daemon, where what follows from
+        the state is not sorted."""
         if step.before.index is not self._checked:
-            check_derived(step.before)
+            check_sorted(step.before.index)
             self._checked = step.before.index
         self._journal.record(step)
         self._trace.stepped(self._daemon, step)

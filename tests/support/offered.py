@@ -17,6 +17,6 @@ def offered_gpu(address: str = "0000:23:00.0", group: int = 51, **facts: Any) ->
     h100 = gpu("0000:23:00.0", group, numa_node=1, pcie_root="pci0000:20")
     function = replace(h100, address=address, iommufd=True, **facts)
     groups = {} if function.iommu_group is None else {function.iommu_group: (function,)}
-    host = HostFacts({function.address: function}, groups, (), {})
+    host = HostFacts({function.address: function}, groups, ())
     (device,) = PCI_FUNCTION.devices(host)
     return PCI_FUNCTION.offer(device, claimed=False)

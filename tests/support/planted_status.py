@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.assessment import assess
+from gpuactors.core.values import memo
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import Health
 from gpuactors.core.values.status import DeviceStatus, Holding
@@ -26,3 +27,4 @@ def plant_allocated_is_unhealthy(monkeypatch: pytest.MonkeyPatch, message: str =
         )
 
     monkeypatch.setattr(assess, "status_of", wrong)
+    memo.forget()

@@ -104,7 +104,7 @@ def _owner(device: DeviceKey, given: Allocation) -> tuple[str, ...]:
 def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:
     index = state.index
     for resource, entries in state.published.device_lists.items():
-        groups = {index.known.group_of.get(entry.address) for entry in entries}
+        groups = {index.group_of.get(entry.address) for entry in entries}
         yield (resource,), len(groups & index.in_use)
 
 

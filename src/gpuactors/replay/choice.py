@@ -126,7 +126,7 @@ class Device:
             slice_name(self.address),
             *(a.id for listed in lists for a in listed.values()),
         }
-        if (group := state.index.known.group_number(self.address)) is not None:
+        if (group := state.index.group_number(self.address)) is not None:
             names.add(f"IOMMU group {group}")
         return naming(names, (*self._claims(state), *claims))
 

@@ -1,4 +1,4 @@
-"""A device's assessment is derived when something of it changes, and then alone; what is carried is never stale."""
+"""A device's assessment is derived when something of its group changes, and then for this group alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.assessment.assessments import NO_ASSESSMENTS
 from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.host import HostScanned
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.values import memo
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import Holder, PciFunction, device_key, pci_address
 from tests.core.builders import A, B, C, Core, audio, gpu
-from tests.support.derived_anew import check_derived
 
 QEMU = Holder(4711, "qemu-system-x86", None)
 
@@ -90,19 +89,6 @@ def test_lists_calls_and_views_read_the_same_value() -> None:
     }
 
 
-def test_a_stale_assessment_is_a_bug_that_is_found() -> None:
-    core = node()
-    check_derived(core.state)
-    before = core.state.assessments
-    core.holders = {2: (QEMU,)}
-    core.pass_time(POLL_S)
-    wrong = replace(
-        core.state._assessments, of={**core.state.assessments, device_key(B): before[device_key(B)]}
-    )
-    with pytest.raises(AssertionError, match=f"the assessment of {B} is stale"):
-        check_derived(replace(core.state, _assessments=wrong))
-
-
 @pytest.mark.parametrize("first", ["Healthy", "Unhealthy"])
 def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     """The one status that follows from the list: it is the same whether it is carried or derived from nothing."""
@@ -115,7 +101,8 @@ def test_what_nobody_can_know_stays_what_it_was_listed_as(first: str) -> None:
     core.pass_time(POLL_S)
     status = core.state.assessments[device_key(A)].status
     assert (status.cause, str(status.health), core.device_list()[A]) == (Cause.HOLDER_UNKNOWN, first, first)
-    assert replace(core.state, _assessments=NO_ASSESSMENTS).assessments[device_key(A)].status == status
+    memo.forget()
+    assert core.state.assessments[device_key(A)].status == status
 
 
 def test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second() -> None:

@@ -26,6 +26,7 @@ from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus
+from gpuactors.core.values import memo
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause, document
 from gpuactors.core.values.effects import Refused, Reply
 from gpuactors.core.values.model import (
@@ -217,7 +218,9 @@ def set_aside() -> set[Cause]:
         patch.setattr(assess, "status_of", lambda *a: replace(right(*a), health=Health.UNHEALTHY))
         core = Core(settings=replace(SETTINGS, strict=False))
         core.ledger = {A: "vm-1"}
+        memo.forget()
         core.feed(HostScanned(1, (gpu(A), gpu(B))))
+    memo.forget()
     return listed(core)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Short, UnownedUse
 from gpuactors.core.values.inventory import Device, orphans_of
+from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     DeviceKey,
     DeviceList,
@@ -23,22 +24,28 @@ from gpuactors.core.values.model import (
     device_key,
     listed_by_address,
 )
-from gpuactors.core.values.remade import grouped
 
 
+@memoized
 def by_group(
     devices: Mapping[DeviceKey, Device], group_of: Mapping[DeviceKey, GroupKey]
 ) -> Mapping[GroupKey, tuple[Device, ...]]:
     """The devices of each group, as `devices` sorted by key."""
-    return grouped([*map(group_of.__getitem__, devices)], devices.values())
+    found: dict[GroupKey, list[Device]] = {}
+    for key, device in devices.items():
+        found.setdefault(group_of[key], []).append(device)
+    return {group: tuple(of_group) for group, of_group in found.items()}
 
 
 def shortages(
     short: Mapping[PciAddress, str], group_of: Mapping[DeviceKey, GroupKey]
 ) -> Mapping[GroupKey, Short]:
     """The shortages of each group."""
-    known = [(key, why) for address, why in sorted(short.items()) if (key := device_key(address)) in group_of]
-    return grouped([group_of[key] for key, _ in known], known)
+    found: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
+    for address, why in sorted(short.items()):
+        if (group := group_of.get(key := device_key(address))) is not None:
+            found.setdefault(group, []).append((key, why))
+    return {group: tuple(of_group) for group, of_group in found.items()}
 
 
 def holder_inputs(
@@ -50,7 +57,7 @@ def holder_inputs(
 ) -> GroupInputs:
     """The inputs of the group of the device that show its holders: its use also where kubelet has given
     it to somebody. `ledger`: see `assessments`."""
-    group = index.known.group_of.get(key, key)
+    group = index.group_of.get(key, key)
     functions = index.groups.get(group, ()) if isinstance(group, int) else ()
     devices = tuple([d for f in functions if (d := index.devices.get(device_key(f.address))) is not None])
     owners = index.owned.get(group, ())

@@ -237,7 +237,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     chosen = []
     for request in event.requests:
         offered = {known[i].key for i in (*request.available, *request.must_include) if i in known}
-        groups = state.index.known.group_numbers(owned.keys() - offered)
+        groups = state.index.group_numbers(owned.keys() - offered)
         taken = {i for i, d in known.items() if d.group in groups}
         chosen.append(prefer(request, known, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))
@@ -366,7 +366,7 @@ def _refused_at_once(
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Reason:
     address = address_of(state, resource, device)
-    present = state.index.known.present.get(address) if address is not None else None
+    present = state.index.present.get(address) if address is not None else None
     if present is not None and present.fault is not None:
         return Reason(Cause.UNREADABLE, present.fault)
     listed = {a.id: a for a in state.published.device_lists.get(resource, ())}
@@ -424,7 +424,7 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
 def _with_poll(state: NodeState, call: Call) -> NodeState:
     """`state` with a poll of the groups of the call's devices outstanding, or wanted next, whether they were polled so
     far or not."""
-    groups = state.index.known.group_numbers(call.seen)
+    groups = state.index.group_numbers(call.seen)
     return schedule.ask_poll(state, groups) if groups else state
 
 
@@ -457,7 +457,7 @@ def _is_unpolled(state: NodeState, call: Call, device: DeviceKey) -> bool:
     counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
     companion of it is on."""
     index = state.index
-    if (group := index.known.group_number(device)) is None:
+    if (group := index.group_number(device)) is None:
         return False
     polled = index.polled.get(group, ())
     if not any(unit.address in polled for unit in call.seen[device]):
@@ -532,7 +532,7 @@ def _blocker(
         if (found := changed(unit, state.host.functions.get(unit.address))) is not None:
             return _of(key, found)
     if DeviceId(key) not in known:
-        device = state.index.known.present.get(key)
+        device = state.index.present.get(key)
         return _of(key, GONE if device is None else kind_of(device).not_backed(device))
     blocker = state.assessments[known[DeviceId(key)].key].blocker
     return _of(key, blocker) if blocker is not None else None

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Final, final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gpuactors.core.devices.inventory import Inventory
-from gpuactors.core.values.cdi import NO_SPECS, CdiSpec, CdiSpecs, is_metadata
+from gpuactors.core.values.cdi import CdiSpec, CdiSpecs, is_metadata
+from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceKey,
@@ -30,7 +31,6 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Allocation, Named, OwnClaims, Owner, is_mig_device, owner_of
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_name
-from gpuactors.core.values.remade import same_if_equal
 
 NVIDIAS_DRIVER: Final = "gpu.nvidia.com"
 _NVIDIA: Final = "10de"
@@ -50,29 +50,17 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Others(Struct, frozen=True, gc=False):
-    """What follows from these of the claims of other programs."""
+    """What the claims of other programs have."""
 
-    known: Inventory | None = None
-    claims: frozenset[ClaimedDevice] = frozenset()
-    """As `Ledger.unplaced`."""
-    specs: CdiSpecs = NO_SPECS
-    own: OwnClaims = OwnClaims()
-
-    has: Mapping[DeviceKey, tuple[Allocation, ...]] = field(default_factory=dict)
+    has: Mapping[DeviceKey, tuple[Allocation, ...]]
     """The GPUs that they have."""
-    doubts: tuple[Placement, ...] = ()
+    doubts: tuple[Placement, ...]
     """The GPUs of which they have one."""
 
 
-NO_OTHERS: Final = Others()
-
-
-def others(
-    before: Others, known: Inventory, claims: frozenset[ClaimedDevice], specs: CdiSpecs, own: OwnClaims
-) -> Others:
+@memoized
+def others(known: Inventory, claims: frozenset[ClaimedDevice], specs: CdiSpecs, own: OwnClaims) -> Others:
     """`claims`: the devices that kubelet lists by names that are no PCI addresses."""
-    if before.known is known and before.claims is claims and before.specs is specs and before.own is own:
-        return before
     gpus = _Gpus(known)
     placed = [
         Placement(_allocation(claimed, _TAKEN_OVER), gpus.of_driver(claimed.driver))
@@ -93,12 +81,8 @@ def others(
         for address in one.among if not one.owner.doubt else ():
             has.setdefault(address, {})[one.owner] = None
     return Others(
-        known,
-        claims,
-        specs,
-        own,
-        same_if_equal(before.has, {address: tuple(owners) for address, owners in has.items()}),
-        same_if_equal(before.doubts, tuple(one for one in placed if one.owner.doubt)),
+        {address: tuple(owners) for address, owners in has.items()},
+        tuple(one for one in placed if one.owner.doubt),
     )
 
 
@@ -212,12 +196,10 @@ _MIG: Final = "the ID of a MIG device does not say of which GPU it is a part"
 _NAMELESS: Final = "NVIDIA's driver does not say the UUID of this GPU"
 
 
-def doubted(
-    before: Mapping[DeviceKey, Owner], doubts: Iterable[Placement], owners: Mapping[DeviceKey, Owner]
-) -> Mapping[DeviceKey, Owner]:
-    """The GPUs without an owner that one of these may have."""
+def doubted(doubts: Iterable[Placement], owners: Mapping[DeviceKey, Owner]) -> Mapping[DeviceKey, Owner]:
+    """The GPUs without an owner that one of these may have, sorted by key."""
     found: dict[DeviceKey, list[Allocation]] = {}
     for doubt in doubts:
         for address in doubt.among - owners.keys():
             found.setdefault(address, []).append(doubt.owner)
-    return same_if_equal(before, {address: owner_of(of) for address, of in sorted(found.items())})
+    return {address: owner_of(of) for address, of in sorted(found.items())}

@@ -55,7 +55,7 @@ def exclusive_devices(claim: Claim) -> tuple[str, ...]:
 
 def with_companions(state: NodeState, device: DeviceKey) -> tuple[PciFunction, ...]:
     """The device's function and its companions, sorted by address: what a claim binds. Empty if it is not there."""
-    present = state.index.known.present.get(device)
+    present = state.index.present.get(device)
     return () if present is None else kind_of(present).to_bind(present)
 
 
@@ -82,7 +82,7 @@ def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
         key = key_of(name)
         if key is None:
             return Reason(Cause.UNKNOWN_ID, _no_device(name))
-        if (device := index.known.present.get(key)) is None:
+        if (device := index.present.get(key)) is None:
             return Reason(Cause.GONE, f"{key} is gone from this node")
         if key not in index.devices:
             unselected = f"{key} is no device that is offered here: no selector matches it (--select)"
@@ -118,7 +118,7 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
     names = exclusive_devices(entry.claim)
     keys = tuple(key for name in names if (key := key_of(name)) is not None)
     for key in keys:
-        if (device := state.index.known.present.get(key)) is None:
+        if (device := state.index.present.get(key)) is None:
             continue
         if unseen := _unseen(state, entry, device):
             return Conflict(_of(key, unseen))
@@ -157,7 +157,7 @@ def _of(device: DeviceKey, why: Reason) -> Reason:
 
 def has_another_owner(state: NodeState, entry: ClaimRecord, key: DeviceKey) -> Reason | None:
     """Why a claim that ends must not touch a device; None if nobody else has it."""
-    device = state.index.known.present.get(key)
+    device = state.index.present.get(key)
     return _by_another_claim(state, entry, key, device) or _by_holding(state, entry, key, device, ends=True)
 
 
@@ -199,13 +199,13 @@ def _unsettled(state: NodeState, device: Device, claimed: Collection[DeviceKey])
 def _by_another_claim(
     state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None
 ) -> Reason | None:
-    wanted, known = _own_keys(device), state.index.known
+    wanted, index = _own_keys(device), state.index
     for other in state.gpus.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in gpus_of(other).gpus:
             owned = {gpu.address, *(device_key(f.address) for f in gpu.functions)}
-            is_of_group = device is not None and device.group in known.group_numbers(owned)
+            is_of_group = device is not None and device.group in index.group_numbers(owned)
             if is_of_group or not owned.isdisjoint(wanted):
                 if other.state is ClaimState.RELEASING:
                     message = f"it {belongs(other)}"

@@ -47,9 +47,9 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     """`state.gpus` with the fitness of the devices that are there now; the same object if nothing changes."""
     gpus, devices, was = state.gpus, state.index.devices, before.index.devices
     is_new = not before.gpus.claims.loaded  # a check of before may never come back
-    if not gpus.claims.loaded or (was is devices and not is_new and before.gpus.reserved is gpus.reserved):
+    if not gpus.claims.loaded or (was == devices and not is_new and before.gpus.reserved == gpus.reserved):
         return gpus
-    same = {a for a, device in devices.items() if not is_new and was.get(a) is device}
+    same = {a for a, device in devices.items() if not is_new and was.get(a) == device}
     fitness = {
         address: known if address in same else replace(known, due_at=0.0)
         for address, device in devices.items()

@@ -91,7 +91,7 @@ def _rows(state: NodeState, placed: frozenset[DeviceKey]) -> Mapping[DeviceKey, 
         map(reserved.get, addresses),
         map(found.get, addresses),
         map(placed.__contains__, addresses),
-        map(index.known.present.__contains__, addresses),
+        map(index.present.__contains__, addresses),
         repeat(switches),
         strict=False,  # the last is endless
     )
@@ -164,7 +164,7 @@ def _fault(
 def _health(state: NodeState, pool: str, address: DeviceKey, *, is_placed: bool) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
     name, index = slice_name(address), state.index
-    if address not in index.known.present:
+    if address not in index.present:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
     device, assessment = index.devices.get(address), state.assessments.get(address)
     fault = None

@@ -93,7 +93,7 @@ def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
 
 
 def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
-    device = state.index.known.present.get(gpu.address)
+    device = state.index.present.get(gpu.address)
     if device is None:
         return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
     if (replaced := another_model(state, entry, device)) is not None:

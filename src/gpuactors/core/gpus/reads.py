@@ -59,7 +59,7 @@ def seen_again(state: NodeState) -> Gpus:
 def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
     """The IOMMU group of a device, if it was in use when it was last polled."""
     index = state.index
-    group = index.known.group_number(device)
+    group = index.group_number(device)
     return group if group in index.in_use and group in index.polled else None
 
 
@@ -74,5 +74,5 @@ def with_reads(
     functions = [f for device in devices for f in with_companions(state, device)]
     looked_for = {*(f.address for f in functions), *(f.address for f in others)}
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
-    groups = state.index.known.group_numbers(devices)
+    groups = state.index.group_numbers(devices)
     return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)

@@ -28,7 +28,7 @@ from gpuactors.core.values.remade import remade, same_if_equal
 
 def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     """Devices of one IOMMU group have the same functions: one act binds them."""
-    known = state.index.known.group_of
+    known = state.index.group_of
     group_of = {gpu.address: known.get(gpu.address, gpu.address) for gpu in gpus}
 
     def whole(gpu: ClaimedGpu) -> tuple[OriginalDriver, ...]:

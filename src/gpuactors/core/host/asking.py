@@ -124,14 +124,14 @@ def _has_unknown_user(state: NodeState) -> bool:
     unknown = index.in_use - index.owned.keys()
     if not unknown:
         return False
-    left = index.known.group_numbers(state.kubelet.orphans)
+    left = index.group_numbers(state.kubelet.orphans)
     return any(state.host.polls.groups[group].since > listed for group in unknown - left)
 
 
 def _of_groups(state: NodeState, devices: Iterable[DeviceKey]) -> list[Owner]:
     """The owners of these devices and of the others of their groups."""
     index = state.index
-    groups = index.known.group_numbers(devices)
+    groups = index.group_numbers(devices)
     others = [device_key(f.address) for group in groups for f in index.groups.get(group, ())]
     return [owner for d in {*devices, *others} if (owner := index.owners.get(d)) is not None]
 

@@ -186,7 +186,7 @@ def _still_there(state: NodeState, polls: Polls) -> Mapping[DeviceKey, Orphan]:
     cannot be open."""
     rest, index = {}, state.index
     for device, orphan in state.kubelet.orphans.items():
-        group = index.known.group_number(device)
+        group = index.group_number(device)
         if group is None or group not in index.polled:
             continue
         now = polls.groups.get(group)

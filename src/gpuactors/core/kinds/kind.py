@@ -25,8 +25,6 @@ class HostFacts(Struct, frozen=True, gc=False):
     """By the number of their IOMMU group; each sorted by address."""
     selectors: tuple[Selector, ...]
     """The operator's, which choose what is offered."""
-    before: Mapping[DeviceKey, Device]
-    """The devices by earlier facts and the same selectors. One that is still the same is returned again."""
 
 
 class Act(StrEnum):

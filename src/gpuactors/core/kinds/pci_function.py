@@ -6,7 +6,7 @@ Must not decide who has a device: that is `assessment/holding.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, final
 from uuid import NAMESPACE_DNS, uuid5
@@ -17,6 +17,7 @@ from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, ids_of, is_selected, may_be_unbinding, named
+from gpuactors.core.values.memo import memoized_each
 from gpuactors.core.values.model import (
     DeviceKey,
     Observed,
@@ -27,6 +28,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import STANDARD, OfferedDevice, attribute, quantity
 from gpuactors.core.values.status import Reason
 
@@ -72,41 +74,14 @@ class PciFunctions:
         match = re.fullmatch(_SLICE_NAME, slice_name)
         return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
 
-    def devices(self, facts: HostFacts) -> Iterator[Device]:
+    def devices(self, facts: HostFacts) -> Iterable[Device]:
         iommufd = any(function.iommufd for function in facts.functions.values())
-        for address, function in facts.functions.items():
-            group, was = function.iommu_group, facts.before.get(device_key(address))
-            members = (function,) if group is None else facts.groups[group]
-            is_same = was is not None and was.units[0] is function and was.members == members
-            if was is not None and is_same and was.iommufd == iommufd:
-                yield was
-            else:
-                chosen = is_selected(facts.selectors, function)
-                yield self._device(function, members, is_selected=chosen, iommufd=iommufd)
 
-    def _device(
-        self, function: PciFunction, members: tuple[PciFunction, ...], *, is_selected: bool, iommufd: bool
-    ) -> Device:
-        """The device that a PCI function is as a whole. `members`: all known functions of its IOMMU group."""
-        return Device(
-            key=device_key(function.address),
-            kind=self.name,
-            resource=named(function),
-            model=ids_of(function),
-            is_selected=is_selected,
-            units=(function,),
-            members=members,
-            group=function.iommu_group,
-            parent=None if function.physical is None else device_key(function.physical),
-            # A group is opened as a whole, so each of its functions on a vfio driver comes with it.
-            nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
-            numa_node=function.numa_node,
-            pcie_root=function.pcie_root,
-            has_backing=function.vfio_bound,
-            may_be_unbinding=may_be_unbinding(function),
-            fault=function.fault,
-            iommufd=iommufd,
-        )
+        def inputs_of(function: PciFunction) -> _Inputs:
+            members = (function,) if function.iommu_group is None else facts.groups[function.iommu_group]
+            return function, members, facts.selectors, iommufd
+
+        return _whole({a: inputs_of(function) for a, function in facts.functions.items()}).values()
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
         (function,) = device.units
@@ -220,6 +195,36 @@ def _invalid(device: Device, *, claimed: bool) -> str:
     return (
         f"{device.key} has a PCI domain of more than four digits (it is behind an Intel VMD controller), "
         "which neither Kubernetes' attribute pciBusID nor KubeVirt knows; switch VMD off for its slot"
+    )
+
+
+_Inputs = tuple[PciFunction, tuple[PciFunction, ...], tuple[Selector, ...], bool]
+"""What such a device follows from: the function, all known functions of its IOMMU group, the operator's selectors, and
+`Device.iommufd`."""
+
+
+@memoized_each
+def _whole(inputs: _Inputs) -> Device:
+    """The device that a PCI function is as a whole."""
+    function, members, selectors, iommufd = inputs
+    return Device(
+        key=device_key(function.address),
+        kind=PCI_FUNCTION.name,
+        resource=named(function),
+        model=ids_of(function),
+        is_selected=is_selected(selectors, function),
+        units=(function,),
+        members=members,
+        group=function.iommu_group,
+        parent=None if function.physical is None else device_key(function.physical),
+        # A group is opened as a whole, so each of its functions on a vfio driver comes with it.
+        nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
+        numa_node=function.numa_node,
+        pcie_root=function.pcie_root,
+        has_backing=function.vfio_bound,
+        may_be_unbinding=may_be_unbinding(function),
+        fault=function.fault,
+        iommufd=iommufd,
     )
 
 

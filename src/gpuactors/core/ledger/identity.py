@@ -18,7 +18,7 @@ from itertools import filterfalse
 
 from msgspec.structs import replace
 
-from gpuactors.core.devices.inventory import Inventory
+from gpuactors.core.devices.index import Index
 from gpuactors.core.host.inspections import ask_inspections
 from gpuactors.core.kinds.presence import GONE, another
 from gpuactors.core.kinds.table import is_key, kind_of
@@ -54,7 +54,7 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
     index, named = state.index, _named(state)
     known = named.kubelet.resolved
     unsettled = [n for n in (*index.unsettled, *other_keys(now.resolved, known)) if n in known]
-    return _with_models(named, unsettled, index.known) if unsettled else named
+    return _with_models(named, unsettled, index) if unsettled else named
 
 
 def _named(state: NodeState) -> NodeState:
@@ -94,7 +94,7 @@ def _resolved_older(
     members: dict[tuple[ResourceName, str], list[DeviceKey]] = {}
     index = state.index
     for device, selected in index.names.items():
-        group = (selected, str(index.known.group_number(device)))
+        group = (selected, str(index.group_number(device)))
         members.setdefault(group, []).append(device)
     taken = {(resource, meant.address) for (resource, _), meant in known.items()}
     found: dict[Named, Resolved] = {}
@@ -108,19 +108,19 @@ def _resolved_older(
     return found
 
 
-def _with_models(state: NodeState, unsettled: Iterable[Named], known: Inventory) -> NodeState:
+def _with_models(state: NodeState, unsettled: Iterable[Named], index: Index) -> NodeState:
     """`state` with the model of each of our allocated devices, as first seen since it was allocated. A device that no
     selector chooses is in no scan: an inspection of it is requested. `unsettled` are the names whose device's model is
-    not known yet, `known` is the inventory of `state`."""
+    not known yet; `index` has the functions of `state`."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[DeviceKey]()
-    # Of a name that is resolved, the same as whether its resource is in `Devices.resources`.
-    ours = {*known.models, *state.published.device_lists, *state.published.served}
+    # Of a name that is resolved, the same as whether its resource is in `Index.resources`.
+    ours = {*index.models, *state.published.device_lists, *state.published.served}
     resolved = state.kubelet.resolved
     for name in sorted(n for n in unsettled if n[0] in ours):
         meant = resolved[name]
-        device = known.present.get(meant.address)
+        device = index.present.get(meant.address)
         if device is not None:
-            seen[name] = replace(meant, ids=_allocated_model(state, known.models, name[0], device) or None)
+            seen[name] = replace(meant, ids=_allocated_model(state, index.models, name[0], device) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
             wanted.append(meant.address)
@@ -211,7 +211,7 @@ def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> De
 
 def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reason:
     """Why a device, if it is there, is none of a resource."""
-    device = state.index.known.present.get(key)
+    device = state.index.present.get(key)
     if device is None:
         return GONE
     if device.has_backing and device.resource == resource:
@@ -231,7 +231,7 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Re
     """
     if meant is None:
         return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
-    device = state.index.known.present.get(meant.address)
+    device = state.index.present.get(meant.address)
     if device is None and meant.ids is None:
         return None
     if (

@@ -121,7 +121,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     wished = before.due_at if before.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
-    if groups := state.index.known.group_numbers(left):
+    if groups := state.index.group_numbers(left):
         state = schedule.ask_poll(state, groups)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
 
@@ -275,7 +275,7 @@ def _left(
 
 
 def _use_of_pod(state: NodeState, device: DeviceKey) -> int | None:
-    group = state.index.known.group_number(device)
+    group = state.index.group_number(device)
     use = state.host.polls.groups.get(group) if group is not None else None
     return use.since if use is not None and use.in_use and use.since < state.kubelet.ledger.read else None
 

@@ -37,7 +37,7 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     if state.daemon.stopping or state.daemon.role is not Role.SERVING or not state.host.scanned:
         return None
     index = state.index
-    devices = [index.known.present[key] for key in index.names]
+    devices = [index.present[key] for key in index.names]
     found = Counter(resource.partition("/")[2] for resource in index.names.values())
     found.update(f"{DRIVER}{device.units[0].driver or NO_DRIVER}" for device in devices)
     has_iommu = any(d.group is not None and not d.units[0].without_iommu for d in devices)

@@ -4,11 +4,9 @@ The parts about claims are None where these are not served, and their modules ar
 core asks `claims_known` and `reserved`, which have an answer without them; all that is about claims reads
 `NodeState.gpus` and `NodeState.domains`.
 
-Changed only by `step`. A part, and each value in it, stays the same object until it changes. A value that is derived
-from several parts is a property of their state (`NodeState.index`, `NodeState.assessments`): made from the parts of
-this state when it is first read, and kept with it. So no caller can get a value of another state, and no caller decides
-when it is derived. The values of an earlier state are carried along, as most of them are still valid; the functions
-that derive compare their inputs with the earlier ones.
+Changed only by `step`. A value that is derived from several parts is a property of their state (`NodeState.index`,
+`NodeState.assessments`): made from the parts of this state, or remembered where they are the same (`values/memo.py`).
+So no caller can get a value of another state, and no caller decides when it is derived.
 """
 
 from __future__ import annotations
@@ -19,13 +17,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
-from gpuactors.core.assessment.assessments import NO_ASSESSMENTS, Assessments, assessments
+from gpuactors.core.assessment.assessments import assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
-from gpuactors.core.devices.index import NO_INDEX, Index, index
+from gpuactors.core.devices.index import Index, index
 from gpuactors.core.state.entries import NO_ENTRIES, Entries
+from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     AdminAccess,
     Call,
@@ -139,9 +138,8 @@ _NO_ENDED: Final[frozenset[tuple[str, str]]] = frozenset()
 _NO_OWN: Final = OwnClaims()
 
 
-class NodeState(Struct, frozen=True, gc=False, eq=False):
-    """The state of the node. Owned by the registry actor; changed by `step` only. Equal to another if its parts are:
-    what is derived of them follows."""
+class NodeState(Struct, frozen=True, gc=False):
+    """The state of the node. Owned by the registry actor; changed by `step` only."""
 
     host: Host
     kubelet: Kubelet
@@ -156,19 +154,6 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
     """The devices offered to claims, derived from the rest; see `gpus/offer.py`. None before the first offer."""
     entries: Entries = NO_ENTRIES
     """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
-
-    _index: Index = NO_INDEX
-    """Of the state with the parts `_index_of`."""
-    _index_of: tuple[object, object, object, object, object] = (None,) * 5
-    _assessments: Assessments = NO_ASSESSMENTS
-    """Of an earlier state, or of this one: they name their inputs themselves."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NodeState) and all(
-            getattr(self, part) == getattr(other, part) for part in PARTS
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # as of every value with a mapping in it
 
     @property
     def gpus(self) -> Gpus:
@@ -220,40 +205,13 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
     @property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
-        host, kubelet, published, daemon, gpus = self._index_of
-        if not (
-            self.host is host
-            and self.kubelet is kubelet
-            and self.published is published
-            and self.daemon is daemon
-            and self.gpus_part is gpus
-        ):
-            parts = (self.host, self.kubelet, self.published, self.daemon, self.gpus_part)
-            ledger, gpus, published = self.kubelet.ledger, self.gpus_part, self.published
-            found = index(
-                self._index,
-                self.host.functions,
-                self.daemon.settings.selectors,
-                self.host.polls,
-                self.kubelet.resolved,
-                ledger,
-                self.reserved,
-                gpus.admin if gpus is not None else _NO_ADMIN,
-                gpus.ended if gpus is not None else _NO_ENDED,
-                gpus.own if gpus is not None else _NO_OWN,
-                published.served,
-                published.device_lists,
-            )
-            force_setattr(self, "_index", found)
-            force_setattr(self, "_index_of", parts)
-        return self._index
+        return _index(self.host, self.kubelet, self.published, self.daemon.settings, self.gpus_part)
 
     @property
     def assessments(self) -> Mapping[DeviceKey, Assessment]:
         """The assessment of each device; see `assessment/assessments.py`."""
         ledger = self.kubelet.ledger
-        found = assessments(
-            self._assessments,
+        return assessments(
             self.index,
             self.host.short,
             self.host.polls,
@@ -261,9 +219,6 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
             (ledger.read, ledger.problem),
             self.published.device_lists,
         )
-        if found is not self._assessments:
-            force_setattr(self, "_assessments", found)
-        return found.of
 
     def holding(self, device: DeviceKey, resource: ResourceName, is_own: IsOwn) -> Holding | None:
         """The first holder of the device that is not the asking one; see `assessment/holding.py`."""
@@ -271,6 +226,30 @@ class NodeState(Struct, frozen=True, gc=False, eq=False):
         read = ledger.read, ledger.problem
         inputs = holder_inputs(device, self.index, self.host.polls, self.kubelet.orphans, read)
         return holding_of(device, resource, inputs, is_own)
+
+
+@memoized
+def _index(
+    host: Host, kubelet: Kubelet, published: Published, settings: Settings, gpus: Gpus | None
+) -> Index:
+    ledger = kubelet.ledger
+    return index(
+        host.functions,
+        settings.selectors,
+        host.polls.groups,
+        host.polls.leaving,
+        kubelet.resolved,
+        ledger.entries,
+        ledger.claims,
+        ledger.unplaced,
+        ledger.cdi,
+        gpus.reserved if gpus is not None else _NO_RESERVED,
+        gpus.admin if gpus is not None else _NO_ADMIN,
+        gpus.ended if gpus is not None else _NO_ENDED,
+        gpus.own if gpus is not None else _NO_OWN,
+        frozenset(published.served),
+        published.device_lists,
+    )
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

@@ -102,21 +102,6 @@ def initial_state(
     return dra.with_claims_served(state, claim_settings, gpu_settings, domain_settings)
 
 
-def step(state: NodeState, event: events.Event, at: float) -> Stepped:
-    """The state after `event`, which happened at `at`, and its effects.
-
-    Each phase gets the state as the one before it has left it, and the values derived from that very state. A call that
-    requests facts brings none: the phases that follow from facts wait for those.
-    """
-    turn = Turn(before=state, event=event, at=at, state=state, resolved=state)
-    for phase in PHASES_OF_ANY_EVENT:
-        turn = phase(turn)
-    if not (isinstance(event, _REQUESTS) and _is_as_known(state, turn.state)):
-        for phase in PHASES_OF_FACTS:
-            turn = phase(turn)
-    return turn.state, [*turn.effects]
-
-
 class Turn(Struct, frozen=True, gc=False):
     """A step under way."""
 
@@ -199,13 +184,28 @@ PHASES_OF_ANY_EVENT: Final[tuple[Phase, ...]] = (
 )
 
 PHASES_OF_FACTS: Final[tuple[Phase, ...]] = (
-    request_reads,  # before calls: none is answered while a read of its device is requested
+    request_reads,  # before calls: one may have to wait for the poll that is requested here
     answer_calls,  # the overdue ones last: the facts of one may have come with this very event
     poll_soon,  # after calls: how soon depends on whether one still waits
     resolve_ids,  # again, before the lists: a grant has named IDs
     make_lists,  # after all that an entry shows: facts, owners, claims and grants
     offer_devices,  # last: it is made of what all others have left, and none of them reads it
 )
+
+
+def step(state: NodeState, event: events.Event, at: float) -> Stepped:
+    """The state after `event`, which happened at `at`, and its effects.
+
+    Each phase gets the state as the one before it has left it, and the values derived from that very state. A call that
+    requests facts brings none: the phases that follow from facts wait for those.
+    """
+    turn = Turn(before=state, event=event, at=at, state=state, resolved=state)
+    for phase in PHASES_OF_ANY_EVENT:
+        turn = phase(turn)
+    if not (isinstance(event, _REQUESTS) and _is_as_known(state, turn.state)):
+        for phase in PHASES_OF_FACTS:
+            turn = phase(turn)
+    return turn.state, [*turn.effects]
 
 
 def _is_as_known(before: NodeState, state: NodeState) -> bool:

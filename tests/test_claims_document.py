@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
 from gpuactors.core.values.prebound import Rule
+from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 from tests.support.said import is_said
 
 ROOT = Path(__file__).resolve().parents[1]

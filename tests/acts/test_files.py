@@ -19,11 +19,12 @@ from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles, FilesError
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents
-from gpuactors.core.claims.metadata import PCI_BUS_ID, metadata_files
-from gpuactors.core.gpus.cdi import ClaimDevice
+from gpuactors.core.claims.metadata import metadata_files
+from gpuactors.core.kinds.pci_function import PCI_BUS_ID, PCI_FUNCTION
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Claim, ClaimName, ClaimUid
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.vfio import VfioConfig
 from tests.memory.disk import FakeDisk, StoppedError
 
 DRIVER = "gpu.nvidia.com"
@@ -43,9 +44,10 @@ def contents(
     claim = Claim(ClaimName("ns", "gpus", uid), None, 0, results)
     functions = (BoundFunction(PciAddress("0000:23:00.0"), "vfio-pci", group, None, vfio=True),)
     attributes = {r.device: {PCI_BUS_ID: "0000:23:00.0", "productName": model} for r in results}
+    devices = [PCI_FUNCTION.edits(result, None, functions, VfioConfig()) for result in results]
     return ClaimContents(
         claim.name,
-        cdi.device_file(DRIVER, claim.name, [ClaimDevice(result, functions) for result in results]),
+        cdi.device_file(DRIVER, claim.name, devices),
         metadata_files(DRIVER, claim, attributes),
     )
 

@@ -11,10 +11,11 @@ from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents
-from gpuactors.core.claims.metadata import PCI_BUS_ID, metadata_files
-from gpuactors.core.gpus.cdi import ClaimDevice
+from gpuactors.core.claims.metadata import metadata_files
+from gpuactors.core.kinds.pci_function import PCI_BUS_ID, PCI_FUNCTION
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Claim, ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.vfio import VfioConfig
 from tests.support.kubevirt import HostDevice, NotReadableError, host_device, start_container
 
 DRIVER = "gpu.nvidia.com"
@@ -28,8 +29,11 @@ def prepared(
     uid = ClaimUid("0f1e2d3c-0000-4000-8000-000000000001")
     claim = Claim(ClaimName("ns", "gpus", uid), pod_claim_name, 0, results)
     devices = [
-        ClaimDevice(
-            r, (BoundFunction(PciAddress(f"0000:2{n}:00.0"), "vfio-pci", 50 + n, f"vfio{n}", vfio=True),)
+        PCI_FUNCTION.edits(
+            r,
+            None,
+            (BoundFunction(PciAddress(f"0000:2{n}:00.0"), "vfio-pci", 50 + n, f"vfio{n}", vfio=True),),
+            VfioConfig(),
         )
         for n, r in enumerate(results)
     ]

@@ -8,6 +8,6 @@ from typing import Final
 ABOUT_CLAIMS: Final = re.compile(
     r"gpuactors\.core\.(claims|domains|dra|drivers|gpus|events\.(claims|domains)"
     r"|state\.(claims|domains|gpus|offered)"
-    r"|values\.(claim|claim_states|domain|domain_reservation|offered_domains|prebound))\b"
+    r"|values\.(claim_states|domain|domain_reservation|offered_domains|prebound))\b"
 )
 """By the names of its modules."""

@@ -5,6 +5,7 @@ What the daemon asks of the API server, of the disk and of the drivers is answer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final, Generic, Self, TypeVar
 
@@ -16,7 +17,6 @@ from gpuactors.core.claims.view import claims_of, view_of
 from gpuactors.core.drivers import driver_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, CheckpointWritten, ClaimRead, PrepareAsked, UnprepareAsked
-from gpuactors.core.gpus.cdi import ClaimDevice
 from gpuactors.core.state.claims import ClaimRecord, Claims
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimsOf, ClaimUid, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -24,6 +24,7 @@ from gpuactors.core.values.effects import Answer, Refused, Reply
 from gpuactors.core.values.model import Token
 from tests.core.claims.on_disk import read_back, stored
 from tests.core.orders import Happening, Node, WrongError
+from tests.support.edits import nodes_of
 
 # --- kubelet --------------------------------------------------------------------------------------------------------
 
@@ -191,10 +192,12 @@ class ClaimsNode(Node[W], Generic[W], frozen=True):
         """An act on files is carried out."""
         files = {uid: groups for uid, groups in self.outside.files.items() if uid != act.name.uid}
         if act.claim is not None:
-            devices = (device for device in act.devices if isinstance(device, ClaimDevice))
-            files[act.name.uid] = frozenset(f.iommu_group for device in devices for f in device.functions)
+            nodes = (node for device in act.devices for node in nodes_of(device))
+            files[act.name.uid] = frozenset(int(m[1]) for n in nodes if (m := re.fullmatch(_GROUP_NODE, n)))
         return self.with_(files=files).stepped(ActDone(act.number, of=self.of))
 
+
+_GROUP_NODE: Final = r"/dev/vfio/([0-9]+)"
 
 N = TypeVar("N", bound=ClaimsNode[ClaimsOutside])
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from gpuactors.core.claims import cdi
-from gpuactors.core.gpus import cdi as gpu_cdi
-from gpuactors.core.gpus.cdi import ClaimDevice
-from gpuactors.core.gpus.config import BackendPolicy, VfioConfig
-from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, Json
+from gpuactors.core.kinds import pci_function
+from gpuactors.core.kinds.pci_function import PCI_FUNCTION
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, DeviceEdits, Json
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.names import uid_in_cdi_id
+from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 from gpuactors.host import root
+from tests.support.edits import nodes_of
 
 DRIVER = "gpu.nvidia.com"
 UID = ClaimUid("0f1e2d3c-0000-4000-8000-000000000001")
@@ -30,8 +31,8 @@ def function(number: int = 0, *, group: int | None = 51, cdev: str | None = None
 
 def device(
     *functions: BoundFunction, config: VfioConfig = LEGACY, name: str = "gpu-0000-23-00-0"
-) -> ClaimDevice:
-    return ClaimDevice(AllocatedDevice("main", "node-1", name), functions, config)
+) -> DeviceEdits:
+    return PCI_FUNCTION.edits(AllocatedDevice("main", "node-1", name), None, functions, config)
 
 
 def edits(content: Json) -> Mapping[str, Any]:
@@ -59,22 +60,25 @@ def edits(content: Json) -> Mapping[str, Any]:
 def test_a_device_has_the_nodes_of_one_backend(
     config: VfioConfig, cdev: str | None, expected: tuple[str, ...]
 ) -> None:
-    assert gpu_cdi.nodes(device(function(cdev=cdev), config=config)) == expected
+    assert nodes_of(device(function(cdev=cdev), config=config)) == expected
 
 
 def test_with_iommufd_each_function_of_the_group_has_its_node_and_the_groups_node_is_not_given() -> None:
     both = device(function(cdev="vfio3"), function(1, cdev="vfio4"), config=IOMMUFD)
-    assert gpu_cdi.nodes(both) == ("/dev/vfio/devices/vfio3", "/dev/vfio/devices/vfio4", "/dev/iommu")
+    assert nodes_of(both) == ("/dev/vfio/devices/vfio3", "/dev/vfio/devices/vfio4", "/dev/iommu")
 
 
 def test_the_groups_node_serves_its_companions_and_is_there_once() -> None:
-    assert gpu_cdi.nodes(device(function(), function(1))) == ("/dev/vfio/51", "/dev/vfio/vfio")
+    assert nodes_of(device(function(), function(1))) == ("/dev/vfio/51", "/dev/vfio/vfio")
 
 
 def test_the_nodes_of_the_container_are_those_of_the_host() -> None:
-    assert (gpu_cdi.CONTAINER_NODE, gpu_cdi.IOMMUFD_NODE) == (root.CONTAINER_NODE, root.IOMMUFD_NODE)
-    assert gpu_cdi.nodes(device(function()))[0] == root.group_node(51)
-    assert gpu_cdi.nodes(device(function(cdev="vfio3"), config=IOMMUFD))[0] == root.cdev_node("vfio3")
+    assert (pci_function.CONTAINER_NODE, pci_function.IOMMUFD_NODE) == (
+        root.CONTAINER_NODE,
+        root.IOMMUFD_NODE,
+    )
+    assert nodes_of(device(function()))[0] == root.group_node(51)
+    assert nodes_of(device(function(cdev="vfio3"), config=IOMMUFD))[0] == root.cdev_node("vfio3")
 
 
 def test_the_file_of_a_claims_devices() -> None:
@@ -144,7 +148,7 @@ def test_the_ids_keep_the_order_of_the_results_and_the_file_has_one_of_its_own()
         f"{UID}-gpu-9",
         f"{UID}-gpu-1",
     ]
-    devices = [ClaimDevice(result, (function(),)) for result in order]
+    devices = [PCI_FUNCTION.edits(result, None, (function(),), LEGACY) for result in order]
     assert cdi.device_file(DRIVER, CLAIM, devices) == cdi.device_file(DRIVER, CLAIM, devices[::-1])
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpuactors.core.claims.metadata import PCI_BUS_ID, Attribute, metadata_files
-from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid
+from gpuactors.core.claims.metadata import metadata_files
+from gpuactors.core.kinds.pci_function import PCI_BUS_ID
+from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, Claim, ClaimName, ClaimUid
 
 DRIVER = "gpu.nvidia.com"
-ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = {
+ATTRIBUTES: Mapping[str, Mapping[str, AttributeValue]] = {
     "gpu-0000-23-00-0": {PCI_BUS_ID: "0000:23:00.0", "iommuFDEnabled": True, "iommuGroup": 51},
     "gpu-0000-24-00-0": {PCI_BUS_ID: "0000:24:00.0"},
 }

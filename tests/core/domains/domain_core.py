@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import API_VERSION
 from gpuactors.core.claims.outputs import CheckpointWanted
-from gpuactors.core.domains.cdi import DomainEdits
 from gpuactors.core.domains.exclusion import DAEMON_SETTLES_S
 from gpuactors.core.domains.label import LABEL_LINGERS_S
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
@@ -33,6 +32,7 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimsOf,
     ClaimUid,
+    DeviceEdits,
     Json,
     OpaqueConfig,
 )
@@ -119,7 +119,7 @@ class DomainCore(CallsCore):
         }
         self.cliques: dict[DomainUid, Clique] = {}
         self.imex = IMEX
-        self.files: dict[ClaimUid, tuple[DomainEdits, ...]] = {}
+        self.files: dict[ClaimUid, tuple[DeviceEdits, ...]] = {}
         self.directories: set[str] = set()
         self.stuck = False
         """What containers have left in their directories cannot be removed."""
@@ -216,7 +216,7 @@ class DomainCore(CallsCore):
             act = next(iter(claims.files.values()))
             self.files = {uid: edits for uid, edits in self.files.items() if uid != act.name.uid}
             if act.claim is not None:
-                self.files[act.name.uid] = tuple(d for d in act.devices if isinstance(d, DomainEdits))
+                self.files[act.name.uid] = act.devices
                 self.directories |= {*act.directories}
             elif self.stuck and act.directories:
                 return ActFailed(act.number, "it is stuck", ActFault.DIRECTORY_LEFT, of=ClaimsOf.DOMAINS)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from gpuactors.core.claims.opaque_config import ConfigFault, covers
-from gpuactors.core.gpus.config import BackendPolicy, VfioConfig, chosen, decoded
+from gpuactors.core.gpus.config import chosen, decoded
 from gpuactors.core.values.claim import AllocatedDevice, Claim, ClaimName, ClaimUid, Json, OpaqueConfig
 from gpuactors.core.values.names import is_domain_id
+from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 
 IOMMUFD = VfioConfig(BackendPolicy.PREFER_IOMMUFD)
 

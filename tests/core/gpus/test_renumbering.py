@@ -13,7 +13,6 @@ from gpuactors.core.claims.restoration import gpus_by_name
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead, FilesTouched
 from gpuactors.core.events.daemon import PredecessorGone
-from gpuactors.core.gpus.cdi import ClaimDevice, nodes
 from gpuactors.core.gpus.report import claim_reports
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
@@ -23,6 +22,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction
 from tests.core.builders import SETTINGS, A, B, C, audio, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
+from tests.support.edits import nodes_of
 
 ONE, TWO = name("one"), name("two")
 
@@ -45,8 +45,7 @@ class FilesCore(ClaimCore):
         self.__dict__.setdefault("files", {}).pop(act.name.uid, None)
         if act.claim is not None:
             contents_of(DRIVER, act.claim, act.devices)
-            devices = [device for device in act.devices if isinstance(device, ClaimDevice)]
-            self.files[act.name.uid] = frozenset(node for device in devices for node in nodes(device))
+            self.files[act.name.uid] = frozenset(node for device in act.devices for node in nodes_of(device))
         own = [node for named in self.files.values() for node in named if node != "/dev/vfio/vfio"]
         assert len(own) == len({*own}), f"two claims' files name one node: {self.files}"
 

@@ -7,30 +7,13 @@ without any is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from gpuactors.core.claims.metadata import Attribute
-from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, Json
+from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, DeviceEdits, Json
 
 CDI_VERSION: Final = "0.5.0"
 """The lowest one that readers of metadata mounts accept (KEP-5304)."""
-
-
-class DeviceEdits(Protocol):
-    """One device of a claim in its files."""
-
-    @property
-    def result(self) -> AllocatedDevice:
-        """The allocated device."""
-
-    @property
-    def edits(self) -> Json:
-        """The changes to the container; not empty."""
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """Those that the metadata file of its request has."""
 
 
 def device_kind(driver: str) -> str:

@@ -12,12 +12,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, OwedReturn, StoredEntry
-from gpuactors.core.values.claim import Claim, ClaimsOf, FitnessCheck, OriginalDriver, Target
+from gpuactors.core.values.claim import Claim, ClaimsOf, DeviceEdits, FitnessCheck, OriginalDriver, Target
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.status import Conflict, Reason

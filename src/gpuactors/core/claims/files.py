@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from gpuactors.core.claims.cdi import DeviceEdits, device_file, device_name
+from gpuactors.core.claims.cdi import device_file, device_name
 from gpuactors.core.claims.metadata import MetadataFile, metadata_files
-from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, Json
+from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid, DeviceEdits, Json
 
 
 class PlacedFile(Struct, frozen=True, gc=False):

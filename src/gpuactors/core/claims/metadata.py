@@ -11,19 +11,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from gpuactors.core.values.claim import AllocatedDevice, Claim, Json
+from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, Claim, Json
 from gpuactors.core.values.names import is_label, is_subdomain
 
 VERSIONS: Final = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")
 """Kubernetes 1.37 and 1.36; the fields are the same."""
 
-PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
-
 _DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
 """In the container."""
-
-Attribute = str | int | bool
-"""The value of an attribute, as it is in the ResourceSlice."""
 
 
 class MetadataFile(Struct, frozen=True, gc=False):
@@ -36,7 +31,7 @@ class MetadataFile(Struct, frozen=True, gc=False):
 
 
 def metadata_files(
-    driver: str, claim: Claim, attributes: Mapping[str, Mapping[str, Attribute]]
+    driver: str, claim: Claim, attributes: Mapping[str, Mapping[str, AttributeValue]]
 ) -> tuple[MetadataFile, ...]:
     """The metadata files of an allocated claim, in the order of its requests. `attributes` are those of each device by
     its name in the slice; each device of the claim has some.
@@ -76,7 +71,7 @@ def _document(
     driver: str,
     claim: Claim,
     results: Sequence[AllocatedDevice],
-    attributes: Mapping[str, Mapping[str, Attribute]],
+    attributes: Mapping[str, Mapping[str, AttributeValue]],
 ) -> Json:
     named: dict[str, list[Json]] = {}
     for result in results:
@@ -108,7 +103,7 @@ def _document(
     return document
 
 
-def _value(value: Attribute) -> Json:
+def _value(value: AttributeValue) -> Json:
     match value:
         case bool():  # before int, which it is as well
             return {"bool": value}

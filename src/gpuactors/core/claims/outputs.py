@@ -14,7 +14,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.claims.cdi import DeviceEdits
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.view import DriverView, offered
@@ -32,6 +31,7 @@ from gpuactors.core.values.claim import (
     ClaimedModels,
     ClaimName,
     ClaimUid,
+    DeviceEdits,
     DeviceHealth,
     FitnessCheck,
     OriginalDriver,

@@ -6,14 +6,10 @@ the domain's UID alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from msgspec import Struct
-
-from gpuactors.core.claims.metadata import Attribute
-from gpuactors.core.values.claim import AllocatedDevice, Json
+from gpuactors.core.values.claim import Json
 from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice, ImexFacts
 
 CHANNEL_NODES: Final = "/dev/nvidia-caps-imex-channels/channel"
@@ -24,18 +20,6 @@ IMEXD: Final = "/imexd"
 """Where the daemon's container has the domain's directory."""
 
 _MODE: Final = 0o666
-
-
-class DomainEdits(Struct, frozen=True, gc=False):
-    """A device of a compute domain's claim, as it is when its files are written."""
-
-    result: AllocatedDevice
-    edits: Json
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """None: a container has all from its environment."""
-        return {}
 
 
 @lru_cache(

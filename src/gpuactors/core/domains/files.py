@@ -6,10 +6,10 @@ from typing import final
 
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.domains import template
-from gpuactors.core.domains.cdi import DomainEdits, edits_of
+from gpuactors.core.domains.cdi import edits_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, domain_of
-from gpuactors.core.values.claim import Claim
+from gpuactors.core.values.claim import Claim, DeviceEdits
 from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, device_of
 
 
@@ -20,12 +20,12 @@ class DomainFiles:
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         return True
 
-    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DomainEdits, ...]:
+    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         own = domain_of(entry).domain
         assert own is not None
         directory = _directory(state, own)
         named = ((result, device_of(result.device)) for result in claim.results or ())
-        return tuple(DomainEdits(r, edits_of(own, d, directory)) for r, d in named if d is not None)
+        return tuple(DeviceEdits(r, edits_of(own, d, directory)) for r, d in named if d is not None)
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
         """A daemon's container has its domain's."""

@@ -67,7 +67,7 @@ class GpuClaiming:
         return with_gpus_part(state, replace(gpus, acted=gpus.acted | functions)), with_gpus(entry, own)
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:
-        return [str(gpu.address) for gpu in one_of_each_group(gpus_of(entry).gpus)]
+        return [str(gpu.address) for gpu in one_of_each_group(gpus_of(entry).gpus) if gpu.functions]
 
     def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         # Their acts are all a worker's.

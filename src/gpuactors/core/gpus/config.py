@@ -14,34 +14,16 @@ configuration in the checkpoint was accepted once, maybe by a newer daemon, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import API_VERSION, ConfigFault, all_decoded, covers
 from gpuactors.core.values.claim import Claim, Json
 from gpuactors.core.values.quote import quoted_id, quoted_name
+from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 
 KIND: Final = "VfioDeviceConfig"
-
-
-class BackendPolicy(StrEnum):
-    """The VFIO interface that a container gets for its devices."""
-
-    LEGACY_ONLY = "LegacyOnly"
-    """The node of the IOMMU group, `/dev/vfio/51`."""
-    PREFER_IOMMUFD = "PreferIommuFD"
-    """The device's own node, `/dev/vfio/devices/vfio3`, where the kernel makes one; else the group's."""
-
-
-class VfioConfig(Struct, frozen=True, gc=False):
-    """How one device is given to its container."""
-
-    backend_policy: BackendPolicy = BackendPolicy.LEGACY_ONLY
-    enable_api_device: bool = True
-    """With /dev/vfio/vfio or /dev/iommu, the node that belongs to the backend."""
 
 
 def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:

@@ -7,13 +7,12 @@ from typing import final
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, placement
-from gpuactors.core.gpus.cdi import ClaimDevice
-from gpuactors.core.gpus.config import VfioConfig
-from gpuactors.core.kinds.table import key_of
+from gpuactors.core.kinds.table import key_of, kind_named
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
-from gpuactors.core.values.claim import BoundFunction, Claim
+from gpuactors.core.values.claim import BoundFunction, Claim, DeviceEdits
 from gpuactors.core.values.model import DeviceKey, function_address
+from gpuactors.core.values.vfio import VfioConfig
 
 
 @final
@@ -23,18 +22,17 @@ class GpuFiles:
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         return placement.may_write(state, entry)
 
-    def devices(
-        self, state: NodeState, entry: ClaimRecord, claim: Claim
-    ) -> tuple[ClaimDevice, ...]:  # all is in the entry
-        configs = config.chosen(claim)
+    def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
+        configs, found = config.chosen(claim), list[DeviceEdits]()
         gpus = {gpu.address: gpu for gpu in gpus_of(entry).gpus}
-        found = []
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
             gpu = gpus.get(key_of(result.device) or DeviceKey(""))
             # With admin access there is no node: an open would make the group busy for whoever has it.
-            functions = () if gpu is None or result.admin_access else _bound(entry, gpu)
-            found.append(ClaimDevice(result, functions, chosen))
+            is_own = gpu is not None and not result.admin_access
+            device = state.index.present.get(gpu.address) if gpu is not None and is_own else None
+            bound = _bound(entry, gpu) if gpu is not None and is_own else ()
+            found.append(kind_named(result.device).edits(result, device, bound, chosen))
         return tuple(found)
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:  # theirs are kubelet's

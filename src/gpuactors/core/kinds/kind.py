@@ -8,12 +8,14 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.model import DeviceKey, Observed, PciAddress, PciFunction
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import OfferedDevice
 from gpuactors.core.values.status import Reason
+from gpuactors.core.values.vfio import VfioConfig
 
 
 class HostFacts(Struct, frozen=True, gc=False):
@@ -91,3 +93,14 @@ class Kind(Protocol):
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         """The device in a ResourceSlice: type, attributes and capacity. `claimed`: a live claim has it. Whether it must
         not be given away now is decided by others."""
+
+    def edits(
+        self,
+        result: AllocatedDevice,
+        device: Device | None,
+        bound: Sequence[BoundFunction],
+        config: VfioConfig,
+    ) -> DeviceEdits:
+        """The device in the files of its claim. `device`: None: it is not there, or its container gets no node (a claim
+        with admin access, while another claim or pod has the device). `bound`: what Act.BIND has bound for it, the
+        device itself first."""

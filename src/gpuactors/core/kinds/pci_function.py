@@ -15,6 +15,7 @@ from gpuactors import limits
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits, Json
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, ids_of, is_selected, may_be_unbinding, named
 from gpuactors.core.values.memo import memoized_each
@@ -31,15 +32,27 @@ from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import STANDARD, OfferedDevice, attribute, quantity
 from gpuactors.core.values.status import Reason
+from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 
 SWITCH_ON: Final = (
     "switch the IOMMU on in the firmware, and with an Intel CPU on the kernel command line (intel_iommu=on)"
 )
 """The remedy where there is no IOMMU."""
 
+PCI_BUS_ID: Final = f"{STANDARD}pciBusID"
+
+CONTAINER_NODE: Final = "/dev/vfio/vfio"
+IOMMUFD_NODE: Final = "/dev/iommu"
+"""The API devices of the two backends, as paths of the container. `host/root.py` has those of the host."""
+
+_NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
+"""NVIDIA's container runtime adds all GPUs of the host driver to a container that does not say this."""
+
+_PERMISSIONS: Final = "mrw"
+
 _SLICE_NAME: Final = r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])"
 
-_PCI_BUS_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_FOUR_DIGITS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 _VMD_DOMAINS: Final = 0x10000
 """The first PCI domain behind a VMD controller: ACPI's have 16 bits (drivers/pci/controller/vmd.c,
@@ -163,7 +176,7 @@ class PciFunctions:
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         (function,) = device.units
         attributes: dict[str, str | int | bool | None] = {
-            f"{STANDARD}pciBusID": device.key,
+            PCI_BUS_ID: device.key,
             f"{STANDARD}pcieRoot": device.pcie_root,
             f"{STANDARD}numaNode": device.numa_node,
             # A DeviceClass selects GPUs by it.
@@ -185,12 +198,26 @@ class PciFunctions:
             claimed=claimed,
         )
 
+    def edits(
+        self,
+        result: AllocatedDevice,
+        device: Device | None,
+        bound: Sequence[BoundFunction],
+        config: VfioConfig,
+    ) -> DeviceEdits:
+        """All is in `bound`, which an act has read last. KubeVirt takes the PCI address (pkg/dra/utils.go)."""
+        edits: dict[str, Json] = {"env": (_NO_CUDA,)}
+        if paths := _nodes_of_claim(bound, config):
+            edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
+        key = self.key_of(result.device)
+        return DeviceEdits(result, edits, {PCI_BUS_ID: key} if key is not None else {})
+
 
 def _invalid(device: Device, *, claimed: bool) -> str:
     """Why no slice can have it, as a sentence; empty if one can."""
     if device.parent is not None and not claimed:
         return f"{device.key} is a virtual function of {device.parent}, which is no whole GPU"
-    if _PCI_BUS_ID.fullmatch(device.key):
+    if _FOUR_DIGITS.fullmatch(device.key):
         return ""
     return (
         f"{device.key} has a PCI domain of more than four digits (it is behind an Intel VMD controller), "
@@ -295,3 +322,20 @@ def _node_order(path: str) -> tuple[int, int, str]:
     if path.startswith("/dev/vfio/devices/"):
         return (2, number, path)
     return (3, 0, path) if path == "/dev/iommu" else (1, number, path)
+
+
+def _nodes_of_claim(functions: Sequence[BoundFunction], config: VfioConfig) -> tuple[str, ...]:
+    """The device nodes, of one backend only: a process that opens a group cannot use iommufd beside it.
+
+    With iommufd each function of the group has a node of its own, and a VM needs all of them; the group's node serves
+    all its functions.
+    """
+    if not functions:
+        return ()
+    cdevs = [function.cdev for function in functions if function.cdev is not None]
+    if config.backend_policy is BackendPolicy.PREFER_IOMMUFD and functions[0].cdev is not None:
+        found = [f"/dev/vfio/devices/{cdev}" for cdev in cdevs]
+        return tuple(found) + ((IOMMUFD_NODE,) if config.enable_api_device else ())
+    groups = dict.fromkeys(f.iommu_group for f in functions if f.iommu_group is not None)
+    found = [f"/dev/vfio/{group}" for group in groups]
+    return tuple(found) + ((CONTAINER_NODE,) if config.enable_api_device else ())

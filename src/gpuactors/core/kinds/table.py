@@ -36,6 +36,12 @@ def key_of(slice_name: str) -> DeviceKey | None:
     return next((key for kind in KINDS if (key := kind.key_of(slice_name)) is not None), None)
 
 
+def kind_named(slice_name: str) -> Kind:
+    """The kind of a device by its name in a ResourceSlice; of a name that is none of ours, which a claim of NVIDIA's
+    driver has, whole PCI functions."""
+    return next((kind for kind in KINDS if kind.key_of(slice_name) is not None), PCI_FUNCTION)
+
+
 def devices(facts: HostFacts) -> Mapping[DeviceKey, Device]:
     """Every device that is there, of all kinds, sorted by key."""
     found: dict[DeviceKey, Device] = {}

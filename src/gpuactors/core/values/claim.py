@@ -97,6 +97,20 @@ class Claim(Struct, frozen=True, gc=False):
     configs: tuple[OpaqueConfig, ...] = ()
 
 
+AttributeValue = str | int | bool
+"""The value of a device's attribute, as it is in the ResourceSlice."""
+
+
+class DeviceEdits(Struct, frozen=True, gc=False):
+    """One device of a claim in its files."""
+
+    result: AllocatedDevice
+    edits: Json
+    """The changes to the container (CDI, `containerEdits`); not empty."""
+    attributes: Mapping[str, AttributeValue] = {}
+    """Those that the metadata file of its request has."""
+
+
 class ClaimAbsent(Struct, frozen=True, gc=False):
     """The API server has no claim of this name. (That it does not serve claims at all is another error.)"""
 

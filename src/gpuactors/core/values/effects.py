@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 from gpuactors.core.values.owner import Allocation
-
-if TYPE_CHECKING:
-    from gpuactors.core.values.claim import Prepared, Unprepared
 
 
 class Refusal(StrEnum):
@@ -71,7 +68,7 @@ class Elsewhere(Struct, frozen=True, gc=False):
     """A call about a claim that this daemon has handed over: its successor has the answer (ADR 0015)."""
 
 
-Answer: TypeAlias = "Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere"
+Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere
 
 
 class Reply(Struct, frozen=True, gc=False):

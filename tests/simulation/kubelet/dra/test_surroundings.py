@@ -9,9 +9,10 @@ import trio
 from trio.testing import MockClock
 
 from gpuactors.core.claims.cdi import device_file
-from gpuactors.core.gpus.cdi import ClaimDevice
+from gpuactors.core.kinds.pci_function import PCI_FUNCTION
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.vfio import VfioConfig
 from gpuactors_simulation.kube.server import FakeApiServer
 from gpuactors_simulation.kubelet.dra.surroundings import nodes_of, surroundings_of
 from gpuactors_simulation.kubelet.dra.values import ApiAwayError, ClaimObject
@@ -74,7 +75,8 @@ async def test_a_kubelet_that_starts_deletes_the_slices_of_its_node_and_later_th
 def cdi_file() -> bytes:
     function = BoundFunction(PciAddress("0000:01:00.0"), "vfio-pci", 51, None)
     allocated = AllocatedDevice("gpu", "node-1", "gpu-0000-01-00-0")
-    return json.dumps(device_file(DRIVER, CLAIM, [ClaimDevice(allocated, (function,))])).encode()
+    edits = PCI_FUNCTION.edits(allocated, None, (function,), VfioConfig())
+    return json.dumps(device_file(DRIVER, CLAIM, [edits])).encode()
 
 
 def test_the_nodes_of_a_cdi_id_are_those_of_the_daemons_own_files() -> None:

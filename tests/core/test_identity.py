@@ -503,7 +503,7 @@ def test_another_model_under_a_served_name_is_served_as_well_until_the_name_reti
     both = core.state.published.served
     assert both == {H100: {MODEL, "10de:2331"}}
     core.inspect(A)
-    assert core.state.published.served is both, "a pod may have been given it"
+    assert core.state.published.served == both, "a pod may have been given it"
     core.inspect(B)
     core.pass_time(limits.RETIRE_EMPTY_AFTER_S + 1)
     assert core.state.published.served == {}

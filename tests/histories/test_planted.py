@@ -57,11 +57,11 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         return use is not None and use.in_use
 
     def without_busy(
-        state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
+        state: NodeState, ids: Mapping[DeviceKey, DeviceId], given: Mapping[ResourceName, Set[DeviceId]]
     ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
         return {
             resource: {i: a for i, a in devices.items() if not is_busy(state, a.address)}
-            for resource, devices in listed(state, given).items()
+            for resource, devices in listed(state, ids, given).items()
         }
 
     monkeypatch.setattr(device_lists, "_listed", without_busy)

@@ -37,8 +37,8 @@ MUTATIONS: Final = (
     Mutation(
         "no tombstone: a GPU that is gone under its pod leaves the list",
         "core/deviceplugin/device_lists.py",
-        "        if not (lost := frozenset(ids).difference(of_resource)):\n",
-        "        if not (lost := set[DeviceId]()):\n",
+        "        if lost := of_pods - of_resource.keys():\n",
+        "        if lost := set[DeviceId]():\n",
     ),
     Mutation(
         "a GPU whose unbind waits leaves the list while somebody has it open",

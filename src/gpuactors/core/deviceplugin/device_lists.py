@@ -24,7 +24,7 @@ from gpuactors.core.deviceplugin.entries import entries
 from gpuactors.core.deviceplugin.registration import new_plugin
 from gpuactors.core.host.inspections import last_seen, never_seen
 from gpuactors.core.kinds.table import is_key
-from gpuactors.core.ledger.identity import awaits_inspection, lost, not_listed
+from gpuactors.core.ledger.identity import alias_ids, awaits_inspection, lost, not_listed
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.state import NodeState, with_plugins
 from gpuactors.core.values.cause import Cause
@@ -45,7 +45,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Allocation, Named
 from gpuactors.core.values.quote import quoted_id, quoted_ids
-from gpuactors.core.values.remade import is_same_keys, same_if_equal, those
+from gpuactors.core.values.remade import those
 from gpuactors.core.values.status import Reason
 
 HISTORY_ENTRIES: Final = 20
@@ -66,7 +66,6 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         return with_plugins(state, {}), {}, []
     if not is_ready(state) or _nothing_changed(before, state, at):
         return state, {}, []
-    state = replace(state, entries=entries(state))
     view = _view(state)
     made, found = dict[ResourceName, DeviceList](), dict[ResourceName, Sequence[Difference]]()
     for resource in sorted({*state.published.plugins, *view.listed}):
@@ -101,14 +100,14 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
 def _served(
     state: NodeState, device_lists: Mapping[ResourceName, DeviceList], retired: Set[ResourceName]
 ) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that are ours, with the models that had this name; the same object if nothing changed."""
+    """The resources that are ours, with the models that had this name."""
     models = state.index.models
     served = {
         resource: known for resource, known in state.published.served.items() if resource not in retired
     }
     for resource in device_lists:
         served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
-    return same_if_equal(state.published.served, served)
+    return served
 
 
 class _View(Struct, frozen=True, gc=False):
@@ -125,8 +124,8 @@ class _View(Struct, frozen=True, gc=False):
 
 
 def _view(state: NodeState) -> _View:
-    given = allocated_ids(state, state.index.resources)
-    return _View(ids=state.entries.ids, given=given, listed=_listed(state, given))
+    given, ids = allocated_ids(state, state.index.resources), alias_ids(state)
+    return _View(ids=ids, given=given, listed=_listed(state, ids, given))
 
 
 def is_ready(state: NodeState) -> bool:
@@ -164,16 +163,24 @@ def _awaits_lost_claims(state: NodeState) -> bool:
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
     return (
         is_ready(before)
-        and before.index.functions is state.index.functions
-        and before.assessments is state.assessments
-        and not _unbinding_may_differ(before, state)
-        and (before.calls is state.calls or _held(before) <= _held(state))
-        and before.kubelet.ledger.entries is state.kubelet.ledger.entries
-        and (before.kubelet.ledger.read == 0) == (state.kubelet.ledger.read == 0)
-        and is_same_keys(before.kubelet.pending_allocations, state.kubelet.pending_allocations)
-        and before.kubelet.resolved is state.kubelet.resolved
-        and before.daemon.role is state.daemon.role
+        and _facts(before) == _facts(state)
+        and _held(before) <= _held(state)
         and not any(_is_over(plugin, at) for plugin in state.published.plugins.values())
+    )
+
+
+def _facts(state: NodeState) -> tuple[object, ...]:
+    """All that the lists follow from, but for calls and the time."""
+    ledger, polls = state.kubelet.ledger, state.host.polls
+    return (
+        state.daemon.role,
+        ledger.read == 0,
+        ledger.entries,
+        state.kubelet.pending_allocations.keys(),
+        state.kubelet.resolved,
+        state.host.functions,
+        state.assessments,
+        polls.seen if state.index.unbinding else None,  # only a poll shows that an unbind waits, or has ended
     )
 
 
@@ -182,33 +189,26 @@ def _held(state: NodeState) -> set[ResourceName]:
     return {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
 
 
-def _unbinding_may_differ(before: NodeState, state: NodeState) -> bool:
-    """Whether a new poll may show that an unbind waits, or has ended: only polls show that."""
-    return before.host.polls.seen is not state.host.polls.seen and bool(state.index.unbinding)
-
-
 def _listed(
-    state: NodeState, given: Mapping[ResourceName, Set[DeviceId]]
+    state: NodeState,
+    ids: Mapping[DeviceKey, DeviceId],
+    given: Mapping[ResourceName, Set[DeviceId]],
 ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
     """The entries to list, in the order of their IDs: offered devices, and those that are lost while a pod has
     them."""
-    listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {
-        resource: dict(entries) for resource, entries in state.entries.of.items()
-    }
-    for resource, ids in given.items():
+    listed = entries(state, ids)
+    for resource, of_pods in given.items():
         of_resource = listed.setdefault(resource, {})
-        if not (lost := frozenset(ids).difference(of_resource)):
-            continue
-        before = {a.id: a for a in state.published.device_lists.get(resource, ())}
-        for device_id in lost:
-            old = before.get(device_id)
-            made = _tombstone(state, (resource, device_id), old)
-            of_resource[device_id] = same_if_equal(old, made)
-        listed[resource] = dict(sorted(of_resource.items()))
-    return listed
+        if lost := of_pods - of_resource.keys():
+            before = {a.id: a for a in state.published.device_lists.get(resource, ())}
+            for device_id in lost:
+                of_resource[device_id] = _tombstone(state, ids, (resource, device_id), before.get(device_id))
+    return {resource: dict(sorted(of_resource.items())) for resource, of_resource in listed.items()}
 
 
-def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -> AdvertisedDevice:
+def _tombstone(
+    state: NodeState, ids: Mapping[DeviceKey, DeviceId], name: Named, listed: AdvertisedDevice | None
+) -> AdvertisedDevice:
     """The entry of an ID that is allocated to a pod and that no other entry has: its device is not offered any more, or
     is listed by another ID, or the ID means no device here. So capacity is not smaller than allocated. `listed` is the
     entry that the published list has for it."""
@@ -221,7 +221,7 @@ def _tombstone(state: NodeState, name: Named, listed: AdvertisedDevice | None) -
         return AdvertisedDevice(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
     reason = to.message
     if address in state.index.devices:
-        reason += f"; it is listed as {state.entries.ids.get(address, address)} too"
+        reason += f"; it is listed as {ids.get(address, address)} too"
     return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
 
 
@@ -255,12 +255,11 @@ def _device_list(
                 if other is not None
                 else not_listed(state, resource, entry.address)
             )
-            kept = _unhealthy(entry, why)
-            entries[entry.id] = same_if_equal(entry, kept)
+            entries[entry.id] = _unhealthy(entry, why)
         if left:
             made = tuple(sorted(entries.values(), key=_ID))
             found = differences(listed, made)
-    return (made, found) if any(was != now for was, now in found) else (listed, ())
+    return (made, found) if found else (listed, ())
 
 
 def _unhealthy(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
@@ -384,9 +383,7 @@ def _recorded(
     at: float,
 ) -> Mapping[DeviceKey, tuple[Transition, ...]]:
     """The history with the changes of this publication."""
-    if device_lists.keys() == state.published.device_lists.keys() and all(
-        device_lists[r] is f for r, f in state.published.device_lists.items()
-    ):
+    if device_lists == state.published.device_lists:
         return state.published.history
     retired = (
         a

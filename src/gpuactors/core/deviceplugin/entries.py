@@ -1,5 +1,4 @@
-"""The list entry of each device that is offered, or allocated to a pod: made for a publication when something of it has
-changed, and carried in the state with what it is made of.
+"""The list entry of each device that is offered, or allocated to a pod.
 
 Must not decide what else is listed (a device that is gone while a pod has it, an entry that a call holds): that is
 `device_lists.py`.
@@ -7,70 +6,30 @@ Must not decide what else is listed (a device that is gone while a pod has it, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from operator import ne
+from collections.abc import Mapping
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import use_of
-from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.entries import Entries, EntryRow, ListEntry
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, ResourceName
-from gpuactors.core.values.remade import amended, changed_keys, other_keys
 from gpuactors.core.values.status import DeviceStatus
 
 
-def entries(state: NodeState) -> Entries:
-    """The entries of exactly this state; `state.entries` are those of the last publication."""
-    before, devices, ids = state.entries, state.index.devices, alias_ids(state)
+def entries(
+    state: NodeState, ids: Mapping[DeviceKey, DeviceId]
+) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
+    """The entries by resource and the ID that a device is listed by, in no order. `ids`: see `identity.alias_ids`."""
+    devices, assessed = state.index.devices, state.assessments
     # Whether a device is offered is in question only while it may be being unbound.
-    offered = {address: is_offered(state, devices[address]) for address in state.index.unbinding}
-    assessed = state.assessments
-    other = {
-        *changed_keys(before.devices, devices),
-        *other_keys(before.assessed, assessed),
-        *other_keys(before.ids, ids, ne),
-        *(before.ids.keys() - ids.keys()),
-        *other_keys(before.offered, offered),
-        *(before.offered.keys() - offered.keys()),
-    }
-    made: dict[DeviceKey, ListEntry | None] = {}
-    for address in other:
-        device = devices.get(address)
-        row = None if device is None else (device, assessed[address], ids.get(address), offered.get(address))
-        made[address] = None if row is None else _entry(address, row)
-    of_devices = amended(before.of_devices, made)
-    of = before.of if of_devices is before.of_devices else _by_resource(before, of_devices, made)
-    return Entries(devices, assessed, ids, offered, of_devices, of)
-
-
-def _by_resource(
-    before: Entries, of_devices: Mapping[DeviceKey, ListEntry], made: Iterable[DeviceKey]
-) -> Mapping[ResourceName, Mapping[DeviceId, AdvertisedDevice]]:
-    """`Entries.of` with the entries of the devices that were `made` anew."""
-    other: dict[ResourceName, dict[DeviceId, AdvertisedDevice | None]] = {}
-    for resource, entry in filter(None, map(before.of_devices.get, made)):
-        other.setdefault(resource, {})[entry.id] = None
-    for resource, entry in filter(None, map(of_devices.get, made)):
-        other.setdefault(resource, {})[entry.id] = entry
-    return amended(before.of, {r: _sorted(before.of.get(r, {}), of_r) or None for r, of_r in other.items()})
-
-
-def _sorted(
-    before: Mapping[DeviceId, AdvertisedDevice], changes: Mapping[DeviceId, AdvertisedDevice | None]
-) -> Mapping[DeviceId, AdvertisedDevice]:
-    """`before`, which is sorted, with these changes."""
-    now = amended(before, changes)
-    return now if changes.keys() <= before.keys() else dict(sorted(now.items()))
-
-
-def _entry(address: DeviceKey, row: EntryRow) -> ListEntry | None:
-    device, assessment, device_id, offered = row
-    held = assessment.holding
-    if not (device.has_backing or offered or (held is not None and held.is_allocated)):
-        return None
-    return device.resource, _advertised(device_id or DeviceId(address), device, assessment.status)
+    offered = {key for key in state.index.unbinding if is_offered(state, devices[key])}
+    found: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+    for key, device in devices.items():
+        held = assessed[key].holding
+        if device.has_backing or key in offered or (held is not None and held.is_allocated):
+            entry = _advertised(ids.get(key, DeviceId(key)), device, assessed[key].status)
+            found.setdefault(device.resource, {})[entry.id] = entry
+    return found
 
 
 def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:

@@ -23,7 +23,6 @@ from gpuactors.core.assessment.assessments import assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import Index, index
-from gpuactors.core.state.entries import NO_ENTRIES, Entries
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -152,8 +151,6 @@ class NodeState(Struct, frozen=True, gc=False):
     """Compute domains; None while they are off."""
     offered_part: Offered | None = None
     """The devices offered to claims, derived from the rest; see `gpus/offer.py`. None before the first offer."""
-    entries: Entries = NO_ENTRIES
-    """The list entry of each device, as of the last publication; see `deviceplugin/entries.py`."""
 
     @property
     def gpus(self) -> Gpus:

@@ -18,13 +18,9 @@ Value = TypeVar("Value")
 _Input = TypeVar("_Input", contravariant=True)
 _Value = TypeVar("_Value", covariant=True)
 
-_KEPT: Final = 4
-"""Results of one function: a step reads what follows from the state before it and from the one after, and a process of
-the simulation runs several daemons."""
-
-_KEPT_OF_EACH: Final = 2
-"""As `_KEPT`, of a function that is applied to each of many inputs: of two states one after the other most are the
-same."""
+_KEPT: Final = 2
+"""Results of one function, or of each of its inputs: a step reads what follows from the state before it and from the
+one after."""
 
 _forgetting: Final[list[Callable[[], None]]] = []
 
@@ -62,7 +58,7 @@ class OfEach(Protocol[_Input, _Value]):
 def memoized_each(function: Callable[[_Input], _Value]) -> OfEach[_Input, _Value]:
     """Apply `function` to each input of a mapping. Of one that equals the last input with its key, return the result of
     that again."""
-    kept: deque[dict[Any, tuple[_Input, _Value]]] = deque(maxlen=_KEPT_OF_EACH)
+    kept: deque[dict[Any, tuple[_Input, _Value]]] = deque(maxlen=_KEPT)
     _forgetting.append(kept.clear)
 
     def remembered(inputs: Mapping[Key, _Input]) -> Mapping[Key, _Value]:

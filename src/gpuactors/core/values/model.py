@@ -10,8 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import compress
-from operator import is_not
 from typing import Final, NewType
 
 from msgspec import Struct, field
@@ -227,15 +225,10 @@ Changes = Mapping[ResourceName, Sequence[Difference]]
 
 def differences(before: DeviceList, after: DeviceList) -> list[Difference]:
     """The entries that differ, in the order of the IDs."""
-    if before is after:
-        return []
-    if len(before) == len(after):
-        pairs = [(before[i], after[i]) for i in compress(range(len(after)), map(is_not, before, after))]
-        if all(old.id == new.id for old, new in pairs):
-            return [*pairs]
-    was, now = {a.id: a for a in before}, {a.id: a for a in after}
-    others = compress(now, map(is_not, now.values(), map(was.get, now)))
-    return [(was.get(i), now.get(i)) for i in sorted({*others, *(was.keys() - now.keys())})]
+    if [a.id for a in before] == [a.id for a in after]:
+        return [(was, now) for was, now in zip(before, after, strict=True) if was != now]
+    old, new = {a.id: a for a in before}, {a.id: a for a in after}
+    return [(old.get(i), new.get(i)) for i in sorted(old.keys() | new.keys()) if old.get(i) != new.get(i)]
 
 
 def is_news_for_kubelet(found: Iterable[Difference]) -> bool:

@@ -95,13 +95,13 @@ def test_a_share_id_is_echoed_and_the_request_is_the_base_name() -> None:
 
 
 def test_a_config_for_a_request_covers_its_subrequests() -> None:
-    iommu: Json = {"apiVersion": API_VERSION, "kind": KIND, "iommu": {"backendPolicy": "PreferIommuFD"}}
+    iommu: Json = {"apiVersion": API_VERSION, "kind": KIND, "iommu": {"enableAPIDevice": False}}
     core = core_of(AllocatedDevice("main/sub", POOL, GPU_A), configs=(OpaqueConfig(False, ("main",), iommu),))
     core.held_back = {"files"}
     core.prepare(ONE)
     (act,) = core.wanted.files.values()
     (device,) = act.devices
-    assert nodes_of(device) == ("/dev/vfio/devices/vfio1", "/dev/iommu")
+    assert nodes_of(device) == ("/dev/vfio/1",), "without /dev/vfio/vfio"
 
 
 def test_the_claim_of_an_extended_resource_is_a_claim_as_any() -> None:

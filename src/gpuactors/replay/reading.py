@@ -68,7 +68,7 @@ class Meter:
     bytes_read: int = 0
 
 
-Entry = File | StateLine | StepLine | AgainLine | Damage
+JournalEntry = File | StateLine | StepLine | AgainLine | Damage
 
 
 def files_to_read(path: str) -> tuple[list[File], list[Damage]]:
@@ -98,7 +98,7 @@ def files_to_read(path: str) -> tuple[list[File], list[Damage]]:
     return sorted(found, key=lambda file: (order[file.header.run], file.header.part)), damaged
 
 
-def entries(files: Iterable[File], meter: Meter) -> Iterator[tuple[File, Iterator[Entry]]]:
+def entries(files: Iterable[File], meter: Meter) -> Iterator[tuple[File, Iterator[JournalEntry]]]:
     """Each file with what is in it after its header."""
     for file in files:
         yield file, _entries(file, meter)
@@ -158,7 +158,7 @@ def _checked(line: Line) -> Line:
     return line
 
 
-def _entries(file: File, meter: Meter) -> Iterator[Entry]:
+def _entries(file: File, meter: Meter) -> Iterator[JournalEntry]:
     """Steps only after a state; unreadable data is reported once its extent is known."""
     skipped, first, why = 0, 0, ""
     with open_plain(file.path) as content:

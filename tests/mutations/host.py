@@ -54,8 +54,8 @@ HOST: Final = (
     Mutation(
         "a group with a reserved region is offered to claims",
         "core/gpus/offer.py",
-        "    return of_the_host(state, device) or of_the_hosts_fabric",
-        "    return of_the_hosts_fabric",
+        "    return kind.not_viable(device, to_bind) or kind.of_the_hosts_fabric",
+        "    return kind.of_the_hosts_fabric",
         "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
     ),
     Mutation(

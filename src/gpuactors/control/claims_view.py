@@ -91,8 +91,8 @@ def _reasons(state: NodeState) -> dict[str, str]:
 
     return {
         device.name: why_blocked(state, key)
-        for key, (device, _) in state.offered.of_devices.items()
-        if device is not None and device.blocked is not None
+        for key, device in state.offered.devices.items()
+        if device.blocked is not None
     }
 
 

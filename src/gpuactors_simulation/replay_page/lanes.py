@@ -162,8 +162,7 @@ def _claims(state: NodeState) -> dict[DeviceKey, ClaimRecord]:
 
 def _offered(state: NodeState) -> frozenset[DeviceKey]:
     """The devices that may be given to a claim now."""
-    of_each = state.offered.of_devices.items()
-    return frozenset(key for key, (device, _) in of_each if device is not None and device.blocked is None)
+    return frozenset(key for key, device in state.offered.devices.items() if device.blocked is None)
 
 
 def _daemon(state: NodeState) -> tuple[str, str]:

@@ -206,7 +206,7 @@ def in_the_hosts_fabric() -> set[Cause]:
     core = ClaimCore(
         gpu(A, 1, driver="nvidia"), replace(gpu(B, 2, driver="nvidia-nvswitch"), class_code="068000")
     )
-    offered, _ = core.state.offered.of_devices[device_key(A)]
+    offered = core.state.offered.devices[device_key(A)]
     assert offered is not None
     assert offered.blocked is not None
     return {Cause(offered.blocked.cause)}

@@ -44,7 +44,7 @@ def a_container_has(device: str = UUID, *, resource: str = PLUGIN, uuid: str | N
 
 
 def offered(core: ClaimCore) -> OfferedDevice:
-    device, _ = core.state.offered.of_devices[device_key(A)]
+    device = core.state.offered.devices[device_key(A)]
     assert device is not None
     return device
 

@@ -18,7 +18,7 @@ from tests.core.gpus.claim_core import ClaimCore, allocated, core_with, name
 
 def offered(core: ClaimCore, address: str) -> OfferedDevice:
     assert core.wanted.offer is core.state.offered.offer
-    device, _ = core.state.offered.of_devices[DeviceKey(address)]
+    device = core.state.offered.devices[DeviceKey(address)]
     assert device is not None
     return device
 

@@ -67,12 +67,11 @@ def of_the_host(state: NodeState, device: Device, claimed: Iterable[DeviceKey] =
     return kind.not_viable(device, to_bind)
 
 
-def of_the_hosts_fabric(state: NodeState, device: Device) -> Reason | None:
-    """Why a GPU on its host's driver must not be bound to vfio on a board with NVSwitches; None if it may be."""
+def switches_in_the_way(state: NodeState) -> tuple[PciFunction, ...]:
+    """The NVSwitches because of which a GPU on its host's driver must not be bound to vfio, sorted by address."""
     if state.gpus.settings.nvswitch_allowed:
-        return None
-    switches = [state.index.functions[address] for address in sorted(state.index.switches)]
-    return kind_of(device).of_the_hosts_fabric(device, switches)
+        return ()
+    return tuple([state.index.functions[address] for address in sorted(state.index.switches)])
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
@@ -122,7 +121,8 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
             continue
         if unseen := _unseen(state, entry, device):
             return Conflict(_of(key, unseen))
-        if unfit := another_model(state, entry, device) or of_the_hosts_fabric(state, device):
+        fabric = kind_of(device).of_the_hosts_fabric(device, switches_in_the_way(state))
+        if unfit := another_model(state, entry, device) or fabric:
             return Conflict(unfit, is_final=True)
         if claimed := _by_another_claim(state, entry, key, device):
             return Conflict(_of(key, claimed), is_owner=True)

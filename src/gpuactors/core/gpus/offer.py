@@ -2,30 +2,37 @@
 
 A GPU on its host's driver is offered: a claim binds it, and its companions, to vfio. One that a pod has by the device
 plugin, or a process holds, is not to be given away, nor is one that no virtual machine could open. Made once in a step,
-at its end, of the devices of which something has changed, and carried in the state with what it is made of.
+at its end, of the devices of which something has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import repeat
-from operator import attrgetter, is_, ne
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.core.gpus.exclusion import of_the_host, of_the_hosts_fabric
+from gpuactors.core.gpus.exclusion import switches_in_the_way
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.table import kind_of, slice_name
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import gpus_of
-from gpuactors.core.state.offered import Offered, OfferRow
+from gpuactors.core.state.claims import ClaimSettings, gpus_of
+from gpuactors.core.state.gpus import Fitness
+from gpuactors.core.state.offered import Offered
 from gpuactors.core.values.cause import OF_A_PART, Cause
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import DeviceKey, function_address
-from gpuactors.core.values.remade import remade, same_if_equal
+from gpuactors.core.values.memo import memoized, memoized_each
+from gpuactors.core.values.model import (
+    ClaimedDevice,
+    DeviceKey,
+    PciFunction,
+    ResourceName,
+    function_address,
+)
 from gpuactors.core.values.slices import BlockKind, BlockReason, Offer, OfferedDevice
 from gpuactors.core.values.status import Assessment, Reason
 
@@ -38,64 +45,107 @@ _PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING, ClaimSt
 """The states of a claim whose devices its own acts have brought to vfio: elsewhere they are Unhealthy."""
 
 
+class _Inputs(Struct, frozen=True, gc=False):
+    """All that the offer of a device, and its health while a claim has it, follow from."""
+
+    key: DeviceKey
+    pool: str
+    device: Device | None
+    """None: it is not there, or no selector chooses it and no pod has it."""
+    is_there: bool
+    is_selected: bool
+    assessment: Assessment | None
+    claimed_as: str
+    """The name in the slice by which a claim has it; empty if none has it."""
+    found: Reason | None
+    """Why no claim could bind it, by the last check."""
+    is_placed: bool
+    """See `Offered.placed`."""
+    last: OfferedDevice | None
+    """As it was offered last, if it cannot be offered now."""
+    switches: tuple[PciFunction, ...]
+    """The NVSwitches of the node that keep a GPU on its host's driver."""
+
+
 def offered(state: NodeState) -> NodeState:
     """`state` with what it offers, for the snapshot."""
-    settings = state.gpus.claims.settings
+    gpus, index, before = state.gpus, state.index, state.offered
     if (
-        settings is None
-        or not state.gpus.claims.loaded
+        gpus.claims.settings is None
+        or not gpus.claims.loaded
         or not state.host.scanned
         or not state.kubelet.ledger.tried
     ):
         return state
-    before, index, gpus = state.offered, state.index, state.gpus
-    placed = same_if_equal(before.placed, _placed(state))
-    made_of = (
-        *(index.functions, index.devices, index.names),
-        *(state.assessments, gpus.reserved, gpus.fitness, placed),
+    now = _offered(
+        gpus.claims.settings,
+        index.devices,
+        index.names,
+        index.present,
+        state.assessments,
+        gpus.reserved,
+        gpus.fitness,
+        _placed(state),
+        {
+            key: before.devices[key]
+            for key in gpus.reserved
+            if key in before.devices and key not in index.names
+        },
+        switches_in_the_way(state),
     )
-    if before.offer is not None and all(map(is_, before.made_of, made_of)):
-        return state
-    rows = _rows(state, placed)
-
-    def offered_device(address: DeviceKey, row: OfferRow) -> tuple[OfferedDevice | None, DeviceHealth]:
-        device, assessment, is_named, *_, is_placed, _, _ = row
-        gpu, _ = before.of_devices.get(address, (None, None))
-        if is_named and device is not None and assessment is not None:
-            gpu = _offered(state, device, assessment)
-        elif gpu is not None:
-            # A pool never has less than what is held: it stays until its claim ends.
-            gpu = replace(gpu, claimed=True, blocked=_GONE)
-        return gpu, _health(state, settings.pool, address, is_placed=is_placed)
-
-    of_devices = remade(before.of_devices, before.rows, rows, offered_device, ne)
-    if of_devices is before.of_devices and before.offer is not None:
-        return replace(state, offered_part=replace(before, made_of=made_of, placed=placed, rows=rows))
-    offers = [of_devices[a][0] for a in sorted(of_devices)]
-    offer = Offer(settings.driver, settings.pool, tuple(gpu for gpu in offers if gpu is not None))
-    health = tuple(sorted([health for _, health in of_devices.values()], key=attrgetter("device")))
-    offer = same_if_equal(before.offer, offer)
-    return replace(state, offered_part=Offered(made_of, placed, rows, of_devices, offer, health))
+    return state if now == before else replace(state, offered_part=now)
 
 
-def _rows(state: NodeState, placed: frozenset[DeviceKey]) -> Mapping[DeviceKey, OfferRow]:
-    """The inputs of the offer of each device that is selected, or that a claim has."""
-    index, reserved = state.index, state.gpus.reserved
-    switches = tuple([index.functions[address] for address in sorted(index.switches)])
-    addresses = {**index.names, **reserved} if reserved.keys() - index.names.keys() else index.names
-    found = {a: known.found for a, known in state.gpus.fitness.items() if known.found is not None}
-    of_each = zip(
-        map(index.devices.get, addresses),
-        map(state.assessments.get, addresses),
-        map(index.names.__contains__, addresses),
-        map(reserved.get, addresses),
-        map(found.get, addresses),
-        map(placed.__contains__, addresses),
-        map(index.present.__contains__, addresses),
-        repeat(switches),
-        strict=False,  # the last is endless
-    )
-    return dict(zip(addresses, of_each, strict=True))
+@memoized
+def _offered(
+    settings: ClaimSettings,
+    devices: Mapping[DeviceKey, Device],
+    selected: Mapping[DeviceKey, ResourceName],
+    present: Mapping[DeviceKey, Device],
+    assessments: Mapping[DeviceKey, Assessment],
+    reserved: Mapping[DeviceKey, ClaimedDevice],
+    fitness: Mapping[DeviceKey, Fitness],
+    placed: frozenset[DeviceKey],
+    last: Mapping[DeviceKey, OfferedDevice],
+    switches: tuple[PciFunction, ...],
+) -> Offered:
+    """The offer of each device that is selected, or that a claim has."""
+    inputs = {
+        key: _Inputs(
+            key=key,
+            pool=settings.pool,
+            device=devices.get(key),
+            is_there=key in present,
+            is_selected=key in selected,
+            assessment=assessments.get(key),
+            claimed_as=reserved[key].device if key in reserved else "",
+            found=fitness[key].found if key in fitness else None,
+            is_placed=key in placed,
+            last=last.get(key),
+            switches=switches,
+        )
+        for key in sorted(selected.keys() | reserved.keys())
+    }
+    made = _offer_each(inputs)
+    found = {key: device for key, (device, _) in made.items() if device is not None}
+    health = sorted([health for _, health in made.values()], key=attrgetter("device"))
+    return Offered(placed, found, Offer(settings.driver, settings.pool, tuple(found.values())), tuple(health))
+
+
+@memoized_each
+def _offer_each(inputs: _Inputs) -> tuple[OfferedDevice | None, DeviceHealth]:
+    """The offer of one device, and its health; None: a claim has it, and it was never offered."""
+    device, assessment, offer = inputs.device, inputs.assessment, inputs.last
+    if inputs.is_selected and device is not None and assessment is not None:
+        # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
+        claimed = inputs.claimed_as == slice_name(inputs.key)
+        offer = kind_of(device).offer(device, claimed=claimed)
+        if not claimed:
+            offer = replace(offer, blocked=_blocked(device, assessment, inputs.found, inputs.switches))
+    elif offer is not None:
+        # A pool never has less than what is held: it stays until its claim ends.
+        offer = replace(offer, claimed=True, blocked=_GONE)
+    return offer, _health(inputs)
 
 
 def _placed(state: NodeState) -> frozenset[DeviceKey]:
@@ -113,43 +163,36 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
     )
 
 
-def _offered(state: NodeState, device: Device, assessment: Assessment) -> OfferedDevice:
-    owner = state.gpus.reserved.get(device.key)
-    # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
-    claimed = owner is not None and owner.device == slice_name(device.key)
-    offered = kind_of(device).offer(device, claimed=claimed)
-    return offered if claimed else replace(offered, blocked=_blocked(state, device, assessment))
-
-
-def why_blocked(state: NodeState, address: DeviceKey) -> str:
+def why_blocked(state: NodeState, key: DeviceKey) -> str:
     """Why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
-    device, assessment = state.index.devices.get(address), state.assessments.get(address)
+    device, assessment = state.index.devices.get(key), state.assessments.get(key)
     if device is None or assessment is None:
         return ""
     if assessment.holding is not None:
         return assessment.holding.reason.message
-    if (fault := _fault(state, device, assessment)) is not None:
+    if (fault := _fault(device, assessment, switches_in_the_way(state))) is not None:
         return fault.message
-    fitness = state.gpus.fitness.get(address)
+    fitness = state.gpus.fitness.get(key)
     return fitness.found.message if fitness is not None and fitness.found is not None else ""
 
 
-def _blocked(state: NodeState, device: Device, assessment: Assessment) -> BlockReason | None:
+def _blocked(
+    device: Device, assessment: Assessment, found: Reason | None, switches: Sequence[PciFunction]
+) -> BlockReason | None:
     if assessment.holding is not None:
         cause = assessment.holding.reason.cause
         # A pod that kubelet lists half a second later has it as it had it before: that is one change of the slice.
         return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
-    if (fault := _fault(state, device, assessment)) is not None:
+    if (fault := _fault(device, assessment, switches)) is not None:
         return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
-    fitness = state.gpus.fitness.get(device.key)
-    if fitness is None or fitness.found is None:
+    if found is None:
         return None
-    held = fitness.found.cause is Cause.IN_USE_ON_HOST
-    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(fitness.found.cause))
+    held = found.cause is Cause.IN_USE_ON_HOST
+    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(found.cause))
 
 
 def _fault(
-    state: NodeState, device: Device, assessment: Assessment, *, is_placed: bool = False
+    device: Device, assessment: Assessment, switches: Sequence[PciFunction], *, is_placed: bool = False
 ) -> Reason | None:
     """Why no claim could use it, whoever has it now; None if one could. `is_placed`: a claim has bound it, and does
     not bind it again while its virtual machine runs."""
@@ -158,18 +201,17 @@ def _fault(
     mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
     if blocker is not None and blocker.cause not in mended:
         return blocker
-    return of_the_host(state, device) or of_the_hosts_fabric(state, device)
+    to_bind = {function.address for function in kind.to_bind(device)}
+    return kind.not_viable(device, to_bind) or kind.of_the_hosts_fabric(device, switches)
 
 
-def _health(state: NodeState, pool: str, address: DeviceKey, *, is_placed: bool) -> DeviceHealth:
+def _health(inputs: _Inputs) -> DeviceHealth:
     """The health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
-    name, index = slice_name(address), state.index
-    if address not in index.present:
+    pool, name, fault = inputs.pool, slice_name(inputs.key), None
+    if not inputs.is_there:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
-    device, assessment = index.devices.get(address), state.assessments.get(address)
-    fault = None
-    if device is not None and assessment is not None:
-        fault = _fault(state, device, assessment, is_placed=is_placed)
+    if inputs.device is not None and inputs.assessment is not None:
+        fault = _fault(inputs.device, inputs.assessment, inputs.switches, is_placed=inputs.is_placed)
     if fault is not None:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, fault.message)
     return DeviceHealth(pool, name, DraHealth.HEALTHY, "")

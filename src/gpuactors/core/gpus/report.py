@@ -111,7 +111,7 @@ def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, Claime
 def _offer_of(state: NodeState, address: DeviceKey) -> str:
     if address in state.gpus.reserved:
         return CLAIMED
-    found, _ = state.offered.of_devices.get(address, (None, None))
+    found = state.offered.devices.get(address)
     if found is None:
         return ""
     return OFFERED if found.blocked is None else str(found.blocked.kind)

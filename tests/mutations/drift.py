@@ -29,7 +29,7 @@ DRIFT: Final = (
     Mutation(
         "files are healed at a start before their devices were seen",
         "core/gpus/placement.py",
-        "            return state.host.scanned and not any(f.address in settled for f in _functions(entry))\n",
+        "            return state.host.scanned and addresses.isdisjoint(state.gpus.settled)\n",
         "            return True\n",
         f"{_CORE}::test_missing_files_are_written_after_a_start_only_when_the_device_was_seen",
     ),

@@ -85,8 +85,8 @@ HOST: Final = (
     Mutation(
         "missing files are written before the devices were seen",
         "core/gpus/placement.py",
-        "            return state.host.scanned and not any(f.address in settled",
-        "            return not any(f.address in settled",
+        "            return state.host.scanned and addresses",
+        "            return addresses",
         "tests/core/gpus/test_renumbering.py::test_files_that_are_touched_before_the_first_scan_are_not_written_by_old_numbers",
     ),
     Mutation(
@@ -99,8 +99,8 @@ HOST: Final = (
     Mutation(
         "only the claim of a function that changed is looked at",
         "core/gpus/placement.py",
-        "        return is_in or any(function.address in changed for function in _functions(entry))\n",
-        "        return any(function.address in changed for function in _functions(entry))\n",
+        "        return is_in or any(f.address in changed for f in _functions(before.index, entry))\n",
+        "        return any(f.address in changed for f in _functions(before.index, entry))\n",
         "tests/core/gpus/test_renumbering.py::test_a_companion_that_comes_and_is_on_its_host_driver_is_a_drift_as_well",
     ),
     # --- compute domains ---------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ OTHERS: Final = (
     Mutation(
         "a free GPU that may be somebody's is opened to see whether it is held",
         "core/reports/snapshot.py",
-        "    polled, owners = index.polled, index.having\n",
-        "    polled, owners = index.polled, index.owners\n",
+        "            and group not in index.owned\n",
+        "",
         f"{_OTHERS}::test_a_free_gpu_that_may_be_somebodys_is_not_opened_to_see_whether_it_is_held",
     ),
     Mutation(

@@ -100,7 +100,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
     seen = state.host.seen.get(function.address)
     polled = last_poll(state, device)
     return DeviceView(
-        address=function.address,
+        address=device.key,
         id=found.id,
         present=True,
         vendor=function.vendor,

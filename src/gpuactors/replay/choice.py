@@ -82,12 +82,12 @@ class Device:
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):
-            self.known = self.known or last_seen(moment.state.host, self.address) is not None
+            self.known = self.known or _is_known(moment.state, self.address)
         return True
 
     def _is_about(self, played: Played) -> bool:
         if not self.known:
-            self.known = last_seen(played.state.host, self.address) is not None
+            self.known = _is_known(played.state, self.address)
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
         about = (
@@ -129,6 +129,11 @@ class Device:
         if (group := state.index.group_number(self.address)) is not None:
             names.add(f"IOMMU group {group}")
         return naming(names, (*self._claims(state), *claims))
+
+
+def _is_known(state: NodeState, device: DeviceKey) -> bool:
+    """It is there, or was looked for."""
+    return device in state.index.present or last_seen(state.host, device) is not None
 
 
 def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[ClaimRecord]) -> bool:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol
 
 from gpuactors import limits
+from gpuactors.core.kinds.table import is_key
 from gpuactors.core.values.domain import device_of
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.quote import quoted, quoted_id
@@ -140,15 +141,17 @@ def wall_of(text: str, first_wall: float, option: str) -> float:
 
 
 def chosen(text: str) -> Chosen:
-    """The device of this PCI address, or the device of compute domains of this name. Raises `DeviceError`."""
+    """The device of this PCI address or other key, or the device of compute domains of this name. Raises
+    `DeviceError`."""
     if (of_domains := device_of(text)) is not None:
         return DeviceOfDomains(of_domains)
-    if (address := full_address(text)) is None:
+    key = full_address(text) or text
+    if not is_key(key):
         raise DeviceError(
             f"{quoted_id(text)} is neither a PCI address, such as 0000:23:00.0 or 23:00.0, nor a device of compute "
             "domains, such as channel-0"
         )
-    return Device(DeviceKey(address))
+    return Device(DeviceKey(key))
 
 
 def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[str], None]:

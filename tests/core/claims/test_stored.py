@@ -242,7 +242,7 @@ def test_fields_of_a_newer_daemon_are_no_mistake() -> None:
         (("namespace",), None, r"Expected `str`, got `null` - at `\$\.namespace`"),
         (("gpus",), {}, r"Expected `array`, got `object` - at `\$\.gpus`"),
         (("gpus", 0), 7, r"Expected `object`, got `int` - at `\$\.gpus\[0\]`"),
-        (("gpus", 0, "address"), "../..", r"'\.\./\.\.' is no PCI address - at `\$\.gpus\[0\]`"),
+        (("gpus", 0, "address"), "../..", r"'\.\./\.\.' is no key of a device - at `\$\.gpus\[0\]`"),
         (("gpus", 0, "stays"), None, r"Expected `str`, got `null` - at `\$\.gpus\[0\]\.stays`"),
         (("gpus", 0, "functions", 1, "vfio"), 1, r"Expected `bool`, got `int` - at `\$\.gpus\[0\]\.functions"),
         (("bound", 0, "iommuGroup"), True, r"Expected `int \| null`, got `bool` - at `\$\.bound\[0\]\.iommuGroup`"),

@@ -58,8 +58,7 @@ def holder_inputs(
     """The inputs of the group of the device that show its holders: its use also where kubelet has given
     it to somebody. `ledger`: see `assessments`."""
     group = index.group_of.get(key, key)
-    functions = index.groups.get(group, ()) if isinstance(group, int) else ()
-    devices = tuple([d for f in functions if (d := index.devices.get(device_key(f.address))) is not None])
+    devices = by_group(index.devices, index.group_of).get(group, ())
     owners = index.owned.get(group, ())
     if not (isinstance(group, int) and group in index.in_use and devices):
         return GroupInputs(group, devices, owners)

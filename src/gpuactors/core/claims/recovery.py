@@ -61,7 +61,8 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
-    owned = {device_key(f.address) for e in owning for gpu in gpus_of(e).gpus for f in gpu.functions}
+    gpus = [gpu for e in owning for gpu in gpus_of(e).gpus]
+    owned = {key for gpu in gpus for key in (gpu.address, *(device_key(f.address) for f in gpu.functions))}
     found: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(view.state.kubelet.ledger.claims.items()):
         is_free = address not in owned and not _is_pods(view.state, address)

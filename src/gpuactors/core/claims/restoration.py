@@ -19,7 +19,8 @@ from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, Origin,
 from gpuactors.core.claims.files import FoundFiles
 from gpuactors.core.claims.outputs import CheckpointWanted
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
-from gpuactors.core.kinds.table import key_of
+from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.table import key_of, kind_named
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, OwedReturn, StoredEntry, domain_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, ClaimUid, Json, OriginalDriver
@@ -138,6 +139,8 @@ def gpus_by_name(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
     why = "its original driver in this boot is not known, as the checkpoint is lost"
     return tuple(
         ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), why)
+        if Act.BIND in kind_named(device).acts
+        else ClaimedGpu(key, ())
         for device in devices
         if (key := key_of(device)) is not None
     )

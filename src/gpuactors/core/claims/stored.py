@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, UnsetType, convert, field, to_builtins
 from msgspec.structs import asdict, replace
 
 from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError, converted
+from gpuactors.core.kinds.table import is_key
 from gpuactors.core.state.claims import (
     ClaimedGpu,
     DomainReservation,
@@ -82,11 +83,17 @@ class _Function(_AtAddress, frozen=True):
     persistence: bool = False
 
 
-class _Gpu(_AtAddress, frozen=True):
+class _Gpu(_OnDisk, frozen=True):
     """A `ClaimedGpu`."""
 
+    address: str
     keep_on_vfio: str = field(name="stays")
     functions: tuple[_Function, ...]
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`, to which msgspec adds the place in the file."""
+        if not is_key(self.address):
+            raise ValueError(f"{self.address!r} is no key of a device")
 
 
 class _Bound(_AtAddress, frozen=True):

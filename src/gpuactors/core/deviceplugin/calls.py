@@ -272,7 +272,7 @@ def _noted(
     refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
     found = LastCall(kind, at, *refused)
     last = dict(state.calls.last)
-    for device in inspections.never_seen(state.host, last.keys()):
+    for device in inspections.never_seen(state.host, last.keys() - state.index.present.keys()):
         del last[device]
     for device in devices:
         last[device] = (*(c for c in last.get(device, ()) if c.kind is not kind), found)
@@ -457,10 +457,9 @@ def _is_unpolled(state: NodeState, call: Call, device: DeviceKey) -> bool:
     counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
     companion of it is on."""
     index = state.index
-    if (group := index.group_number(device)) is None:
+    if (group := index.group_number(device)) is None or (polled := index.polled.get(group)) is None:
         return False
-    polled = index.polled.get(group, ())
-    if not any(unit.address in polled for unit in call.seen[device]):
+    if polled and not any(unit.address in polled for unit in call.seen[device]):
         return False
     last = state.host.polls.seen.get(group)
     return last is None or last.poll <= call.since

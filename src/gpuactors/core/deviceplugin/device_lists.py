@@ -412,7 +412,7 @@ def _recorded(
         else:
             continue
         history[address] = (*history.pop(address, ()), change)[-HISTORY_ENTRIES:]
-    never = never_seen(state.host, history.keys())
+    never = never_seen(state.host, history.keys() - state.index.present.keys())
     unknown = [device for device in history if device in never] if never else []
     for device in unknown[:-HISTORY_UNKNOWN_MAX]:  # the longest unchanged
         del history[device]

@@ -72,7 +72,8 @@ class Index(Struct, frozen=True, gc=False):
     """The devices that are listed by another ID than their PCI address."""
     polled: Mapping[int, tuple[PciAddress, ...]]
     """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
-    virtual machine can have open: those on a vfio driver, and those that are leaving one."""
+    virtual machine can have open: those on a vfio driver, and those that are leaving one; none of a group that has no
+    function of the host."""
     in_use: frozenset[int]
     """The groups that were in use when they were last polled."""
 

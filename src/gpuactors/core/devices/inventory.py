@@ -150,10 +150,10 @@ def polled(
     """Derive `Index.polled`."""
     wanted = {d.group for d in of.values() if d.group is not None and (d.has_backing or d.may_be_unbinding)}
     found = {
-        g: tuple([f.address for f in groups[g] if f.vfio_bound or f.address in leaving])
+        g: tuple([f.address for f in groups.get(g, ()) if f.vfio_bound or f.address in leaving])
         for g in sorted(wanted)
     }
-    return {group: functions for group, functions in found.items() if functions}
+    return {group: functions for group, functions in found.items() if functions or group not in groups}
 
 
 @memoized

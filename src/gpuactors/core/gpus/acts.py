@@ -74,8 +74,9 @@ class GpuActs:
         return state.gpus.fitness_check
 
     def in_place(self, state: NodeState, device: DeviceKey) -> bool:
+        present = state.index.present.get(device)
         functions = with_companions(state, device)
-        return bool(functions) and all(function.vfio_bound for function in functions)
+        return present is not None and present.has_backing and all(f.vfio_bound for f in functions)
 
     def drifted(self, before: NodeState, state: NodeState) -> Sequence[tuple[ClaimRecord, Reason]]:
         return placement.drifted(before, state)

@@ -169,15 +169,13 @@ def _own_keys(device: Device | None) -> set[DeviceKey]:
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
     """What has not been read since the claim came: an older view is no fact."""
     ledger, group = state.kubelet.ledger, device.group
-    polled = state.index.polled.get(group, ()) if group is not None else ()
-    for function in device.members:
+    for function in (*device.members, *device.units):
         seen = state.host.seen.get(function.address)
         if function.address in state.host.inspections.functions and (
             seen is None or seen.inspection <= entry.since
         ):
             return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
-        if group is None or function.address not in polled:
-            continue
+    if group is not None and group in state.index.polled:
         last = state.host.polls.seen.get(group)
         if last is None or last.poll <= entry.since:
             return Reason(Cause.USE_LATE, f"the users of IOMMU group {group} have not been determined yet")

@@ -17,6 +17,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpuactors.core.events.claims import FitnessChecked
+from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.gpus import Fitness, Gpus
 from gpuactors.core.values.cause import Cause
@@ -54,7 +56,7 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
         address: known if address in same else replace(known, due_at=0.0)
         for address, device in devices.items()
         if not device.has_backing or address in gpus.reserved
-        if device.group is not None
+        if device.group is not None and Act.BIND in kind_of(device).acts
         for known in (gpus.fitness.get(address, _NEW),)
     }
     check = gpus.fitness_check

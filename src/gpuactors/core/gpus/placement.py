@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gpuactors.core.devices.index import Index
 from gpuactors.core.gpus.exclusion import another_model, with_companions
+from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
@@ -39,18 +42,23 @@ _HAVE_FILES: Final = frozenset(
 
 def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
     """Each of its functions has been inspected since the look began: an older view is no fact."""
-    return all(_is_seen(state, function, entry.since) for function in _functions(entry))
+    return all(_is_seen(state, function, entry.since) for function in _functions(state.index, entry))
 
 
-def _is_seen(state: NodeState, function: OriginalDriver, since: int) -> bool:
+def _is_seen(state: NodeState, function: OriginalDriver | PciFunction, since: int) -> bool:
     seen = state.host.seen.get(function.address)
     if seen is None:  # a function that is gone has none, once that was seen
         return function.address not in state.host.inspections.functions
     return seen.inspection > since
 
 
-def _functions(entry: ClaimRecord) -> Iterator[OriginalDriver]:
-    return (function for gpu in gpus_of(entry).gpus for function in gpu.functions)
+def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | PciFunction]:
+    """The functions of the claim's devices: those that its acts bind; of a device that nobody binds its units."""
+    for gpu in gpus_of(entry).gpus:
+        if gpu.functions:
+            yield from gpu.functions
+        elif (device := index.present.get(gpu.address)) is not None:
+            yield from device.units
 
 
 # --- drift ------------------------------------------------------------------------------------------------------------
@@ -69,7 +77,7 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
     def is_of(entry: ClaimRecord) -> bool:
         """It has one of these functions, or its files name one of these groups."""
         is_in = any(bound.iommu_group in groups for bound in gpus_of(entry).bound.values())
-        return is_in or any(function.address in changed for function in _functions(entry))
+        return is_in or any(f.address in changed for f in _functions(before.index, entry))
 
     return [
         (entry, reason)
@@ -98,6 +106,8 @@ def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | No
         return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
     if (replaced := another_model(state, entry, device)) is not None:
         return replaced
+    if not device.has_backing and Act.BIND not in kind_of(device).acts:
+        return kind_of(device).not_backed(device)
     for member in with_companions(state, gpu.address):
         if not member.vfio_bound and _is_known(state, member):
             on = f"on {quoted_id(member.driver)}" if member.driver is not None else "without a driver"
@@ -153,8 +163,8 @@ def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
     """The files of a prepared claim are written again only where its devices have been seen in their place."""
     match entry.state:
         case ClaimState.PREPARED:
-            settled = state.gpus.settled
-            return state.host.scanned and not any(f.address in settled for f in _functions(entry))
+            addresses = {function.address for function in _functions(state.index, entry)}
+            return state.host.scanned and addresses.isdisjoint(state.gpus.settled)
         case ClaimState.VERIFYING:
             return is_seen(state, entry)
         case _:

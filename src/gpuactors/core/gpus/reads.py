@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gpuactors.core.events.claims import ActDone
 from gpuactors.core.gpus import returns
-from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.host import inspections, schedule
+from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState, with_inspections
 from gpuactors.core.state.claims import ClaimedGpu
 from gpuactors.core.state.gpus import Gpus, Returned
@@ -71,7 +71,8 @@ def with_reads(
     devices = tuple(devices)
     if not devices:
         return state
-    functions = [f for device in devices for f in with_companions(state, device)]
+    present = [state.index.present[device] for device in devices if device in state.index.present]
+    functions = [f for device in present for f in (*device.units, *kind_of(device).to_bind(device))]
     looked_for = {*(f.address for f in functions), *(f.address for f in others)}
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
     groups = state.index.group_numbers(devices)

@@ -11,7 +11,8 @@ from msgspec import Struct
 from gpuactors.core.claims.report import ClaimReport, claim_report
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.offer import why_blocked
-from gpuactors.core.kinds.table import key_of
+from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.table import key_of, kind_named, slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values import prebound
@@ -88,6 +89,8 @@ def device_of_claims(state: NodeState, device: DeviceKey) -> DeviceOfClaims | No
             )
         elif keep_on_vfio:
             why = gpu.keep_on_vfio
+    if Act.BIND not in kind_named(slice_name(device)).acts:
+        keep_on_vfio, why = True, "it is usable as it is, and no claim binds it"
     return DeviceOfClaims(
         claim=entry.name.uid if entry is not None else None,
         keep_on_vfio=keep_on_vfio,

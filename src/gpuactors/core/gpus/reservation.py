@@ -49,14 +49,14 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
         )
         for f in functions
     }
-    own = decided[function_address(device)]
+    own = decided.get(function_address(device))
     return ClaimedGpu(
         device,
         tuple(
             _original_driver(f, known.get(f.address), keep_on_vfio=decided[f.address].is_prebound)
             for f in functions
         ),
-        keep_on_vfio=own.sentence if own.is_prebound else "",
+        keep_on_vfio=own.sentence if own is not None and own.is_prebound else "",
     )
 
 

@@ -26,7 +26,6 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
     Transition,
-    device_key,
     listed_by_address,
 )
 
@@ -180,7 +179,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         f.address for call in state.calls.waiting.values() for units in call.seen.values() for f in units
     }
     index, targets = state.index, list[PollTarget]()
-    polled, owners = index.polled, index.having
+    polled = index.polled
     for group in polled if state.host.polls.of is None else sorted(state.host.polls.of):
         functions = polled.get(group)
         if functions is None:
@@ -191,7 +190,8 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         may_open = (
             knows
             and not urgent
-            and not any(m.address in asked or device_key(m.address) in owners for m in index.groups[group])
+            and group not in index.owned
+            and not any(member.address in asked for member in index.groups.get(group, ()))
         )
         targets.append(PollTarget(group, functions, may_open, urgent))
     return tuple(targets)

@@ -38,7 +38,7 @@ class Device(Struct, frozen=True, gc=False):
     units: tuple[PciFunction, ...]
     """The functions of the host that it consists of; of a whole function that one."""
     members: tuple[PciFunction, ...]
-    """All known functions of its IOMMU group, its units included, sorted by address."""
+    """All known functions of its IOMMU group, sorted by address."""
     group: int | None
     """The number of its IOMMU group; None: it is in none."""
     parent: DeviceKey | None
@@ -61,7 +61,8 @@ class Device(Struct, frozen=True, gc=False):
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:
     """The devices of its group that a pod had which has left kubelet's ledger and may still hold them, by address."""
-    return [orphans[key] for m in device.members if (key := device_key(m.address)) in orphans]
+    keys = sorted({device.key, *(device_key(member.address) for member in device.members)})
+    return [orphans[key] for key in keys if key in orphans]
 
 
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:

@@ -54,15 +54,15 @@ HOST: Final = (
     Mutation(
         "a group with a reserved region is offered to claims",
         "core/gpus/offer.py",
-        "    return kind.not_viable(device, to_bind) or kind.of_the_hosts_fabric",
+        "    return kind.not_viable(device, kind.to_bind(device)) or kind.of_the_hosts_fabric",
         "    return kind.of_the_hosts_fabric",
         "tests/core/test_viability.py::test_a_claim_leaves_the_hosts_functions_alone_and_names_the_one_in_its_way",
     ),
     Mutation(
         "a claim with two GPUs of one group is refused for each other",
         "core/gpus/exclusion.py",
-        "for f in chain(kind.to_bind(device), *(with_companions(state, d) for d in claimed))}",
-        "for f in kind.to_bind(device)}",
+        "kind.not_viable(device, (*kind.to_bind(device), *others))",
+        "kind.not_viable(device, kind.to_bind(device))",
         "tests/core/test_viability.py::test_two_gpus_of_one_group_are_given_to_one_claim_and_to_no_other",
     ),
     # --- claims' files, and the numbers that they name ---------------------------------------------------------------

@@ -7,7 +7,7 @@ the host, and are usable as they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, final
 from uuid import NAMESPACE_DNS, uuid5
@@ -25,7 +25,6 @@ from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.model import (
     DeviceKey,
     Observed,
-    PciAddress,
     PciFunction,
     ResourceName,
     device_key,
@@ -113,7 +112,7 @@ class Halves:
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         return ()
 
-    def not_viable(self, device: Device, to_bind: Container[PciAddress]) -> Reason | None:
+    def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
         return None
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuactors.core.assessment.assess import assess
-from gpuactors.core.assessment.inputs import by_group, shortages, unowned
+from gpuactors.core.assessment.inputs import by_group, unowned
 from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
@@ -19,7 +19,6 @@ from gpuactors.core.values.model import (
     DeviceList,
     Observed,
     Orphan,
-    PciAddress,
     Polls,
     ResourceName,
 )
@@ -29,17 +28,17 @@ from gpuactors.core.values.status import Assessment
 @memoized
 def assessments(
     index: Index,
-    short: Mapping[PciAddress, str],
+    short: Mapping[GroupKey, Short],
     polls: Polls,
     orphans: Mapping[DeviceKey, Orphan],
     ledger: tuple[int, str | None],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Mapping[DeviceKey, Assessment]:
-    """The assessment of each device of the index. `ledger`: the number of the read that kubelet's ledger is from, and
-    why it cannot be read now."""
+    """The assessment of each device of the index. `short`: the shortages of each group. `ledger`: the number of
+    the read that kubelet's ledger is from, and why it cannot be read now."""
     groups, used = by_group(index.devices, index.group_of), index.in_use - index.owned.keys()
     found = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
-    return _assessed(groups, index.owned, polls.groups, found, shortages(short, index.group_of))
+    return _assessed(groups, index.owned, polls.groups, found, short)
 
 
 @memoized

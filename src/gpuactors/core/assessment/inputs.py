@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 from gpuactors.core.devices.index import Index
-from gpuactors.core.values.group import GroupInputs, GroupKey, Short, UnownedUse
+from gpuactors.core.values.group import GroupInputs, GroupKey, UnownedUse
 from gpuactors.core.values.inventory import Device, orphans_of
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
@@ -18,10 +18,8 @@ from gpuactors.core.values.model import (
     LastPoll,
     Observed,
     Orphan,
-    PciAddress,
     Polls,
     ResourceName,
-    device_key,
     listed_by_address,
 )
 
@@ -34,17 +32,6 @@ def by_group(
     found: dict[GroupKey, list[Device]] = {}
     for key, device in devices.items():
         found.setdefault(group_of[key], []).append(device)
-    return {group: tuple(of_group) for group, of_group in found.items()}
-
-
-def shortages(
-    short: Mapping[PciAddress, str], group_of: Mapping[DeviceKey, GroupKey]
-) -> Mapping[GroupKey, Short]:
-    """The shortages of each group."""
-    found: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
-    for address, why in sorted(short.items()):
-        if (group := group_of.get(key := device_key(address))) is not None:
-            found.setdefault(group, []).append((key, why))
     return {group: tuple(of_group) for group, of_group in found.items()}
 
 

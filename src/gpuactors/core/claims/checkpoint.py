@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import starmap
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
 
@@ -22,8 +23,8 @@ from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
 from msgspec.structs import fields
 
 from gpuactors.core.state.claims import StoredEntry
-from gpuactors.core.values.claim import ClaimedModels, ClaimUid, Json, OriginalDriver
-from gpuactors.core.values.model import DeviceKey, PciAddress, is_pci_address
+from gpuactors.core.values.claim import ClaimedModels, ClaimUid, Json, OriginalDriver, OriginalDrivers
+from gpuactors.core.values.model import DeviceKey, pci_address
 
 VERSION: Final = 1
 """Raised when an older daemon could not go on with the content, and not for a field more."""
@@ -42,10 +43,10 @@ class Checkpoint(Struct, frozen=True, gc=False):
 
     claims: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
     """The entry of each claim, all its fields as on disk."""
-    original_drivers: Mapping[PciAddress, OriginalDriver] = field(default_factory=dict)
+    original_drivers: OriginalDrivers = field(default_factory=dict)
     unknown: Mapping[str, Json] = field(default_factory=dict)
     """Fields of the file that this version does not know."""
-    unknown_of_drivers: Mapping[PciAddress, Mapping[str, Json]] = field(default_factory=dict)
+    unknown_of_drivers: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """The same of the entries of `original_drivers`."""
     owed: tuple[Mapping[str, Json], ...] = ()
     """Each return that is owed, all its fields as on disk. A daemon of before the field has none."""
@@ -155,7 +156,7 @@ def decoded(content: Json) -> tuple[str, Checkpoint]:
     if not isinstance(content, Mapping):
         raise MalformedError("it is no object")
     stored = converted(content, _File, "its content")
-    drivers = {PciAddress(a): _original_driver(a, entry) for a, entry in stored.first_drivers.items()}
+    drivers = {f.address: f for f in starmap(_original_driver, stored.first_drivers.items())}
     unknown_of_drivers = {a: _unknown(stored.first_drivers[a], _FirstDriver) for a in drivers}
     taken = stored.taken_over
     checkpoint = Checkpoint(
@@ -185,10 +186,12 @@ def _models(content: Json) -> ClaimedModels:
 
 
 def _original_driver(address: str, entry: Json) -> OriginalDriver:
-    if not is_pci_address(address):
-        raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address")
+    try:
+        at = pci_address(address)
+    except ValueError:
+        raise MalformedError(f"firstDrivers has {address!r}, which is no PCI address") from None
     first = converted(entry, _FirstDriver, f"the original driver of {address}")
-    return OriginalDriver(PciAddress(address), first.driver, first.vfio, first.presence, ids=first.ids)
+    return OriginalDriver(at, first.driver, first.vfio, first.presence, ids=first.ids)
 
 
 def _unknown(content: Mapping[str, Json], kind: type[Struct]) -> Mapping[str, Json]:

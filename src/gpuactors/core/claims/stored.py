@@ -35,12 +35,12 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimUid,
     Json,
-    OriginalDriver,
+    OriginalDrivers,
     PreparedDevice,
 )
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import CHANNELS_MAX, ClaimedDomain, device_of
-from gpuactors.core.values.model import DeviceKey, PciAddress, function_address, is_pci_address
+from gpuactors.core.values.model import DeviceKey, function_address, is_pci_address
 from gpuactors.core.values.names import is_domain_id
 
 EARLIER_CLAIMS_MAX: Final = 1024
@@ -234,7 +234,7 @@ def _reservation(stored: _Entry) -> Reservation | None:
         return DomainReservation(domain=_value(named, ClaimedDomain))
     if not (stored.gpus or stored.bound):
         return None
-    bound = {PciAddress(b.address): _value(b, BoundFunction) for b in stored.bound}
+    bound = {b.address: b for b in _value(stored.bound, tuple[BoundFunction, ...])}
     return GpuReservation(_value(stored.gpus, tuple[ClaimedGpu, ...]), bound)
 
 
@@ -251,9 +251,7 @@ def models_of(checkpoint: Checkpoint) -> ClaimedModels:
     return dict([*found.items()][-EARLIER_CLAIMS_MAX:])
 
 
-def _models_of(
-    uid: ClaimUid, content: Mapping[str, Json], known: Mapping[PciAddress, OriginalDriver]
-) -> Mapping[DeviceKey, str]:
+def _models_of(uid: ClaimUid, content: Mapping[str, Json], known: OriginalDrivers) -> Mapping[DeviceKey, str]:
     try:
         gpus = gpus_of(decoded_entry(uid, content)).gpus
     except MalformedError:

@@ -26,6 +26,7 @@ from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
     DeviceList,
+    Functions,
     Observed,
     PciAddress,
     PciFunction,
@@ -40,7 +41,7 @@ from gpuactors.core.values.selector import Selector
 class Index(Struct, frozen=True, gc=False):
     """All of it, flat."""
 
-    functions: Mapping[PciAddress, PciFunction]
+    functions: Functions
     """See `Host.functions`."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """See `Inventory`, as for the others of its fields here."""
@@ -102,7 +103,7 @@ class Index(Struct, frozen=True, gc=False):
 
 @memoized
 def index(
-    functions: Mapping[PciAddress, PciFunction],
+    functions: Functions,
     selectors: tuple[Selector, ...],
     observed: Mapping[int, Observed],
     leaving: frozenset[PciAddress],

@@ -15,16 +15,18 @@ from msgspec.structs import replace
 
 from gpuactors.core.kinds import table
 from gpuactors.core.kinds.kind import HostFacts
-from gpuactors.core.values.group import GroupKey
+from gpuactors.core.values.group import GroupKey, Short
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
+    Functions,
     PciAddress,
     PciFunction,
     Resolved,
     ResourceName,
+    by_group,
     device_key,
     function_address,
 )
@@ -35,7 +37,7 @@ from gpuactors.core.values.selector import Selector
 class Inventory(Struct, frozen=True, gc=False):
     """The inventory, by the functions and the operator's selectors."""
 
-    functions: Mapping[PciAddress, PciFunction]
+    functions: Functions
     """See `Host.functions`."""
     present: Mapping[DeviceKey, Device]
     """Every device that is there, sorted by key, chosen by a selector or not, with the resource of its model."""
@@ -70,9 +72,9 @@ class Meanings(Struct, frozen=True, gc=False):
 
 
 @memoized
-def inventory(functions: Mapping[PciAddress, PciFunction], selectors: tuple[Selector, ...]) -> Inventory:
+def inventory(functions: Functions, selectors: tuple[Selector, ...]) -> Inventory:
     """The groups and devices of these functions, which are sorted by address."""
-    groups = _groups(functions)
+    groups = by_group(functions)
     present = table.devices(HostFacts(functions, groups, selectors))
     selected = {key: device for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
@@ -90,14 +92,6 @@ def inventory(functions: Mapping[PciAddress, PciFunction], selectors: tuple[Sele
         models={name: frozenset(models[name]) for name in sorted(models)},
         uuids={f.gpu_uuid: device_key(a) for a, f in functions.items() if f.gpu_uuid is not None},
     )
-
-
-def _groups(functions: Mapping[PciAddress, PciFunction]) -> Mapping[int, tuple[PciFunction, ...]]:
-    found: dict[int, list[PciFunction]] = {}
-    for function in functions.values():
-        if function.iommu_group is not None:
-            found.setdefault(function.iommu_group, []).append(function)
-    return {group: tuple(members) for group, members in found.items()}
 
 
 @memoized
@@ -139,6 +133,18 @@ def devices(
         if given and known.names.get(key) not in given:
             found[key] = replace(device, resource=min(given))
     return found if found.keys() == known.names.keys() else dict(sorted(found.items()))
+
+
+def shortages(
+    short: Mapping[PciAddress, str], devices: Mapping[DeviceKey, Device]
+) -> Mapping[GroupKey, Short]:
+    """The devices of each group that cannot be inspected now, by `Host.short`."""
+    found: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
+    for key, device in devices.items() if short else ():
+        why = [short[unit.address] for unit in device.units if unit.address in short]
+        if why:
+            found.setdefault(key if device.group is None else device.group, []).append((key, why[0]))
+    return {group: tuple(of_group) for group, of_group in found.items()}
 
 
 @memoized

@@ -63,8 +63,8 @@ def of_the_host(state: NodeState, device: Device, claimed: Iterable[DeviceKey] =
     """What no claim of the device can change: the host uses a member of its IOMMU group that is no part of it, or
     firmware has memory there; None if nothing is in the way. `claimed`: the other devices of the same claim."""
     kind = kind_of(device)
-    to_bind = {f.address for f in chain(kind.to_bind(device), *(with_companions(state, d) for d in claimed))}
-    return kind.not_viable(device, to_bind)
+    others = chain.from_iterable(with_companions(state, key) for key in claimed)
+    return kind.not_viable(device, (*kind.to_bind(device), *others))
 
 
 def switches_in_the_way(state: NodeState) -> tuple[PciFunction, ...]:

@@ -201,8 +201,7 @@ def _fault(
     mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
     if blocker is not None and blocker.cause not in mended:
         return blocker
-    to_bind = {function.address for function in kind.to_bind(device)}
-    return kind.not_viable(device, to_bind) or kind.of_the_hosts_fabric(device, switches)
+    return kind.not_viable(device, kind.to_bind(device)) or kind.of_the_hosts_fabric(device, switches)
 
 
 def _health(inputs: _Inputs) -> DeviceHealth:

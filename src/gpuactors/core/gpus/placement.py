@@ -17,13 +17,14 @@ from typing import Final
 from gpuactors.core.devices.index import Index
 from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.presence import moved
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import BoundFunction, OriginalDriver
+from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.model import PciFunction, device_key
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
@@ -72,11 +73,11 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
         return []
     changed = {*other_keys(was, functions), *(was.keys() - functions.keys())}
     changed |= before.gpus.settled.keys() - settled.keys()
-    groups = {f.iommu_group for a in changed for f in (was.get(a), functions.get(a)) if f is not None}
+    groups = {index.group_of.get(device_key(a)) for a in changed for index in (before.index, state.index)}
 
     def is_of(entry: ClaimRecord) -> bool:
         """It has one of these functions, or its files name one of these groups."""
-        is_in = any(bound.iommu_group in groups for bound in gpus_of(entry).bound.values())
+        is_in = any(not bound.nodes.isdisjoint(groups) for bound in gpus_of(entry).bound.values())
         return is_in or any(f.address in changed for f in _functions(before.index, entry))
 
     return [
@@ -115,30 +116,15 @@ def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | No
     for first in gpu.functions if entry.has_files else ():
         bound = gpus_of(entry).bound.get(first.address)
         if bound is not None and bound.vfio:
-            moved = _moved(state, bound, state.host.functions.get(first.address))
-            if moved is not None:
-                return moved
+            now = state.host.functions.get(first.address)
+            if (now is None or _is_known(state, now)) and (reason := moved(bound, now)) is not None:
+                return reason
     return None
 
 
 def _is_known(state: NodeState, function: PciFunction) -> bool:
     """Its facts are not older than an act on it. Of what cannot be read the last known is kept, but for its nodes."""
     return function.address not in state.gpus.settled
-
-
-def _moved(state: NodeState, bound: BoundFunction, function: PciFunction | None) -> Reason | None:
-    """Why a function's node is no longer the one that an act has found."""
-    if function is None:
-        return Reason(Cause.GONE, f"{bound.address} is gone from this node")
-    if not _is_known(state, function):
-        return None
-    if function.iommu_group != bound.iommu_group:
-        where = f"in IOMMU group {function.iommu_group}, and no longer in {bound.iommu_group}"
-        return Reason(Cause.GROUP_CHANGED, f"{bound.address} is {where}")
-    node = f"/dev/vfio/devices/{bound.cdev}"
-    if bound.cdev is not None and function.fault is None and node not in function.nodes:
-        return Reason(Cause.GROUP_CHANGED, f"{bound.address} no longer has the node {node}")
-    return None
 
 
 # --- what may be written ----------------------------------------------------------------------------------------------
@@ -155,8 +141,7 @@ def named_nodes(entry: ClaimRecord) -> frozenset[int | str]:
     """The groups and cdevs that the claim's files name, or may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
-    bound = [b for b in gpus_of(entry).bound.values() if b.vfio]
-    return frozenset(node for b in bound for node in (b.iommu_group, b.cdev) if node is not None)
+    return frozenset(node for b in gpus_of(entry).bound.values() if b.vfio for node in b.nodes)
 
 
 def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeGuard
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from gpuactors.core.host.asking import question as asking_now
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
-from gpuactors.core.values.model import Observed, PciAddress, device_key
+from gpuactors.core.values.model import Observed, PciFunction, device_key
 from gpuactors.core.values.remade import changed_keys, is_same_keys, other_keys
 
 POLL_FAST_S: Final = 0.25
@@ -79,8 +79,9 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     state = bindings.rebound(before, state, moved)
     if _has_changed(before, state):
         state = with_polls(state, replace(state.host.polls, fast_until=at + POLL_FAST_FOR_S))
-    unbound = {a for a in moved if _is_bound(before, a) and not _is_bound(state, a)}
-    if any(device_key(address) in state.index.owners for address in unbound):
+    was, now = before.host.functions, state.host.functions
+    unbound = [f for a in moved if _is_bound(f := was.get(a)) and not _is_bound(now.get(a))]
+    if any(device_key(function.address) in state.index.owners for function in unbound):
         state = ask_ledger(state, at)
     if over := _uses_that_are_over(before, state):
         polls = state.host.polls
@@ -145,16 +146,23 @@ def _uses_that_are_over(before: NodeState, state: NodeState) -> set[int]:
     return {g for g in gone if not any(may_be_unbinding(f) for f in index.groups.get(g, ()))}
 
 
-def _taken(state: NodeState, unbound: Iterable[PciAddress]) -> set[int]:
-    """The groups of which a function has just lost its driver: a new poll must show whether it is open."""
-    index = state.index
-    functions = [f for a in unbound if (f := index.functions.get(a)) is not None and f.driver is None]
-    groups = {f.iommu_group for f in functions if f.address in index.polled.get(f.iommu_group or -1, ())}
-    return {group for group in groups if group is not None}
+def _taken(state: NodeState, unbound: Iterable[PciFunction]) -> set[int]:
+    """The groups of which a function has just lost its driver: a new poll must show whether it is open. `unbound`: the
+    functions that are on a vfio driver no more, as they were."""
+    index, found = state.index, set[int]()
+    for was in unbound:
+        now, group = index.functions.get(was.address), index.group_number(device_key(was.address))
+        if (
+            now is not None
+            and now.driver is None
+            and group is not None
+            and was.address in index.polled.get(group, ())
+        ):
+            found.add(group)
+    return found
 
 
-def _is_bound(state: NodeState, address: PciAddress) -> bool:
-    function = state.host.functions.get(address)
+def _is_bound(function: PciFunction | None) -> TypeGuard[PciFunction]:
     return function is not None and function.vfio_bound
 
 

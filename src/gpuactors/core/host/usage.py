@@ -23,13 +23,13 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import (
     DeviceKey,
+    Functions,
     GroupUse,
     Holder,
     LastPoll,
     Observed,
     Orphan,
     PciAddress,
-    PciFunction,
     Pod,
     Polls,
 )
@@ -107,7 +107,7 @@ def _observed(
     poll: int,
     at: float,
     baselines: Mapping[PciAddress, int],
-    functions: Mapping[PciAddress, PciFunction],
+    functions: Functions,
     before: Observed | None,
 ) -> Observed:
     evidence, closing_at = _evidence(use, baselines), None
@@ -156,7 +156,7 @@ def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
     return "in use (opening it fails with EBUSY)" if use.open_refused else None
 
 
-def _whole_slots(functions: Mapping[PciAddress, PciFunction]) -> frozenset[PciAddress]:
+def _whole_slots(functions: Functions) -> frozenset[PciAddress]:
     """The functions of slots whose functions are all on a vfio driver: vfio resets only such a slot as a whole."""
     split = {_slot(a) for a, f in functions.items() if not f.vfio_bound}
     return frozenset(a for a in functions if _slot(a) not in split)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
-from gpuactors.core.values.model import DeviceKey, Observed, PciAddress, PciFunction
+from gpuactors.core.values.model import DeviceKey, Functions, Observed, PciFunction
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import OfferedDevice
 from gpuactors.core.values.status import Reason
@@ -21,8 +21,8 @@ from gpuactors.core.values.vfio import VfioConfig
 class HostFacts(Struct, frozen=True, gc=False):
     """All that the devices of the node follow from."""
 
-    functions: Mapping[PciAddress, PciFunction]
-    """The functions of the host, sorted by address."""
+    functions: Functions
+    """Those of the host, sorted by address."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """By the number of their IOMMU group; each sorted by address."""
     selectors: tuple[Selector, ...]
@@ -77,7 +77,7 @@ class Kind(Protocol):
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         """The functions that Act.BIND binds for the device, sorted by address."""
 
-    def not_viable(self, device: Device, to_bind: Container[PciAddress]) -> Reason | None:
+    def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
         """Why Act.BIND would not make the device usable: the host uses its IOMMU group; None if it would. `to_bind`:
         the functions that the claim binds, of its other devices as well."""
 

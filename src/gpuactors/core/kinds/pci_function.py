@@ -6,7 +6,7 @@ Must not decide who has a device: that is `assessment/holding.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, final
 from uuid import NAMESPACE_DNS, uuid5
@@ -22,7 +22,6 @@ from gpuactors.core.values.memo import memoized_each
 from gpuactors.core.values.model import (
     DeviceKey,
     Observed,
-    PciAddress,
     PciFunction,
     device_key,
     is_pci_address,
@@ -136,9 +135,9 @@ class PciFunctions:
         (function,) = device.units
         return with_companions(function, device.members)
 
-    def not_viable(self, device: Device, to_bind: Container[PciAddress]) -> Reason | None:
+    def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
         (function,) = device.units
-        return not_viable(function, function, device.members, to_bind)
+        return not_viable(function, function, device.members, {f.address for f in to_bind})
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
         """The host's fabric manager knows only what the host's driver has. After the bind it cannot name this GPU any

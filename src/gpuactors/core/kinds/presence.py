@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.status import Reason
 
@@ -35,3 +36,16 @@ def changed(seen: PciFunction, now: PciFunction | None) -> Reason | None:
 
 def another(what: str) -> Reason:
     return Reason(Cause.REPLACED_BY_ANOTHER, f"another device is there now ({what})")
+
+
+def moved(bound: BoundFunction, now: PciFunction | None) -> Reason | None:
+    """Why the node of a function is no longer the one that an act has found; None if it is."""
+    if now is None:
+        return Reason(Cause.GONE, f"{bound.address} is gone from this node")
+    if now.iommu_group != bound.iommu_group:
+        where = f"in IOMMU group {now.iommu_group}, and no longer in {bound.iommu_group}"
+        return Reason(Cause.GROUP_CHANGED, f"{bound.address} is {where}")
+    node = f"/dev/vfio/devices/{bound.cdev}"
+    if bound.cdev is not None and now.fault is None and node not in now.nodes:
+        return Reason(Cause.GROUP_CHANGED, f"{bound.address} no longer has the node {node}")
+    return None

@@ -23,6 +23,7 @@ from gpuactors.core.assessment.assessments import assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import Index, index
+from gpuactors.core.devices.inventory import shortages
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -31,12 +32,12 @@ from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
     DeviceList,
+    Functions,
     Inspections,
     LastCall,
     Ledger,
     Orphan,
     PciAddress,
-    PciFunction,
     PluginState,
     Polls,
     Resolved,
@@ -61,7 +62,7 @@ class Host(Struct, frozen=True, gc=False):
     """The kernel's view of the node: sysfs, uevents, the use of the groups."""
 
     inspections: Inspections
-    functions: Mapping[PciAddress, PciFunction]
+    functions: Functions
     """Those that are there, sorted by address. Both the mapping and each function stay the same object until an
     inspection finds something else, so that what is derived of them needs only a comparison by identity."""
     seen: Mapping[PciAddress, Seen]
@@ -210,7 +211,7 @@ class NodeState(Struct, frozen=True, gc=False):
         ledger = self.kubelet.ledger
         return assessments(
             self.index,
-            self.host.short,
+            shortages(self.host.short, self.index.devices),
             self.host.polls,
             self.kubelet.orphans,
             (ledger.read, ledger.problem),

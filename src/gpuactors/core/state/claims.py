@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
     BoundFunction,
+    BoundFunctions,
     Claim,
     ClaimedModels,
     ClaimName,
@@ -24,7 +25,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
-from gpuactors.core.values.model import DeviceKey, PciAddress, Role, Token
+from gpuactors.core.values.model import DeviceKey, Role, Token
 from gpuactors.core.values.slices import Publication
 from gpuactors.core.values.status import Reason
 
@@ -58,7 +59,7 @@ class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):
 
     gpus: tuple[ClaimedGpu, ...] = ()
     """The GPUs that it has for itself: none with admin access."""
-    bound: Mapping[PciAddress, BoundFunction] = field(default_factory=dict)
+    bound: BoundFunctions = field(default_factory=dict)
     """The driver of each function of these, as an act last saw it."""
 
     @property

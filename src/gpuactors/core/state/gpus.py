@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from gpuactors.core.state.claims import NO_CLAIMS, ClaimRecord, Claims, OwedReturn
-from gpuactors.core.values.claim import ClaimName, ClaimUid, FitnessCheck, OriginalDriver
+from gpuactors.core.values.claim import ClaimName, ClaimUid, FitnessCheck, OriginalDrivers
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, DeviceKey, PciAddress
 from gpuactors.core.values.owner import OwnClaims
 from gpuactors.core.values.prebound import KernelId, OperatorsList
@@ -85,7 +85,7 @@ class Gpus(Struct, frozen=True, gc=False):
 
     settings: GpuSettings = GpuSettings()
     claims: Claims = NO_CLAIMS
-    original_drivers: Mapping[PciAddress, OriginalDriver] = field(default_factory=dict)
+    original_drivers: OriginalDrivers = field(default_factory=dict)
     """The drivers that the functions were found on, from `prebound.noted`."""
     acted: frozenset[PciAddress] = frozenset()
     """The functions whose present driver may be of our making (`gpus/returns.py`)."""

@@ -153,6 +153,9 @@ class OriginalDriver(Struct, frozen=True, gc=False):
     """Its model (`inventory.ids_of`); empty where it is not known: an older daemon has noted it."""
 
 
+OriginalDrivers = Mapping[PciAddress, OriginalDriver]
+"""By address."""
+
 ClaimedModels = Mapping[ClaimUid, Mapping[DeviceKey, str]]
 """The model of each device that a claim has had, by the claim and the device's address (`OriginalDriver.ids`)."""
 
@@ -171,6 +174,15 @@ class BoundFunction(Struct, frozen=True, gc=False):
     """See `PciFunction.presence`."""
     persistence: bool = False
     """nvidia-persistenced had it open, and has let it go for the act."""
+
+    @property
+    def nodes(self) -> frozenset[int | str]:
+        """The group and the cdev that the files of a claim may name for it."""
+        return frozenset(node for node in (self.iommu_group, self.cdev) if node is not None)
+
+
+BoundFunctions = Mapping[PciAddress, BoundFunction]
+"""By address."""
 
 
 class ActFault(StrEnum):

@@ -144,9 +144,22 @@ class PciFunction(Struct, frozen=True, gc=False):
         )
 
 
-def function_of(functions: Mapping[PciAddress, PciFunction], device: DeviceKey) -> PciFunction | None:
+Functions = Mapping[PciAddress, PciFunction]
+"""The functions of the host, by address."""
+
+
+def function_of(functions: Functions, device: DeviceKey) -> PciFunction | None:
     """The function that a device is, as a whole; None if that is not there, or the device is something else."""
     return functions.get(function_address(device))
+
+
+def by_group(functions: Functions) -> Mapping[int, tuple[PciFunction, ...]]:
+    """The functions of each IOMMU group, by its number, in their order."""
+    found: dict[int, list[PciFunction]] = {}
+    for function in functions.values():
+        if function.iommu_group is not None:
+            found.setdefault(function.iommu_group, []).append(function)
+    return {group: tuple(members) for group, members in found.items()}
 
 
 class Seen(Struct, frozen=True, gc=False):

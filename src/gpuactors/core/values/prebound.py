@@ -13,14 +13,14 @@ such a GPU is pre-bound as well (bound by a boot script, or our checkpoint is lo
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.core.values.claim import BoundFunction, OriginalDriver
+from gpuactors.core.values.claim import BoundFunction, OriginalDriver, OriginalDrivers
 from gpuactors.core.values.inventory import ids_of
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.quote import quoted_id
@@ -29,10 +29,10 @@ from gpuactors.core.values.quote import quoted_id
 
 
 def noted(
-    known: Mapping[PciAddress, OriginalDriver],
+    known: OriginalDrivers,
     functions: Iterable[PciFunction],
     acted: Collection[PciAddress] = (),
-) -> Mapping[PciAddress, OriginalDriver]:
+) -> OriginalDrivers:
     """`known` with the drivers that an inspection of `functions` adds; the same object if it adds none. `acted` are the
     addresses that gpuactors may have bound to their present driver: theirs do not change.
 

@@ -25,7 +25,7 @@ from gpuactors.actors.api_retry import backoff_s, for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.claims.pool import MadePool, Pool, has_taints, made_pool, probe_spec
+from gpuactors.core.claims.pool import Pool, has_taints, probe_spec, wanted_pool
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
 from gpuactors.core.values.slices import Offer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
 from gpuactors.ports.kube import (
@@ -176,7 +176,6 @@ class _Publisher:
         self._keeps = ServerKeepsTaints.UNKNOWN
         self._ask_taints_at = -inf
         self._answers: dict[str, Answered] = {}
-        self._made: MadePool | None = None
         self._written: Pool | None = None
         """The pool that was written last."""
         self._changed_at = 0.0
@@ -194,7 +193,7 @@ class _Publisher:
         """The offer is another one. Whether a claim has a device is nearly always nothing that a slice says."""
         before = self._pool()
         self._offer = offer
-        if self._pool() is before:
+        if self._pool() == before:
             return
         self._changed_at = trio.current_time()
         self._unwritten_since = min(self._unwritten_since, self._changed_at)
@@ -202,8 +201,7 @@ class _Publisher:
 
     def _pool(self) -> Pool:
         """The pool that the server is to have."""
-        self._made = made_pool(self._offer, self._keeps, self._made)
-        return self._made.pool
+        return wanted_pool(self._offer, self._keeps)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -5,39 +5,43 @@ Derived from the state, never kept; a part of `node_view.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from gpuactors.control.view import PodView
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Pod, PodClaim
-from gpuactors.core.values.remade import grouped
+
+_Value = TypeVar("_Value")
 
 
 def pods_view(state: NodeState) -> tuple[PodView, ...]:
     """Sorted by name."""
     given = sorted(_given(state), key=lambda found: found[1:3])
-    had = sorted((str(orphan.pod), address) for address, orphan in state.kubelet.orphans.items())
-    uses = sorted((str(one.pod), one.claim) for one in _without_gpu(state))
     pods = {name: pod for pod, name, _, _ in given}
     pods |= {str(orphan.pod): orphan.pod for orphan in state.kubelet.orphans.values()}
     pods |= {str(one.pod): one.pod for one in _without_gpu(state)}
-    by_name = grouped([name for _, name, _, _ in given], given)
-    left = grouped([name for name, _ in had], [address for _, address in had])
-    used = grouped([name for name, _ in uses], [claim for _, claim in uses])
+    devices = _by_pod((name, device) for _, name, device, _ in given)
+    claims = _by_pod((name, claim) for _, name, _, claim in given if claim)
+    used = _by_pod(sorted((str(one.pod), one.claim) for one in _without_gpu(state)))
+    left = _by_pod(sorted((str(orphan.pod), device) for device, orphan in state.kubelet.orphans.items()))
     return tuple(
         PodView(
             name=name if pod.name else "",
             uid=pod.uid,
-            devices=tuple(dict.fromkeys(address for _, _, address, _ in by_name.get(name, ()))),
-            claims=tuple(
-                dict.fromkeys(
-                    (*(claim for _, _, _, claim in by_name.get(name, ()) if claim), *used.get(name, ()))
-                )
-            ),
-            left=left.get(name, ()),
+            devices=tuple(dict.fromkeys(devices.get(name, ()))),
+            claims=tuple(dict.fromkeys((*claims.get(name, ()), *used.get(name, ())))),
+            left=tuple(left.get(name, ())),
         )
         for name, pod in sorted(pods.items())
     )
+
+
+def _by_pod(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
+    found: dict[str, list[_Value]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return found
 
 
 def _without_gpu(state: NodeState) -> list[PodClaim]:

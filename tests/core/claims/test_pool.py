@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.claims.pool import Pool, made_pool, probe_spec, wanted_pool
+from gpuactors.core.claims.pool import Pool, probe_spec, wanted_pool
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.slices import (
@@ -62,29 +62,24 @@ def test_a_device_has_the_attributes_of_the_contract() -> None:
     assert len({**device.attributes, **device.capacity}) <= SLICE_ATTRIBUTES_MAX
 
 
+def test_a_slice_says_nothing_of_who_has_a_device() -> None:
+    gpus = many(200)
+    assert pool(replace(gpus[0], claimed=True), *gpus[1:]) == pool(*gpus)
+
+
 def test_a_device_is_made_again_only_if_it_changed() -> None:
     gpus = many(200)
-    first = made_pool(Offer(DRIVER, NODE, gpus), NO, None)
-    claimed = (replace(gpus[0], claimed=True), *gpus[1:])
-    second = made_pool(Offer(DRIVER, NODE, claimed), NO, first)
-    assert second.pool is first.pool, "a slice says nothing of who has a device"
-    third = made_pool(
-        Offer(
-            DRIVER, NODE, (*claimed[:7], replace(gpus[7], capacity={"addressableMemory": "1Gi"}), *gpus[8:])
-        ),
-        NO,
-        second,
-    )
-    of_first, of_third = {d.name: d for d in first.pool.devices}, third.pool.devices
-    assert [d.name for d in of_third if of_first[d.name] is not d] == ["gpu-0000-00-00-0", "gpu-0000-00-00-7"]
-    assert third.pool == wanted_pool(third.offer, NO) != first.pool
+    first = {device.name: device for device in pool(*gpus).devices}
+    other = replace(gpus[7], capacity={"addressableMemory": "1Gi"})
+    now = pool(*gpus[:7], other, *gpus[8:]).devices
+    assert [device.name for device in now if first[device.name] is not device] == ["gpu-0000-00-00-7"]
 
 
-def test_a_pool_is_made_anew_when_the_server_keeps_taints() -> None:
-    held = Offer(DRIVER, NODE, (replace(offered(), blocked=HELD),))
-    without = made_pool(held, NO, None)
-    assert (names(without.pool), without.pool.withdrawn) == ([], ("gpu-0000-23-00-0",))
-    assert made_pool(held, YES, without).pool == wanted_pool(held, YES)
+def test_a_device_that_is_withdrawn_comes_back_when_the_server_keeps_taints() -> None:
+    held = replace(offered(), blocked=HELD)
+    without = pool(held, keeps=NO)
+    assert (names(without), without.withdrawn) == ([], ("gpu-0000-23-00-0",))
+    assert names(pool(held, keeps=YES)) == ["gpu-0000-23-00-0"]
 
 
 def test_a_device_class_for_gpus_selects_no_nvswitch() -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpuactors.core.values.remade import same_if_equal
+from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.slices import (
     Attribute,
     Offer,
@@ -63,49 +62,27 @@ class _Shown(Struct, frozen=True, gc=False):
     """Why no slice can have it; empty of one that is withdrawn."""
 
 
-class MadePool(Struct, frozen=True, gc=False, eq=False):
-    """A pool, preceded by what it is made of."""
-
-    offer: Offer
-    keeps: ServerKeepsTaints
-    shown: tuple[_Shown, ...]
-    """One for each device of the offer, in its order."""
-
-    pool: Pool
-
-
+@memoized
 def wanted_pool(offer: Offer, keeps: ServerKeepsTaints) -> Pool:
-    """The pool that offers what may be given to claims."""
-    return made_pool(offer, keeps, None).pool
-
-
-def made_pool(offer: Offer, keeps: ServerKeepsTaints, before: MadePool | None) -> MadePool:
-    """The wanted pool, of which only those devices are made that are others than `before`; the same object if all of it
-    is equal.
+    """The pool that offers what may be given to claims.
 
     A blocked device gets a taint where the server keeps taints. Elsewhere it is withdrawn, unless a live claim has it;
     so while it is not known, no device is offered that must not be taken.
     """
-    known: dict[int, _Shown] = {}
-    if before is not None and before.keeps is keeps and before.offer.driver == offer.driver:
-        if before.offer is offer:
-            return before
-        known = dict(zip(map(id, before.offer.devices), before.shown, strict=True))
-    shown = tuple(
-        [known.get(id(offered)) or _shown(offered, offer.driver, keeps) for offered in offer.devices]
-    )
-    in_order = sorted(shown, key=attrgetter("name"))
-    pool = Pool(
+    shown = _shown_each({one.name: (one, offer.driver, keeps) for one in offer.devices})
+    in_order = [shown[name] for name in sorted(shown)]
+    return Pool(
         offer.driver,
         offer.node,
         _split([one.device for one in in_order if one.device is not None]),
         tuple(one.name for one in in_order if one.device is None and not one.left_out),
         {one.name: one.left_out for one in in_order if one.left_out},
     )
-    return MadePool(offer, keeps, shown, same_if_equal(before.pool if before is not None else None, pool))
 
 
-def _shown(offered: OfferedDevice, driver: str, keeps: ServerKeepsTaints) -> _Shown:
+@memoized_each
+def _shown_each(inputs: tuple[OfferedDevice, str, ServerKeepsTaints]) -> _Shown:
+    offered, driver, keeps = inputs
     if offered.invalid:
         return _Shown(offered.name, None, offered.invalid)
     if offered.blocked is None or keeps is ServerKeepsTaints.YES:

@@ -38,7 +38,6 @@ from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import Role
-from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
 
 CLAIM_TOMBSTONE_S: Final = 90.0
@@ -79,11 +78,11 @@ def _astray(entry: ClaimRecord, why: Reason) -> list[Effect]:
 
 def _dated(before: Claims, claims: Claims, at: float) -> Claims:
     """Note when each claim came to its state; returns the same object if no state changed."""
-    if claims.entries is before.entries:
+    if claims.entries == before.entries:
         return claims
     dated: dict[ClaimUid, ClaimRecord] = {}
-    for uid in other_keys(before.entries, claims.entries):
-        entry, known = claims.entries[uid], before.entries.get(uid)
+    for uid, entry in claims.entries.items():
+        known = before.entries.get(uid)
         date = known.changed_at if known is not None and known.state is entry.state else at
         if entry.changed_at != date:
             dated[uid] = replace(entry, changed_at=date)

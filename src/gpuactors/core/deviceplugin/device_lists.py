@@ -9,11 +9,9 @@ read.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import partial
 from itertools import islice
-from operator import attrgetter, is_not
+from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
@@ -45,7 +43,6 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Allocation, Named
 from gpuactors.core.values.quote import quoted_id, quoted_ids
-from gpuactors.core.values.remade import those
 from gpuactors.core.values.status import Reason
 
 HISTORY_ENTRIES: Final = 20
@@ -394,16 +391,12 @@ def _recorded(
     touched = {a.address for a in (*retired, *listed)}
     if not touched:
         return state.published.history
-    few = len(touched) <= limits.QUOTED_ITEMS_MAX
-    by_id = few and not (state.index.listed_aliases or any(a.is_alias for a in listed))
-    old = _entries_of(touched, state.published.device_lists, by_id=by_id)
-    new = _entries_of(touched, device_lists, by_id=by_id)
-    resource_of = {} if touched <= new.keys() else _resources(state.published.device_lists, touched)
+    old = _entries_of(touched, state.published.device_lists)
+    new = _entries_of(touched, device_lists)
+    resource_of = {a.address: r for r, listed in state.published.device_lists.items() for a in listed}
     history = dict(state.published.history)
     for address in sorted(touched):
         was, now = old.get(address), new.get(address)
-        if was is now:
-            continue
         if now is None:
             why = _why_unlisted(state, view, resource_of[address], old[address])
             change = Transition(at, None, f"no longer listed: {why.message}", why.cause)
@@ -420,33 +413,10 @@ def _recorded(
 
 
 def _entries_of(
-    addresses: Set[DeviceKey], device_lists: Mapping[ResourceName, DeviceList], *, by_id: bool
+    devices: Set[DeviceKey], device_lists: Mapping[ResourceName, DeviceList]
 ) -> dict[DeviceKey, AdvertisedDevice]:
-    """The entry of each of the devices that is listed. `by_id`: each is listed by its address, so it is looked up."""
-    listed = (
-        (entry for a in addresses if (entry := _listed_entry(device_list, DeviceId(a))) is not None)
-        if by_id
-        else those(device_list, _ADDRESS, addresses.__contains__)
-        for device_list in device_lists.values()
-    )
-    return {entry.address: entry for of_list in listed for entry in of_list}
-
-
-def _listed_entry(device_list: DeviceList, device_id: DeviceId) -> AdvertisedDevice | None:
-    """The entry of an ID."""
-    place = bisect_left(device_list, device_id, key=_ID)
-    entry = device_list[place] if place < len(device_list) else None
-    return entry if entry is not None and entry.id == device_id else None
-
-
-def _resources(
-    device_lists: Mapping[ResourceName, DeviceList], among: Set[DeviceKey]
-) -> dict[DeviceKey, ResourceName]:
-    return {
-        a.address: r
-        for r, listed in device_lists.items()
-        for a in those(listed, _ADDRESS, among.__contains__)
-    }
+    """The entry of each of the devices that is listed."""
+    return {a.address: a for listed in device_lists.values() for a in listed if a.address in devices}
 
 
 def _with_rules_kept(
@@ -521,8 +491,6 @@ def _broken(
 def _not_healthy(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
     """The IDs that are allocated to pods and not listed, or not as Healthy."""
     for resource, ids in view.given.items():
-        unhealthy = {
-            a.id for a in those(device_lists.get(resource, ()), _HEALTH, partial(is_not, Health.HEALTHY))
-        }
+        unhealthy = {a.id for a in device_lists.get(resource, ()) if a.health is not Health.HEALTHY}
         unlisted = frozenset(ids).difference(view.listed.get(resource, ()))
         yield from ((resource, device_id) for device_id in sorted(unlisted | (ids & unhealthy)))

@@ -57,7 +57,6 @@ class Index(Struct, frozen=True, gc=False):
     aliases: Mapping[Named, DeviceKey]
     """See `Meanings`, as for the others of its fields here."""
     inspected_always: frozenset[PciAddress]
-    unsettled: frozenset[Named]
 
     resources: frozenset[ResourceName]
     """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
@@ -140,7 +139,6 @@ def index(
         resolved_by=meant.names,
         aliases=meant.aliases,
         inspected_always=meant.inspected_always,
-        unsettled=meant.unsettled,
         resources=resources,
         devices=of_node,
         unbinding=frozenset([key for key, device in of_node.items() if device.may_be_unbinding]),

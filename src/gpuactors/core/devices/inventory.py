@@ -67,8 +67,6 @@ class Meanings(Struct, frozen=True, gc=False):
     inspected_always: frozenset[PciAddress]
     """The functions of the devices of our resources that are allocated to pods: inspected whatever the selectors
     choose."""
-    unsettled: frozenset[Named]
-    """The names whose device has no known model."""
 
 
 @memoized
@@ -110,7 +108,6 @@ def meanings(resolved: Mapping[Named, Resolved]) -> Meanings:
                 if m.ids is not None or m.inspection_requested
             ]
         ),
-        unsettled=frozenset([name for name, meant in resolved.items() if meant.ids is None]),
     )
 
 

@@ -25,7 +25,6 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, FitnessCheck, FitnessFinding
 from gpuactors.core.values.effects import Effect, Field, Level, Log
 from gpuactors.core.values.model import DeviceKey
-from gpuactors.core.values.remade import same_if_equal
 from gpuactors.core.values.status import Reason
 
 FITNESS_CHECK_S: Final = 60.0
@@ -62,7 +61,7 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     check = gpus.fitness_check
     awaited = tuple(a for a in check.devices if a in fitness and a in same) if check else ()
     check = replace(check, devices=awaited) if check and awaited else None
-    return _planned(gpus, same_if_equal(gpus.fitness, fitness), check)
+    return _planned(gpus, fitness, check)
 
 
 def due(gpus: Gpus, at: float) -> Gpus:

@@ -16,6 +16,7 @@ from typing import Final
 
 from gpuactors.core.devices.index import Index
 from gpuactors.core.gpus.exclusion import another_model, with_companions
+from gpuactors.core.host.bindings import changed_functions
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.presence import moved
 from gpuactors.core.kinds.table import kind_of
@@ -26,7 +27,6 @@ from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.model import PciFunction, device_key
 from gpuactors.core.values.quote import quoted_id
-from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
 
 _HAVE_FILES: Final = frozenset(
@@ -68,11 +68,10 @@ def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | Pc
 def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reason]]:
     """The claims whose files are wrong now, each with the reason. `before`: the state before the event, as only what is
     another since can have moved a device."""
-    was, functions, settled = before.host.functions, state.host.functions, state.gpus.settled
+    settled = state.gpus.settled
     if not state.host.scanned or (before.host is state.host and before.gpus.settled is settled):
         return []
-    changed = {*other_keys(was, functions), *(was.keys() - functions.keys())}
-    changed |= before.gpus.settled.keys() - settled.keys()
+    changed = changed_functions(before, state) | (before.gpus.settled.keys() - settled.keys())
     groups = {index.group_of.get(device_key(a)) for a in changed for index in (before.index, state.index)}
 
     def is_of(entry: ClaimRecord) -> bool:

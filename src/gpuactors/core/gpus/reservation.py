@@ -7,7 +7,7 @@ Must not decide who may have a device: that is `exclusion.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from msgspec.structs import replace
@@ -20,10 +20,10 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, ClaimSettings, gpus_of
 from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
 from gpuactors.core.values import prebound
-from gpuactors.core.values.claim import ClaimName, OriginalDriver
+from gpuactors.core.values.claim import ClaimName, ClaimUid, OriginalDriver
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
+from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction, function_address
-from gpuactors.core.values.remade import remade, same_if_equal
 
 
 def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
@@ -74,20 +74,11 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     claims = gpus.claims
     if (settings := claims.settings) is None:
         return gpus
-    known = gpus.of_claims
-    of = remade(known.of, known.entries, claims.entries, lambda _, entry: _of_claim(settings, entry))
-    if of is not known.of:
-        named = Counter(chain.from_iterable(of_it.nodes for of_it in of.values()))
-        gpus = replace(gpus, of_claims=OfClaims(claims.entries, of, named))
-    elif claims.entries is not known.entries:
-        gpus = replace(gpus, of_claims=replace(known, entries=claims.entries))
-    if (
-        of is known.of
-        and gpus.returned is before.returned
-        and gpus.owed is before.owed
-        and gpus.reserved is before.reserved
-    ):
+    of_claims = _of_claims(settings, claims.entries)
+    inputs = (of_claims, gpus.returned, gpus.owed, gpus.reserved)
+    if inputs == (gpus.of_claims, before.returned, before.owed, before.reserved):
         return gpus
+    gpus, of = replace(gpus, of_claims=of_claims), of_claims.of
     returned = {a: r.claim for a, r in gpus.returned.items()}
     returned |= {a: o.claim for a, o in gpus.owed.items() if o.act}
     reserved = {a: _claimed(settings, slice_name(a), claim) for a, claim in returned.items()}
@@ -101,16 +92,18 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     own = own_claims(claims)
     if (reserved, admin, ended, own) == (gpus.reserved, gpus.admin, gpus.ended, gpus.own):
         return gpus
-    return replace(
-        gpus,
-        reserved=same_if_equal(gpus.reserved, reserved),
-        admin=admin,
-        ended=ended,
-        own=same_if_equal(gpus.own, own),
-    )
+    return replace(gpus, reserved=reserved, admin=admin, ended=ended, own=own)
 
 
-def _of_claim(settings: ClaimSettings, entry: ClaimRecord) -> OfClaim:
+@memoized
+def _of_claims(settings: ClaimSettings, entries: Mapping[ClaimUid, ClaimRecord]) -> OfClaims:
+    of = _of_each({uid: (settings, entry) for uid, entry in entries.items()})
+    return OfClaims(of, Counter(chain.from_iterable(of_claim.nodes for of_claim in of.values())))
+
+
+@memoized_each
+def _of_each(inputs: tuple[ClaimSettings, ClaimRecord]) -> OfClaim:
+    settings, entry = inputs
     if entry.state not in OWNING:
         return OfClaim(
             entry.name, has_ended=entry.state in ENDED, is_over=entry.state is ClaimState.TOMBSTONE

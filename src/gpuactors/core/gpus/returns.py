@@ -26,7 +26,6 @@ from gpuactors.core.values.claim import BoundFunction, OriginalDriver, Target
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Field, Level, Log
 from gpuactors.core.values.model import DeviceKey, PciAddress
-from gpuactors.core.values.remade import changed_keys, other_keys
 
 RETURN_RETRY_S: Final = 15.0
 """15 s. A return that is owed as the driver is not loaded is tried again: some readlinks, and no process."""
@@ -47,14 +46,10 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     """`state.gpus` with what its functions are found on; the same object if nothing follows."""
     gpus, functions, seen = state.gpus, state.index.functions, state.host.seen
     was = before.index.functions
-    if (
-        was is functions
-        and not gpus.settled
-        and before.gpus.original_drivers is gpus.original_drivers
-        and before.gpus.acted is gpus.acted
-    ):
+    inputs = (functions, gpus.original_drivers, gpus.acted)
+    if inputs == (was, before.gpus.original_drivers, before.gpus.acted) and not gpus.settled:
         return gpus
-    gone = was.keys() - functions.keys() if was is not functions else frozenset()
+    gone = was.keys() - functions.keys()
     settled = {
         a: n for a, n in gpus.settled.items() if (last := seen.get(a)) is not None and last.inspection <= n
     }
@@ -62,15 +57,7 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     if not gone.isdisjoint(known):
         known = {a: first for a, first in known.items() if a not in gone}
     acted = gpus.acted - gone - _decided_by_others(state, gpus.acted - settled.keys())
-    # What nothing has changed of was noted in the step before.
-    changed = {
-        *other_keys(was, functions),
-        *changed_keys(before.gpus.original_drivers, gpus.original_drivers),
-        *(before.gpus.acted ^ acted),
-        *gpus.settled,
-    }
-    seen_again = sorted(changed - settled.keys())
-    known = prebound.noted(known, (functions[a] for a in seen_again if a in functions), acted)
+    known = prebound.noted(known, (f for a, f in functions.items() if a not in settled), acted)
     owed = {a: o for a, o in gpus.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
     if acted == gpus.acted and settled == gpus.settled and owed == gpus.owed:
         return gpus if known is gpus.original_drivers else replace(gpus, original_drivers=known)

@@ -28,6 +28,14 @@ _RELEASED: Final = frozenset({"unbind pci", "remove pci"})
 """Uevents that come when the driver has released the function (drivers/base/dd.c, __device_release_driver)."""
 
 
+def changed_functions(before: NodeState, state: NodeState) -> set[PciAddress]:
+    """The functions that came or went since, or are not what they were."""
+    was, now = before.host.functions, state.host.functions
+    if was == now:
+        return set()
+    return {address for address in was.keys() | now.keys() if was.get(address) != now.get(address)}
+
+
 def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
     """After inspections that found changed functions (`moved`): discards observations of a function under another
     binding, or of another function at its address.

@@ -25,7 +25,6 @@ from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_polls
 from gpuactors.core.values.inventory import may_be_unbinding
 from gpuactors.core.values.model import Observed, PciFunction, device_key
-from gpuactors.core.values.remade import changed_keys, is_same_keys, other_keys
 
 POLL_FAST_S: Final = 0.25
 """The interval of polls while the release of a group is expected (for POLL_FAST_FOR_S), or a container waits to start:
@@ -75,7 +74,7 @@ def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
 def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> NodeState:
     """After an event: a read of the ledger at once where an allocated function lost its driver, as its pod may have
     ended just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
-    moved = changed_keys(before.index.functions, state.index.functions)
+    moved = bindings.changed_functions(before, state)
     state = bindings.rebound(before, state, moved)
     if _has_changed(before, state):
         state = with_polls(state, replace(state.host.polls, fast_until=at + POLL_FAST_FOR_S))
@@ -119,14 +118,13 @@ def _has_changed(before: NodeState, state: NodeState) -> bool:
     was, now = before.kubelet, state.kubelet
     if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
         return True
-    if not is_same_keys(was.pending_allocations, now.pending_allocations):
+    if was.pending_allocations.keys() != now.pending_allocations.keys():
         return True
-    if now.ledger.entries is not was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
+    if now.ledger.entries != was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
         return True
     groups, known = state.host.polls.groups, before.host.polls.groups
-    return groups is not known and (
-        groups.keys() != known.keys()
-        or any(_use(groups[group]) != _use(known[group]) for group in other_keys(known, groups))
+    return groups.keys() != known.keys() or any(
+        use != known[group] and _use(use) != _use(known[group]) for group, use in groups.items()
     )
 
 

@@ -36,7 +36,6 @@ from gpuactors.core.values.model import (
     ResourceName,
     SeenPods,
 )
-from gpuactors.core.values.remade import same_if_equal
 
 Name = tuple[ResourceName, DeviceId]
 
@@ -50,7 +49,7 @@ def seen(books: Books, event: LedgerRead, at: float) -> Books:
         return books
     return replace(
         with_lives(books, event.file, event.pods, at),
-        uids=same_if_equal(books.uids, _uids(books, event.file.entries)),
+        uids=_uids(books, event.file.entries),
         ended=books.ended & {*event.file.entries} if books.ended else books.ended,
     )
 
@@ -63,9 +62,9 @@ def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float) -> Boo
     since = {uid: books.absent_since.get(uid, at) for uid in absent - books.seen}
     return replace(
         books,
-        lives=same_if_equal(books.lives, dict(pods.lives)),
-        seen=same_if_equal(books.seen, (books.seen & named) | alive),
-        absent_since=same_if_equal(books.absent_since, since),
+        lives=dict(pods.lives),
+        seen=(books.seen & named) | alive,
+        absent_since=since,
     )
 
 
@@ -117,7 +116,7 @@ def listed(
     still = {
         e for e in books.ended if (e.resource, e.device) not in now or len(uids[e.resource, e.device]) > 1
     }
-    return replace(books, ended=same_if_equal(books.ended, frozenset(still | ended))), named
+    return replace(books, ended=frozenset(still | ended)), named
 
 
 def passive(

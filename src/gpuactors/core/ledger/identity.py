@@ -34,7 +34,6 @@ from gpuactors.core.values.model import (
     function_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
-from gpuactors.core.values.remade import other_keys
 from gpuactors.core.values.status import Reason
 
 
@@ -43,18 +42,18 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
 
     The result does not depend on the order in which kubelet lists its pods.
     """
-    was, now = before.kubelet, state.kubelet
-    if (
-        now.resolved is was.resolved
-        and now.ledger.entries is was.ledger.entries
-        and now.pending_allocations is was.pending_allocations
-        and state.host.seen is before.host.seen
-    ):
+    if _names_and_models(before) == _names_and_models(state):
         return state
-    index, named = state.index, _named(state)
-    known = named.kubelet.resolved
-    unsettled = [n for n in (*index.unsettled, *other_keys(now.resolved, known)) if n in known]
-    return _with_models(named, unsettled, index) if unsettled else named
+    named = _named(state)
+    unsettled = [name for name, meant in named.kubelet.resolved.items() if meant.ids is None]
+    return _with_models(named, unsettled, state.index) if unsettled else named
+
+
+def _names_and_models(state: NodeState) -> tuple[object, ...]:
+    """What IDs are resolved by."""
+    kubelet, host = state.kubelet, state.host
+    names = (kubelet.resolved, kubelet.ledger.entries, kubelet.pending_allocations)
+    return *names, host.seen, host.inspections
 
 
 def _named(state: NodeState) -> NodeState:

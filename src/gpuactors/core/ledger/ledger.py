@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from functools import partial
-from operator import attrgetter, eq, itemgetter
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -42,7 +41,6 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
 )
-from gpuactors.core.values.remade import changed_keys, same_if_equal, those
 
 LIST_HELD_S: Final = 1.0
 """While a List is wanted, and an Allocate of ours is in flight: when it is looked again whether it may be asked for."""
@@ -159,10 +157,9 @@ def allocated_ids(
         r: ids for r, ids in state.index.given.items() if r in resources
     }
     pending = state.kubelet.pending_allocations
-    for resource in {*map(itemgetter(0), pending)}:
-        if resource in resources:
-            granted = those(pending, itemgetter(0), partial(eq, resource))
-            found[resource] = found.get(resource, frozenset()).union(map(itemgetter(1), granted))
+    for resource in {resource for resource, _ in pending if resource in resources}:
+        granted = {device_id for of, device_id in pending if of == resource}
+        found[resource] = found.get(resource, frozenset()) | granted
     return found
 
 
@@ -196,9 +193,9 @@ def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Led
         unplaced = frozenset([claim for claim in event.claims if key_of(claim.device) is None])
         return replace(
             ledger,
-            claims=same_if_equal(ledger.claims, _claims(event.claims)),
+            claims=_claims(event.claims),
             claimed=frozenset((claim.driver, claim.claim) for claim in event.claims),
-            unplaced=same_if_equal(ledger.unplaced, unplaced),
+            unplaced=unplaced,
             without_gpu=frozenset(
                 (*event.waiting, *(PodClaim(c.claim, c.pod) for c in unplaced if c.pod is not None))
             ),
@@ -240,7 +237,7 @@ def _with_cdi(ledger: Ledger, read: CdiSpecs | None) -> Ledger:
     listed = {cdi_id for claim in ledger.unplaced for cdi_id in claim.cdi_ids}
     gone = [s for s in ledger.cdi.specs if s.path not in there and not listed.isdisjoint(s.devices)]
     specs = tuple(sorted((*read.specs, *gone), key=attrgetter("path"))) if gone else read.specs
-    return replace(ledger, cdi=same_if_equal(ledger.cdi, CdiSpecs(specs, read.problem)))
+    return replace(ledger, cdi=CdiSpecs(specs, read.problem))
 
 
 def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:
@@ -252,7 +249,7 @@ def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, 
     if before.keys() <= lists.keys():
         return before
     had = {resource for resource, _ in state.kubelet.ledger.entries}
-    return same_if_equal(before, {r: models for r, models in before.items() if r in had or r in lists})
+    return {r: models for r, models in before.items() if r in had or r in lists}
 
 
 def _left(
@@ -262,9 +259,7 @@ def _left(
     had = state.kubelet.ledger.entries
     # Most entries of a ledger are other plugins' and mean no device here.
     names = sorted(
-        n
-        for n in changed_keys(had, entries)
-        if n in had and n in state.kubelet.resolved and _is_gone(had[n], entries.get(n))
+        n for n, pod in had.items() if n in state.kubelet.resolved and _is_gone(pod, entries.get(n))
     )
     return {
         (address := state.kubelet.resolved[name].address): Orphan(

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gpuactors.core.state.claims import NO_CLAIMS, ClaimRecord, Claims, OwedReturn
+from gpuactors.core.state.claims import NO_CLAIMS, Claims, OwedReturn
 from gpuactors.core.values.claim import ClaimName, ClaimUid, FitnessCheck, OriginalDrivers
 from gpuactors.core.values.model import AdminAccess, ClaimedDevice, DeviceKey, PciAddress
 from gpuactors.core.values.owner import OwnClaims
@@ -73,9 +73,8 @@ class OfClaim(Struct, frozen=True, gc=False):
 class OfClaims(Struct, frozen=True, gc=False):
     """What the claims mean for others: derived for an entry that changed only, as a node may have a thousand."""
 
-    entries: Mapping[ClaimUid, ClaimRecord] = field(default_factory=dict)
     of: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
-    """Of each of those. The same object until one changes."""
+    """What each claim means."""
     named: Mapping[int | str, int] = field(default_factory=dict)
     """Of how many claims the files name each node (`OfClaim.nodes`)."""
 
@@ -103,8 +102,7 @@ class Gpus(Struct, frozen=True, gc=False):
     of_claims: OfClaims = OfClaims()
     """Derived of `claims`."""
     reserved: Mapping[DeviceKey, ClaimedDevice] = field(default_factory=dict)
-    """The devices that claims have for themselves, with those, and the ones in `returned`. The same object until it
-    changes."""
+    """The devices that claims have for themselves, with those, and the ones in `returned`."""
     returned: Mapping[DeviceKey, Returned] = field(default_factory=dict)
     """Devices that claims gave back, until an inspection has seen them on their driver."""
     admin: frozenset[AdminAccess] = frozenset()

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mutations.mutations import Mutation
 
-_RULE: Final = "tests/core/test_viability.py"
+_RULE: Final = "tests/core/kinds/test_viability.py"
 _ACT: Final = "tests/acts/test_driver.py"
 _READ: Final = "tests/host/test_sysfs.py"
 

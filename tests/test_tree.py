@@ -281,6 +281,11 @@ def test_a_small_file_says_why_it_is_one() -> None:
     assert not unexplained, "say in the docstring: A file of its own: …"
 
 
+def test_the_core_hides_no_import_from_the_program() -> None:
+    core = ROOT / "src/gpuactors/core"
+    assert [path.name for path in core.rglob("*.py") if "TYPE_CHECKING" in path.read_text()] == []
+
+
 def test_no_file_of_ours_imports_asyncio() -> None:
     for path in sorted((ROOT / "src").rglob("*.py")):
         if "pb" in path.parts:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,13 +37,11 @@ from gpuactors.core.state import (
     with_ledger,
     with_plugins,
 )
+from gpuactors.core.state.claims import ClaimSettings
+from gpuactors.core.state.gpus import GpuSettings
+from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.values.model import Call, PciFunction, PluginState, ResourceName, Role, Settings, Token
-
-if TYPE_CHECKING:
-    from gpuactors.core.state.claims import ClaimSettings
-    from gpuactors.core.state.gpus import GpuSettings
-    from gpuactors.core.values.domain import DomainSettings
 
 CALL_SETTLE_S: Final = 1.0
 """How long a resource's list keeps the devices of an answered call: kubelet 1.36 panics (nil pointer) if a device
@@ -241,8 +239,8 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
 
 
 # --- claims -----------------------------------------------------------------------------------------------
-# All that is about claims and compute domains is reached by `dra.py` and `gpus/offer.py`. They are imported where they
-# are called, so a node that serves no claims imports none of it.
+# What is decided of claims and compute domains is reached by `dra.py` and `gpus/offer.py`. They are imported where they
+# are called: a node that serves no claims imports neither.
 
 
 def _claims_advanced(before: NodeState, state: NodeState, event: events.Event, at: float) -> Stepped:

@@ -6,13 +6,12 @@ A file of its own: the daemon writes lines and reads none, and the decoders know
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, Final, final, get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuactors.core.events import Event, claims, daemon, deviceplugin, domains, host, kubelet
+from gpuactors.core.events import Event
 from gpuactors.core.state import Calls, Daemon, Host, Kubelet, NodeState, Published
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.state.gpus import Gpus
@@ -37,15 +36,7 @@ class FormatError(ValueError):
     """A line that is none of a journal's, or of another version; the text names which."""
 
 
-def _kinds() -> tuple[type[Any], ...]:
-    sources: dict[str, ModuleType] = {
-        source.__name__.rpartition(".")[2]: source
-        for source in (claims, daemon, deviceplugin, domains, host, kubelet)
-    }
-    return get_args(eval(f"({Event})", dict(sources)))  # it is text: a daemon imports the sources that it has
-
-
-EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in _kinds()}
+EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Event)}
 """Every kind of event, by its name."""
 
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {

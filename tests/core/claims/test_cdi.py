@@ -113,7 +113,7 @@ def test_admin_access_to_a_gpu_that_another_claim_holds_gets_no_node_and_no_empt
 def test_a_device_that_two_requests_have_is_described_once() -> None:
     content = cdi.device_file(DRIVER, CLAIM, [device(function()), device(function())])
     assert isinstance(content, Mapping)
-    assert len(content["devices"]) == 1  # type: ignore[arg-type]
+    assert len(content["devices"]) == 1
 
 
 def results(*requests: str) -> tuple[AllocatedDevice, ...]:

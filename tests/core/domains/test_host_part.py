@@ -161,7 +161,7 @@ def test_all_channels_are_those_of_the_driver_and_nobody_else_gets_one(count: in
     assert isinstance(core.answer(core.prepare(ONE)), Prepared)
     (edits,) = core.files[ONE.uid]
     nodes = edits.edits["deviceNodes"]  # type: ignore[index, call-overload]
-    assert [n["minor"] for n in nodes] == list(range(count))  # type: ignore[union-attr, index, call-overload]
+    assert [n["minor"] for n in nodes] == list(range(count))  # type: ignore[index]
     core.prepare(TWO)
     assert core.problem(TWO) == "channel-1: it belongs to the claim default/one"
     entry = core.entry(ONE)

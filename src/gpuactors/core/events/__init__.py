@@ -6,16 +6,13 @@ never a fact: it only makes the core request an inspection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpuactors.core.events import daemon, deviceplugin, host, kubelet
+from gpuactors.core.events import claims, daemon, deviceplugin, domains, host, kubelet
 
-if TYPE_CHECKING:
-    from gpuactors.core.events import claims, domains
+__all__ = ["Event", "claims", "daemon", "deviceplugin", "domains", "host", "kubelet"]
 
-__all__ = ["Event", "daemon", "deviceplugin", "host", "kubelet"]
-
-Event: TypeAlias = """
+Event: TypeAlias = (
     host.HostEvent
     | host.UsageEvent
     | kubelet.LedgerEvent
@@ -27,4 +24,4 @@ Event: TypeAlias = """
     | domains.DomainEvent
     | daemon.DaemonEvent
     | daemon.Ticked
-"""
+)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
+from gpuactors.core.claims.outputs import ClaimsWanted, claims_wanted
+from gpuactors.core.claims.view import view_of
 from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
+from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.state import NodeState
@@ -28,10 +31,6 @@ from gpuactors.core.values.model import (
     Transition,
     listed_by_address,
 )
-
-if TYPE_CHECKING:
-    from gpuactors.core.claims.outputs import ClaimsWanted
-    from gpuactors.core.domains.outputs import DomainsWanted
 
 
 class PollTarget(Struct, frozen=True, gc=False):
@@ -144,19 +143,13 @@ def _ledger(state: NodeState) -> LedgerWanted:
 def _claims(state: NodeState) -> ClaimsWanted | None:
     if state.gpus_part is None:
         return None
-    from gpuactors.core.claims.outputs import claims_wanted  # as in `step.py`
-    from gpuactors.core.claims.view import view_of
     from gpuactors.core.gpus.driver import GPUS
 
     return claims_wanted(view_of(state, GPUS))
 
 
 def _domains(state: NodeState) -> DomainsWanted | None:
-    if state.domains_part is None:
-        return None
-    from gpuactors.core.domains.outputs import domains_wanted  # as in `step.py`
-
-    return domains_wanted(state)
+    return domains_wanted(state) if state.domains_part is not None else None
 
 
 def _poll(state: NodeState) -> PollWanted:

@@ -1,8 +1,7 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
-The parts about claims are None where these are not served, and their modules are not imported then. The rest of the
-core asks `claims_known` and `reserved`, which have an answer without them; all that is about claims reads
-`NodeState.gpus` and `NodeState.domains`.
+The parts about claims are None where these are not served. `NodeState.gpus` and `NodeState.domains` are without claims
+then.
 
 Changed only by `step`. A value that is derived from several parts is a property of their state (`NodeState.index`,
 `NodeState.assessments`): made from the parts of this state, or remembered where they are the same (`values/memo.py`).
@@ -13,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,9 +22,12 @@ from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import Index, index
 from gpuactors.core.devices.inventory import shortages
+from gpuactors.core.state.claims import Claims
+from gpuactors.core.state.domains import NO_DOMAINS, Domains
+from gpuactors.core.state.gpus import NO_GPUS, Gpus
+from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
-    AdminAccess,
     Call,
     ClaimedDevice,
     DeviceId,
@@ -48,14 +49,7 @@ from gpuactors.core.values.model import (
     Token,
     Transition,
 )
-from gpuactors.core.values.owner import OwnClaims
 from gpuactors.core.values.status import Assessment, Holding
-
-if TYPE_CHECKING:
-    from gpuactors.core.state.claims import Claims
-    from gpuactors.core.state.domains import Domains
-    from gpuactors.core.state.gpus import Gpus
-    from gpuactors.core.state.offered import Offered
 
 
 class Host(Struct, frozen=True, gc=False):
@@ -132,11 +126,6 @@ class Daemon(Struct, frozen=True, gc=False):
 PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus_part", "domains_part")
 """The state itself, by the names of its parts: the rest of its fields is derived."""
 
-_NO_RESERVED: Final[Mapping[DeviceKey, ClaimedDevice]] = MappingProxyType({})
-_NO_ADMIN: Final[frozenset[AdminAccess]] = frozenset()
-_NO_ENDED: Final[frozenset[tuple[str, str]]] = frozenset()
-_NO_OWN: Final = OwnClaims()
-
 
 class NodeState(Struct, frozen=True, gc=False):
     """The state of the node. Owned by the registry actor; changed by `step` only."""
@@ -156,29 +145,17 @@ class NodeState(Struct, frozen=True, gc=False):
     @property
     def gpus(self) -> Gpus:
         """Claims of GPUs; of a node without them, none."""
-        if self.gpus_part is not None:
-            return self.gpus_part
-        from gpuactors.core.state.gpus import NO_GPUS
-
-        return NO_GPUS
+        return self.gpus_part if self.gpus_part is not None else NO_GPUS
 
     @property
     def domains(self) -> Domains:
         """Compute domains; of a node without them, none."""
-        if self.domains_part is not None:
-            return self.domains_part
-        from gpuactors.core.state.domains import NO_DOMAINS
-
-        return NO_DOMAINS
+        return self.domains_part if self.domains_part is not None else NO_DOMAINS
 
     @property
     def offered(self) -> Offered:
         """The devices offered to claims; of a node that offers none, none."""
-        if self.offered_part is not None:
-            return self.offered_part
-        from gpuactors.core.state.offered import NOTHING_OFFERED
-
-        return NOTHING_OFFERED
+        return self.offered_part if self.offered_part is not None else NOTHING_OFFERED
 
     @property
     def serves_claims(self) -> bool:
@@ -198,12 +175,12 @@ class NodeState(Struct, frozen=True, gc=False):
     @property
     def reserved(self) -> Mapping[DeviceKey, ClaimedDevice]:
         """The devices that claims of GPUs have (`Gpus.reserved`)."""
-        return self.gpus_part.reserved if self.gpus_part is not None else _NO_RESERVED
+        return self.gpus.reserved
 
     @property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
-        return _index(self.host, self.kubelet, self.published, self.daemon.settings, self.gpus_part)
+        return _index(self.host, self.kubelet, self.published, self.daemon.settings, self.gpus)
 
     @property
     def assessments(self) -> Mapping[DeviceKey, Assessment]:
@@ -227,9 +204,7 @@ class NodeState(Struct, frozen=True, gc=False):
 
 
 @memoized
-def _index(
-    host: Host, kubelet: Kubelet, published: Published, settings: Settings, gpus: Gpus | None
-) -> Index:
+def _index(host: Host, kubelet: Kubelet, published: Published, settings: Settings, gpus: Gpus) -> Index:
     ledger = kubelet.ledger
     return index(
         host.functions,
@@ -241,10 +216,10 @@ def _index(
         ledger.claims,
         ledger.unplaced,
         ledger.cdi,
-        gpus.reserved if gpus is not None else _NO_RESERVED,
-        gpus.admin if gpus is not None else _NO_ADMIN,
-        gpus.ended if gpus is not None else _NO_ENDED,
-        gpus.own if gpus is not None else _NO_OWN,
+        gpus.reserved,
+        gpus.admin,
+        gpus.ended,
+        gpus.own,
         frozenset(published.served),
         published.device_lists,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NewType
+from typing import Any, Final, NewType
 
 from msgspec import Struct
 
@@ -16,11 +16,9 @@ from gpuactors.core.values.model import DeviceKey, PciAddress
 ClaimUid = NewType("ClaimUid", str)
 """The UID of a ResourceClaim object. Two claims of one name in succession have two UIDs."""
 
-if TYPE_CHECKING:
-    Json = None | bool | int | float | str | tuple["Json", ...] | Mapping[str, "Json"]
-else:
-    Json = Any  # the journal's reader takes no type that contains itself
-"""A decoded JSON value. Arrays are tuples."""
+Json = None | bool | int | float | str | tuple[Any, ...] | Mapping[str, Any]
+"""A decoded JSON value. Arrays are tuples. What is in them is `Any`: the journal's reader takes no type that contains
+itself."""
 
 
 class ClaimsOf(StrEnum):

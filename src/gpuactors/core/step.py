@@ -208,11 +208,8 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 
 def _is_as_known(before: NodeState, state: NodeState) -> bool:
     """After a call that requests facts: nothing else than what is outstanding is another."""
-    return (
-        state.kubelet is before.kubelet
-        and state.gpus_part is before.gpus_part
-        and state.domains_part is before.domains_part
-    )
+    parts = (state.kubelet, state.gpus_part, state.domains_part)
+    return parts == (before.kubelet, before.gpus_part, before.domains_part)
 
 
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:

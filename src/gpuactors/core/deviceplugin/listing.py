@@ -187,8 +187,8 @@ def _names(found: Iterable[str]) -> str:
 def kept(before: NodeState, state: NodeState, changed: Changes, at: float) -> NodeState:
     """After an event: note the changed lists, the resources for which a read that was just requested will be valid, and
     the latest time of the next one."""
-    was, now = before.kubelet, state.kubelet
-    if state.published is before.published and now.ledger is was.ledger and now.compare_at == was.compare_at:
+    now = (state.published, state.kubelet.ledger, state.kubelet.compare_at)
+    if now == (before.published, before.kubelet.ledger, before.kubelet.compare_at):
         return state  # as the event before has left it
     read = state.kubelet.ledger.outstanding
     new_read = read if read != before.kubelet.ledger.outstanding else None

@@ -62,7 +62,7 @@ def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
         state = replace(state, domains_part=after)
-    if state.domains is not before.domains:
+    if state.domains != before.domains:
         state = _with(state, _dated(state.domains, at))
     return state, effects
 

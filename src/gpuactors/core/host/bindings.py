@@ -46,14 +46,14 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
     have raised their count. A function that no selector chooses is treated as leaving too, from the read of kubelet's
     ledger on that shows it allocated to a pod.
     """
-    if not moved and state.kubelet.resolved is before.kubelet.resolved:
+    named = state.kubelet.resolved.keys() - before.kubelet.resolved.keys()
+    if not (moved or named):
         return state
     left, ended = set(state.host.polls.leaving), set()
-    if state.kubelet.resolved is not before.kubelet.resolved:
-        for meant in (m for name, m in state.kubelet.resolved.items() if name not in before.kubelet.resolved):
-            given = function_of(state.host.functions, meant.address)
-            if given is not None and given.has_node and _may_be_left(state, given):
-                left.add(given.address)
+    for name in named:
+        given = function_of(state.host.functions, state.kubelet.resolved[name].address)
+        if given is not None and given.has_node and _may_be_left(state, given):
+            left.add(given.address)
     for address in moved:
         was, now = before.host.functions.get(address), state.host.functions.get(address)
         if was is None or now is None or _is_rebound(was, now):

@@ -82,13 +82,13 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
     unbound = [f for a in moved if _is_bound(f := was.get(a)) and not _is_bound(now.get(a))]
     if any(device_key(function.address) in state.index.owners for function in unbound):
         state = ask_ledger(state, at)
-    if over := _uses_that_are_over(before, state):
+    if over := _uses_that_are_over(state):
         polls = state.host.polls
         groups, last = dict(polls.groups), dict(polls.seen)
         for group in over:
             del groups[group], last[group]
         state = with_polls(state, replace(polls, groups=groups, seen=last))
-    ledger, inspected = state.kubelet.ledger, state.host.seen is not before.host.seen
+    ledger, inspected = state.kubelet.ledger, state.host.seen != before.host.seen
     if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
@@ -123,8 +123,9 @@ def _has_changed(before: NodeState, state: NodeState) -> bool:
     if now.ledger.entries != was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
         return True
     groups, known = state.host.polls.groups, before.host.polls.groups
-    return groups.keys() != known.keys() or any(
-        use != known[group] and _use(use) != _use(known[group]) for group, use in groups.items()
+    return groups != known and (
+        groups.keys() != known.keys()
+        or any(use != known[group] and _use(use) != _use(known[group]) for group, use in groups.items())
     )
 
 
@@ -133,14 +134,11 @@ def _use(use: Observed) -> tuple[object, ...]:
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
-def _uses_that_are_over(before: NodeState, state: NodeState) -> set[int]:
+def _uses_that_are_over(state: NodeState) -> set[int]:
     """The groups of which no function is on a vfio driver any more, nor on the way from one: whatever was last seen of
-    their use is over. None is over in `before`."""
-    was, index, seen = before.index, state.index, state.host.polls.groups
-    is_same = was.polled is index.polled and was.groups is index.groups and before.host.polls.groups is seen
-    if is_same or seen.keys() <= index.polled.keys():
-        return set()
-    gone = seen.keys() - index.polled.keys()
+    their use is over."""
+    index = state.index
+    gone = state.host.polls.groups.keys() - index.polled.keys()
     return {g for g in gone if not any(may_be_unbinding(f) for f in index.groups.get(g, ()))}
 
 

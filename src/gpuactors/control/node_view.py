@@ -106,7 +106,7 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         vendor=function.vendor,
         device=function.device,
         class_code=function.class_code,
-        driver=function.driver,
+        driver=device.driver,
         iommu_group=device.group,
         group=tuple(Member(member.address, member.driver) for member in device.members),
         numa_node=device.numa_node,

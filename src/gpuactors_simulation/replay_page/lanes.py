@@ -143,9 +143,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
         elif claim:
             yield address, device.resource, CLAIMED, claim
         elif address in offered:
-            text = (
-                f"offered to claims, on {' and '.join(unit.driver or 'no driver' for unit in device.units)}"
-            )
+            text = f"offered to claims, on {device.driver or 'no driver'}"
             yield address, device.resource, OFFERED, text
         elif not device.has_backing:
             yield address, device.resource, "not-offered", kind_of(device).not_backed(device).message

@@ -94,6 +94,7 @@ class Halves:
                     nodes=("/dev/vfio/vfio", f"/dev/vfio/{group_of(number)}"),
                     numa_node=function.numa_node,
                     pcie_root=function.pcie_root,
+                    driver=function.driver,
                     has_backing=function.driver == "toy-halves",
                     may_be_unbinding=False,
                     fault=function.fault,

@@ -247,6 +247,7 @@ def _whole(inputs: _Inputs) -> Device:
         nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
         numa_node=function.numa_node,
         pcie_root=function.pcie_root,
+        driver=function.driver,
         has_backing=function.vfio_bound,
         may_be_unbinding=may_be_unbinding(function),
         fault=function.fault,

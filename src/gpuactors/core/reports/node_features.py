@@ -39,7 +39,7 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     index = state.index
     devices = [index.present[key] for key in index.names]
     found = Counter(resource.partition("/")[2] for resource in index.names.values())
-    found.update(f"{DRIVER}{device.units[0].driver or NO_DRIVER}" for device in devices)
+    found.update(f"{DRIVER}{device.driver or NO_DRIVER}" for device in devices)
     has_iommu = any(d.group is not None and not d.units[0].without_iommu for d in devices)
     labels = {name: str(count) for name, count in found.items() if re.fullmatch(_NAME, name)}
     labels[IOMMU] = "true" if has_iommu else "false"

@@ -47,6 +47,8 @@ class Device(Struct, frozen=True, gc=False):
     """The device nodes that a container with it gets, as paths of the host."""
     numa_node: int | None
     pcie_root: str | None
+    driver: str | None
+    """The driver that it is on; of a part of a device the one that makes it."""
     has_backing: bool
     """It is on a driver by which a virtual machine can open it."""
     may_be_unbinding: bool

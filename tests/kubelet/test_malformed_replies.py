@@ -12,12 +12,11 @@ import grpc
 import pytest
 import trio
 
-from gpuactors.control.client import read_status
 from gpuactors.control.hand_over import Unanswered, ask_to_hand_over
 from gpuactors.core.values.model import ResourceName
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
-from gpuactors.ports.errors import ControlError, KubeletError
+from gpuactors.ports.errors import KubeletError
 from gpuactors.ports.node import LedgerQuestion
 from tests.support.patience import patient
 
@@ -31,12 +30,6 @@ LISTED = (
     b"\x0a\x04\x1a\x02\x12\x7f",  # the container's devices
     b"\x0a\x06\x1a\x04\x12\x02\x08\x05",  # a number as the resource's name
     b"\x0a\x07\x1a\x05\x12\x03\x12\x01\xff",  # a device ID that is no text
-)
-STATUS = (
-    b"\x12\x7f",  # cut short
-    b"\x10\x05",  # a number as the version
-    b"\x12\x01\xff",  # a version that is no text
-    b"\x1a\x7f{}",  # the status cut short
 )
 
 
@@ -82,18 +75,6 @@ async def test_a_malformed_answer_to_register_is_a_failed_registration(tmp_path:
         pytest.raises(KubeletError, match="not a valid Empty"),
     ):
         await kubelet.register(ResourceName("nvidia.com/X"), "x.sock", pre_start=True)
-
-
-@pytest.mark.parametrize("body", STATUS)
-@pytest.mark.trio
-async def test_a_malformed_answer_of_the_running_daemon(tmp_path: Path, body: bytes) -> None:
-    socket = tmp_path / "gpuactors.sock"
-    with (
-        trio.fail_after(WITHIN_S),
-        answering(socket, body),
-        pytest.raises(ControlError, match="not a valid ViewResponse"),
-    ):
-        await trio.to_thread.run_sync(read_status, str(socket))
 
 
 @pytest.mark.trio

@@ -76,8 +76,8 @@ BUGS: Final = (
     Planted(
         "a device list leaves out what is allocated",
         "src/gpuactors/core/deviceplugin/device_lists.py",
-        "        if not (lost := frozenset(ids).difference(of_resource)):\n",
-        "        if [of_resource.pop(i, None) for i in ids] or not (lost := frozenset()):\n",
+        "        if lost := of_pods - of_resource.keys():\n",
+        "        if [of_resource.pop(i, None) for i in of_pods] and (lost := frozenset()):\n",
         "tests/node/test_device_plugin.py -k late_bind",
     ),
     Planted(

@@ -29,6 +29,6 @@ def test_the_library_is_of_the_version_of_the_generated_code() -> None:
     package = Path(next(iter(gpuactors.__path__)))
     texts = [path.read_text(encoding="utf-8") for path in package.glob("*/pb/**/__init__.py")]
     versions = [found for text in texts for found in re.findall(r'^_COMPILER_VERSION = "(.*)"$', text, re.M)]
-    assert len(versions) >= 8
+    assert len(versions) >= 6
     for version in versions:
         theirs.check_compiler_version(version)

@@ -393,12 +393,12 @@ def _recorded(
         return state.published.history
     old = _entries_of(touched, state.published.device_lists)
     new = _entries_of(touched, device_lists)
-    resource_of = {a.address: r for r, listed in state.published.device_lists.items() for a in listed}
     history = dict(state.published.history)
     for address in sorted(touched):
-        was, now = old.get(address), new.get(address)
+        _, was = old.get(address, (None, None))
+        _, now = new.get(address, (None, None))
         if now is None:
-            why = _why_unlisted(state, view, resource_of[address], old[address])
+            why = _why_unlisted(state, view, *old[address])
             change = Transition(at, None, f"no longer listed: {why.message}", why.cause)
         elif was is None or (was.health, was.reason) != (now.health, now.reason):
             change = Transition(at, now.health, now.reason, now.cause)
@@ -414,9 +414,9 @@ def _recorded(
 
 def _entries_of(
     devices: Set[DeviceKey], device_lists: Mapping[ResourceName, DeviceList]
-) -> dict[DeviceKey, AdvertisedDevice]:
-    """The entry of each of the devices that is listed."""
-    return {a.address: a for listed in device_lists.values() for a in listed if a.address in devices}
+) -> dict[DeviceKey, tuple[ResourceName, AdvertisedDevice]]:
+    """The entry of each of the devices that is listed, and the resource that it is listed for."""
+    return {a.address: (r, a) for r, listed in device_lists.items() for a in listed if a.address in devices}
 
 
 def _with_rules_kept(

@@ -25,9 +25,10 @@ def entries(
     offered = {key for key in state.index.unbinding if is_offered(state, devices[key])}
     found: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
     for key, device in devices.items():
-        held = assessed[key].holding
+        assessment = assessed[key]
+        held = assessment.holding
         if device.has_backing or key in offered or (held is not None and held.is_allocated):
-            entry = _advertised(ids.get(key, DeviceId(key)), device, assessed[key].status)
+            entry = _advertised(ids.get(key) or DeviceId(key), device, assessment.status)
             found.setdefault(device.resource, {})[entry.id] = entry
     return found
 

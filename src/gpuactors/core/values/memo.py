@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import wraps
-from itertools import chain
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 Inputs = ParamSpec("Inputs")
@@ -62,7 +61,9 @@ def memoized_each(function: Callable[[_Input], _Value]) -> OfEach[_Input, _Value
     _forgetting.append(kept.clear)
 
     def remembered(inputs: Mapping[Key, _Input]) -> Mapping[Key, _Value]:
-        known = dict(chain.from_iterable(made.items() for made in kept))
+        known: dict[Any, tuple[_Input, _Value]] = {}
+        for before in kept:
+            known.update(before)
         made = {
             key: last if (last := known.get(key)) is not None and last[0] == now else (now, function(now))
             for key, now in inputs.items()

@@ -69,6 +69,9 @@ FOUND: Final[dict[str, Script]] = {
             "firmware reserves memory of the group; pods come in a burst; "
             "a daemon starts with another state directory"
         ),
+        "a group is released under a daemon that hands over, whose inspections take long": (
+            "a successor starts; inspections and scans take long; both cards of a group are released"
+        ),
         "late binding": "plug a card without driver@3; bind to vfio-pci@3",
         "new model while kubelet restarts": ("kubelet stops; plug a never-seen model@3+0.3; kubelet starts"),
         "a new card while inspections fail": "inspections fail; plug a never-seen model@3",

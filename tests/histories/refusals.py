@@ -44,13 +44,14 @@ UNREAD: Final = (
 )
 """After these the ledger may not have been read in time: the last known one decides, or a call waits for a read."""
 
+_HAND_OVERS: Final = ("a successor starts", "a daemon starts with another state directory")
+
 _STOPS: Final = (
     *CUTS_CALLS_OFF,
     "the daemon is told to stop",
     "the predecessor is told to stop",
     "the successor is told to stop",
-    "a successor starts",
-    "a daemon starts with another state directory",
+    *_HAND_OVERS,
 )
 
 _HELD: Final = (
@@ -134,6 +135,13 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
 }
 """The events that can lead to a refusal with that cause. No event can lead to a cause that is not here."""
 
+_SLOW: Final[Mapping[Cause, str]] = {
+    Cause.INSPECTION_LATE: "inspections and scans take long",
+    Cause.USE_LATE: "polls take long",
+    Cause.LEDGER_LATE: "reads of the ledger take long",
+}
+"""What takes `SLOW_S` is in time for every Allocate but one that a daemon gets while it hands over: `LATE_CALL_S`."""
+
 _CRASHES: Final[Mapping[Fault, str]] = {
     Fault.INSPECTOR_CRASHES: "the inspector crashes",
     Fault.POLLER_CRASHES: "the poller crashes",
@@ -171,6 +179,8 @@ def failed_for_nothing(message: str, refused: Refused | None, happened: Containe
     """
     if refused is not None:
         kinds = {kind for cause in refused.causes for kind in _EVENTS.get(cause, ())}
+        if any(kind in happened for kind in _HAND_OVERS):
+            kinds |= {_SLOW[cause] for cause in refused.causes if cause in _SLOW}
         kinds |= {kind for fault, kind in _CRASHES.items() if str(PlannedCrashError(fault)) in refused.reason}
         return not (any(kind in happened for kind in kinds) or _is_unknowable(refused, happened))
     kinds = {kind for pattern, events in _KUBELETS if re.search(pattern, message) for kind in events}

@@ -248,6 +248,7 @@ VM, OLDER, BY_UID = (
     Allocation(ResourceName("nvidia.com/H100"), DeviceId("0000:01:00.0"), pod)
     for pod in (Pod("default", "vm-1", ""), Pod("default", "older-1", ""), Pod("", "", "0b0f"))
 )
+SLOW = "inspections and scans take long"
 OLDER_PLUGIN = "an older plugin has given a card away"
 
 
@@ -265,6 +266,10 @@ OLDER_PLUGIN = "an older plugin has given a card away"
         ((Cause.ALLOCATED,), (BY_UID,), [OLDER_PLUGIN, "reads of the ledger fail"], False),
         ((Cause.ALLOCATED,), (VM,), [OLDER_PLUGIN, "reads of the ledger fail"], True),
         ((Cause.SET_ASIDE,), (), ["unplug", "kubelet stops"], True),
+        ((Cause.INSPECTION_LATE,), (), [SLOW], True),
+        ((Cause.INSPECTION_LATE,), (), ["a successor starts"], True),
+        ((Cause.INSPECTION_LATE,), (), [SLOW, "a successor starts"], False),
+        ((Cause.USE_LATE,), (), [SLOW, "a successor starts"], True),
     ],
 )
 def test_a_refused_pod_needs_a_cause(

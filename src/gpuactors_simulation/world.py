@@ -441,11 +441,11 @@ class World:
                     continue
                 given = {row.id for row in self.kubelet.view.devices if row.pod is not None}
                 for device in self._state.published.device_lists.get(ResourceName(resource), ()):
-                    if device.cause is Cause.FREE and device.address not in {
+                    if device.cause is Cause.FREE and device.key not in {
                         *given,
                         *self._state.kubelet.orphans,
                     }:
-                        return device.address
+                        return device.key
         raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
 
     async def until_in_ledger(self, pod: str, within_s: float = 15.0) -> None:

@@ -111,7 +111,7 @@ async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
             assert refused.reason == "it is of version 9"
             (entry,) = refused.entries
             assert entry.name == ClaimName("default", "one", LOST)
-            assert [gpu.address for gpu in gpus_of(entry).gpus] == ["0000:23:00.0"]
+            assert [gpu.key for gpu in gpus_of(entry).gpus] == ["0000:23:00.0"]
             assert store.removed == []
             nursery.cancel_scope.cancel()
 

@@ -380,7 +380,7 @@ def test_nvidias_is_read_and_never_touched() -> None:
     assert restored.theirs is not None
     (taken,) = restored.theirs.claims
     assert (taken.name.uid, taken.state) == (UID, ClaimState.TAKEN_OVER)
-    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in gpus_of(taken).gpus] == [(device_key(A), True)]
+    assert [(gpu.key, bool(gpu.keep_on_vfio)) for gpu in gpus_of(taken).gpus] == [(device_key(A), True)]
     assert taken.given[0].cdi_ids == (f"k8s.gpu.nvidia.com/claim={UID}-gpu-vfio-0",)
     file(disk).write(ONE)
     assert (file(disk).read().checkpoint, disk.files[OLD]) == (ONE, THEIRS)
@@ -466,7 +466,7 @@ def test_a_gpu_whose_address_nvidias_does_not_say_is_found_by_its_uuid_or_the_no
     theirs = TheirClaims(disk, driver=GPUS, cdi_dir="/cdi", places=places)
     restored = CheckpointFile(disk, DIRECTORY, BOOT, theirs).read().theirs
     assert restored is not None
-    assert {c.name.uid: ([g.address for g in gpus_of(c).gpus], c.unplaced) for c in restored.claims} == {
+    assert {c.name.uid: ([g.key for g in gpus_of(c).gpus], c.unplaced) for c in restored.claims} == {
         of_uuid: (["0000:24:00.0"], ()),
         by_group: (["0000:23:00.0"], ()),
         by_cdev: (["0000:25:00.0"], ()),

@@ -226,11 +226,11 @@ class Core:
 
     def _answer(self) -> Event | None:
         for meant in self.state.kubelet.resolved.values():
-            inspection = self.state.host.inspections.functions.get(function_address(meant.address))
+            inspection = self.state.host.inspections.functions.get(function_address(meant.key))
             if meant.inspection_requested and meant.ids is None and inspection is not None:
-                found = self.unselected.get(meant.address)
+                found = self.unselected.get(meant.key)
                 return FunctionInspected(
-                    inspection, function_address(meant.address), (found,) if found is not None else ()
+                    inspection, function_address(meant.key), (found,) if found is not None else ()
                 )
         if (read := self.state.kubelet.ledger.outstanding) is not None:
             return self.ledger_event(read)

@@ -188,7 +188,7 @@ class Node(orders.Node[Outside], frozen=True):
         o = before.outside
         if o.admitting is not None and (left := before.listed.keys() - self.listed.keys()):
             raise WrongError(f"{left} left the list during a call: kubelet panics")
-        gone = {d.address for d in before.listed.values()} - {d.address for d in self.listed.values()}
+        gone = {d.key for d in before.listed.values()} - {d.key for d in self.listed.values()}
         for slot in sorted(o.waiting):
             if device_key(ADDRESSES[slot]) in gone:
                 raise WrongError(f"device {slot} left the list although somebody has it open")
@@ -358,7 +358,7 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
     """Kubelet chooses among the devices that it has as Healthy and in nobody's hands; it may be any."""
 
     def choices(node: Node) -> list[int]:
-        healthy = {d.address for d in node.listed.values() if d.health is Health.HEALTHY}
+        healthy = {d.key for d in node.listed.values() if d.health is Health.HEALTHY}
         return [s for s in SLOTS if device_key(ADDRESSES[s]) in healthy and node.outside.ledger[s] is None]
 
     def enabled(node: Node) -> bool:

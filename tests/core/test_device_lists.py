@@ -115,7 +115,7 @@ def test_a_retired_resource_comes_back_with_a_fresh_plugin() -> None:
 
 def test_numa_nodes_are_in_the_list() -> None:
     core = Core(gpu(A, numa_node=0), gpu(B, numa_node=None))
-    assert [(a.address, a.numa_node) for a in core.state.published.device_lists[H100]] == [
+    assert [(a.key, a.numa_node) for a in core.state.published.device_lists[H100]] == [
         (device_key(A), 0),
         (device_key(B), None),
     ]

@@ -202,7 +202,7 @@ def test_a_gpu_that_a_pod_has_by_its_older_id_is_not_handed_out_by_its_address()
 def test_a_number_means_the_gpu_of_a_shared_group_that_no_other_id_means() -> None:
     core = node(gpu(A, 7), gpu(B, 7), ledger={A: "vm-1", "7": "vm-2"})
     assert core.device_list() == {A: "Healthy", "7": "Healthy"}
-    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {
+    assert {a.id: a.key for a in core.state.published.device_lists[H100]} == {
         A: device_key(A),
         "7": device_key(B),
     }
@@ -217,7 +217,7 @@ def test_a_number_means_the_first_gpu_of_a_shared_group_whichever_came_first(
     core.inspect(second, gpu(A, 7), gpu(B, 7))
     core.ledger = {"7": "vm-1"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert {a.id: a.address for a in core.state.published.device_lists[H100]} == {
+    assert {a.id: a.key for a in core.state.published.device_lists[H100]} == {
         "7": device_key(A),
         B: device_key(B),
     }

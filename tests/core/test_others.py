@@ -76,7 +76,7 @@ def causes(core: Core) -> dict[str, Cause]:
 
 def reason(core: Core, address: PciAddress) -> str:
     (device,) = (
-        d for of in core.state.published.device_lists.values() for d in of if d.address == device_key(address)
+        d for of in core.state.published.device_lists.values() for d in of if d.key == device_key(address)
     )
     assert device.health is Health.UNHEALTHY
     return device.reason
@@ -317,5 +317,5 @@ def test_an_allocated_gpu_stays_healthy_whatever_is_in_doubt() -> None:
     core = node(listed())
     core.ledger = {A: "vm-1"}
     core.pass_time(limits.LEDGER_QUIET_S)
-    (device,) = (d for d in core.state.published.device_lists[H100] if d.address == device_key(A))
+    (device,) = (d for d in core.state.published.device_lists[H100] if d.key == device_key(A))
     assert device.health is Health.HEALTHY

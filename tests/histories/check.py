@@ -317,7 +317,7 @@ class Safety:
     def _is_listed(self, device: str) -> bool:
         """A daemon lists it, by any name and ID: kubelet may not have that list in this moment."""
         return any(
-            device in (a.id, a.address)
+            device in (a.id, a.key)
             for state in states_of(self._world.daemons)
             for device_list in state.published.device_lists.values()
             for a in device_list

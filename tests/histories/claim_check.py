@@ -61,7 +61,7 @@ class ClaimRules:
         world, node = self._world, self._node
         for state in states_of(d for d in world.daemons if d.is_serving):
             owners = Counter(
-                gpu.address
+                gpu.key
                 for entry in state.gpus.claims.entries.values()
                 if entry.state in OWNING
                 for gpu in gpus_of(entry).gpus

@@ -60,7 +60,7 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         state: NodeState, ids: Mapping[DeviceKey, DeviceId], given: Mapping[ResourceName, Set[DeviceId]]
     ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
         return {
-            resource: {i: a for i, a in devices.items() if not is_busy(state, a.address)}
+            resource: {i: a for i, a in devices.items() if not is_busy(state, a.key)}
             for resource, devices in listed(state, ids, given).items()
         }
 

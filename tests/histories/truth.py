@@ -86,7 +86,7 @@ def claimed_cards(world: World) -> tuple[set[str], set[str]]:
     }
     others = {card for info in known for card in node.given[info.uid]}
     others |= {
-        gpu.address
+        gpu.key
         for state in states_of(world.daemons)
         for entry in state.gpus.claims.entries.values()
         if entry.state in OWNING

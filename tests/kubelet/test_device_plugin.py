@@ -160,7 +160,7 @@ async def test_a_stream_that_ends_meanwhile_is_not_waited_for(autojump_clock: Mo
 async def test_a_change_that_kubelet_has_no_field_for_is_not_waited_for(autojump_clock: MockClock) -> None:
     plugin = service(
         tuple(
-            AdvertisedDevice(a.id, a.address, a.health, None, "just allocated", Cause.JUST_ALLOCATED)
+            AdvertisedDevice(a.id, a.key, a.health, None, "just allocated", Cause.JUST_ALLOCATED)
             for a in device_list()
         )
     )

@@ -85,7 +85,7 @@ DRIFT: Final = (
     Mutation(
         "a card that is gone is no drift",
         "core/gpus/placement.py",
-        '        return Reason(Cause.GONE, f"{gpu.address} is gone from this node")\n',
+        '        return Reason(Cause.GONE, f"{gpu.key} is gone from this node")\n',
         "        return None\n",
         _MOVES,
     ),

@@ -384,7 +384,7 @@ def test_a_digest_is_of_what_is_to_be_seen_outside() -> None:
     assert same.of(changed) != same.of(outputs)
     shorter = replace(outputs, plugins={resource: replace(view, device_list=view.device_list[1:])})
     assert same.of(shorter) != same.of(outputs)
-    given = replace(outputs, inspections=replace(outputs.inspections, given=frozenset({told.address})))
+    given = replace(outputs, inspections=replace(outputs.inspections, given=frozenset({told.key})))
     assert same.of(given) != same.of(outputs)
     assert same.of(replace(outputs, plugins={})) != same.of(outputs)
     assert same.of(outputs) == other.of(outputs), "whatever there was before"

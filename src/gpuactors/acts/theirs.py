@@ -217,8 +217,8 @@ class TheirClaims:
 
     def _places_of(self, claim: TheirClaim, device: TheirDevice) -> tuple[DeviceKey, ...]:
         """Of a claim with several devices its CDI file does not say which node is whose: each has all of them."""
-        if device.address is not None:
-            return (device.address,)
+        if device.key is not None:
+            return (device.key,)
         if self._places is None:
             return ()
         if device.uuid and (address := self._places.of_uuid(device.uuid)) is not None:

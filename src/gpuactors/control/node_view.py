@@ -150,7 +150,7 @@ def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Devices that are gone: still listed because a pod has them, or known from their history."""
     index = state.index
     listed = {
-        a.address: (resource, a)
+        a.key: (resource, a)
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
     }

@@ -74,7 +74,7 @@ def _allocated(state: NodeState, _: Moment) -> Iterator[Sample]:
 def _unhealthy(state: NodeState, _: Moment) -> Iterator[Sample]:
     # A GPU may be listed by two IDs; a series must not be there twice.
     found = dict.fromkeys(
-        (str(device.address), resource, str(device.cause))
+        (str(device.key), resource, str(device.cause))
         for resource, devices in state.published.device_lists.items()
         for device in devices
         if device.health is Health.UNHEALTHY
@@ -104,7 +104,7 @@ def _owner(device: DeviceKey, given: Allocation) -> tuple[str, ...]:
 def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:
     index = state.index
     for resource, entries in state.published.device_lists.items():
-        groups = {index.group_of.get(entry.address) for entry in entries}
+        groups = {index.group_of.get(entry.key) for entry in entries}
         yield (resource,), len(groups & index.in_use)
 
 

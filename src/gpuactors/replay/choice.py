@@ -67,14 +67,14 @@ def since(moments: Iterable[Moment], begin: float | None) -> Iterator[Moment]:
 class Device:
     """One device, and the moments that concern it."""
 
-    address: DeviceKey
+    key: DeviceKey
     known: bool = False
     """It was in a state."""
     _calls: set[Token] = field(default_factory=set)
     """Calls about it that have not been answered."""
 
     def __str__(self) -> str:
-        return self.address
+        return self.key
 
     def concerns(self, moment: Moment) -> bool:
         """Whether a moment concerns it: its health or reason changed, or an event, an answer or a log line names it. A
@@ -82,12 +82,12 @@ class Device:
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):
-            self.known = self.known or _is_known(moment.state, self.address)
+            self.known = self.known or _is_known(moment.state, self.key)
         return True
 
     def _is_about(self, played: Played) -> bool:
         if not self.known:
-            self.known = _is_known(played.state, self.address)
+            self.known = _is_known(played.state, self.key)
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
         about = (
@@ -106,14 +106,14 @@ class Device:
 
     def _claims(self, state: NodeState) -> list[ClaimRecord]:
         """The claims that have it or wait for it."""
-        return [entry for entry in state.gpus.claims.entries.values() if self.address in devices_of(entry)]
+        return [entry for entry in state.gpus.claims.entries.values() if self.key in devices_of(entry)]
 
     def _listed(self, state: NodeState) -> dict[str, AdvertisedDevice]:
         return {
             r: a
             for r, device_list in state.published.device_lists.items()
             for a in device_list
-            if a.address == self.address
+            if a.key == self.key
         }
 
     def _names(
@@ -122,11 +122,11 @@ class Device:
         """Its names: its address, the IDs that it is listed by, its name in a slice, a uevent's group; and those of the
         claims that have it or wait for it."""
         names = {
-            self.address,
-            slice_name(self.address),
+            self.key,
+            slice_name(self.key),
             *(a.id for listed in lists for a in listed.values()),
         }
-        if (group := state.index.group_number(self.address)) is not None:
+        if (group := state.index.group_number(self.key)) is not None:
             names.add(f"IOMMU group {group}")
         return naming(names, (*self._claims(state), *claims))
 

@@ -129,7 +129,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
     """Each device that is there or listed, or that a claim has, with its resource, the kind of its band, and the
     reason."""
     listed = {
-        a.address: (resource, a)
+        a.key: (resource, a)
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
     }
@@ -155,7 +155,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
 def _claims(state: NodeState) -> dict[DeviceKey, ClaimRecord]:
     """The claim that has a device for itself."""
     owning = (entry for entry in state.gpus.claims.entries.values() if entry.state in OWNING)
-    return {gpu.address: entry for entry in owning for gpu in gpus_of(entry).gpus}
+    return {gpu.key: entry for entry in owning for gpu in gpus_of(entry).gpus}
 
 
 def _offered(state: NodeState) -> frozenset[DeviceKey]:

@@ -235,7 +235,7 @@ class Page:
                 kind, text = "refused", f"{call} refused {took}, {status}: {reason}"
             case _:
                 return
-        by_id = {a.id: a.address for a in played.before.published.device_lists.get(resource, ())}
+        by_id = {a.id: a.key for a in played.before.published.device_lists.get(resource, ())}
         for device in ids:
             address = next((a for i, a in by_id.items() if i == device), DeviceKey(device))
             lane = self.lanes.devices.get(address)

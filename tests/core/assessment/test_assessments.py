@@ -84,7 +84,7 @@ def test_lists_calls_and_views_read_the_same_value() -> None:
     assert replace(core.state).assessments is core.state.assessments, "nobody derives it again"
     statuses = {a: found.status for a, found in core.state.assessments.items()}
     (device_list,) = core.state.published.device_lists.values()
-    assert {a.address: (a.health, a.cause, a.reason) for a in device_list} == {
+    assert {a.key: (a.health, a.cause, a.reason) for a in device_list} == {
         a: (s.health, s.cause, s.message) for a, s in statuses.items()
     }
 

@@ -71,7 +71,7 @@ def listed(core: Core, device: str = A) -> set[Cause]:
     """What is said of the device, in the list and to an operator; kubelet is told what the table says."""
     (entry,) = (a for a in core.state.published.device_lists[H100] if a.id == device)
     assert MEANINGS[entry.cause].health in (entry.health, AS_BEFORE)
-    assert entry.cause in {change.cause for change in core.state.published.history[entry.address]}
+    assert entry.cause in {change.cause for change in core.state.published.history[entry.key]}
     lines = [e.fields for e in core.logged("device.changed")]
     told = [fields["cause"] for fields in lines if (fields["device"], fields["resource"]) == (device, H100)]
     assert told[-1] == str(entry.cause), "and the log has it"

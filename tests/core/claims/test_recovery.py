@@ -231,7 +231,7 @@ def test_a_claim_is_found_with_all_its_devices_or_not_at_all() -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     entry = core.entry(name("one"))
     assert entry is not None
-    assert [gpu.address for gpu in gpus_of(entry).gpus] == [device_key(A), device_key(B)]
+    assert [gpu.key for gpu in gpus_of(entry).gpus] == [device_key(A), device_key(B)]
 
 
 def test_a_device_that_another_claim_has_by_now_stays_its_own() -> None:

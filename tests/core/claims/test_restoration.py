@@ -96,7 +96,7 @@ def test_where_the_checkpoint_is_lost_the_files_name_the_claims(origin: Origin) 
     found = restored(Restored(Checkpoint(), origin, "it is damaged"), (files(ONE, "gpu-0000-23-00-0"),))
     (entry,) = found.entries
     assert (entry.name, entry.state) == (ClaimName("default", "one", ONE), ClaimState.PREPARED)
-    assert [(gpu.address, bool(gpu.keep_on_vfio)) for gpu in gpus_of(entry).gpus] == [(device_key(GPU), True)]
+    assert [(gpu.key, bool(gpu.keep_on_vfio)) for gpu in gpus_of(entry).gpus] == [(device_key(GPU), True)]
     assert (found.stray, found.warning) == ((), "it is damaged")
 
 

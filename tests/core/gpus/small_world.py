@@ -197,7 +197,7 @@ def _started(outside: Outside, at: float) -> Node:
 
 def _is_offered(node: Node) -> bool:
     listed = chain.from_iterable(node.state.published.device_lists.values())
-    return any(entry.address == device_key(GPU) and entry.health is Health.HEALTHY for entry in listed)
+    return any(entry.key == device_key(GPU) and entry.health is Health.HEALTHY for entry in listed)
 
 
 def _allocated(node: Node) -> Node:

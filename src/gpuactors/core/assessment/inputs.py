@@ -20,7 +20,7 @@ from gpuactors.core.values.model import (
     Orphan,
     Polls,
     ResourceName,
-    listed_by_address,
+    listed_by_key,
 )
 
 
@@ -75,7 +75,7 @@ def unowned(
         else:
             is_settled = read > uses[group].since
         if not is_settled and not listed:
-            listed = {name: entry.health for name, entry in listed_by_address(device_lists).items()}
+            listed = {name: entry.health for name, entry in listed_by_key(device_lists).items()}
         found[group] = UnownedUse(
             left[0].pod if left else None,
             is_settled,

@@ -306,7 +306,7 @@ def _logged(
 ) -> list[Effect]:
     fields: dict[str, str | tuple[str, ...]] = {"claim": str(entry.name), "uid": entry.name.uid}
     if gpus_of(entry).gpus:
-        fields["devices"] = tuple(gpu.address for gpu in gpus_of(entry).gpus)
+        fields["devices"] = tuple(gpu.key for gpu in gpus_of(entry).gpus)
     if cause is not None:
         fields["cause"] = str(cause)
     if reason:

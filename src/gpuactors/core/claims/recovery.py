@@ -45,7 +45,7 @@ def ledger_read(view: DriverView, at: float) -> Stepped:
         fields: dict[str, Field] = {
             "claim": str(name),
             "uid": name.uid,
-            "devices": tuple(gpu.address for gpu in gpus),
+            "devices": tuple(gpu.key for gpu in gpus),
         }
         lines.append(Log(Level.WARNING, "claim.recovered", fields))
     if ledger.source is LedgerSource.LIST and at >= ledger.young.settled_at:
@@ -62,7 +62,7 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
     gpus = [gpu for e in owning for gpu in gpus_of(e).gpus]
-    owned = {key for gpu in gpus for key in (gpu.address, *(device_key(f.address) for f in gpu.functions))}
+    owned = {key for gpu in gpus for key in (gpu.key, *(device_key(f.address) for f in gpu.functions))}
     found: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(view.state.kubelet.ledger.claims.items()):
         is_free = address not in owned and not _is_pods(view.state, address)

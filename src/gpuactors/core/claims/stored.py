@@ -86,14 +86,14 @@ class _Function(_AtAddress, frozen=True):
 class _Gpu(_OnDisk, frozen=True):
     """A `ClaimedGpu`."""
 
-    address: str
+    key: str = field(name="address")
     keep_on_vfio: str = field(name="stays")
     functions: tuple[_Function, ...]
 
     def __post_init__(self) -> None:
         """Raises `ValueError`, to which msgspec adds the place in the file."""
-        if not is_key(self.address):
-            raise ValueError(f"{self.address!r} is no key of a device")
+        if not is_key(self.key):
+            raise ValueError(f"{self.key!r} is no key of a device")
 
 
 class _Bound(_AtAddress, frozen=True):
@@ -258,9 +258,9 @@ def _models_of(uid: ClaimUid, content: Mapping[str, Json], known: OriginalDriver
         return {}
     firsts = {**known} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}
     return {
-        gpu.address: first.ids
+        gpu.key: first.ids
         for gpu in gpus
-        if (first := firsts.get(function_address(gpu.address))) is not None and first.ids
+        if (first := firsts.get(function_address(gpu.key))) is not None and first.ids
     }
 
 

@@ -56,7 +56,7 @@ class TheirDevice(Struct, frozen=True, gc=False):
 
     prepared: PreparedDevice
     admin_access: bool = False
-    address: DeviceKey | None = None
+    key: DeviceKey | None = None
     """Of a GPU; None where the file does not say it: releases up to 25.12 do not, and of one on its host's driver none
     does."""
     uuid: str = ""

@@ -52,7 +52,6 @@ HISTORY_UNKNOWN_MAX: Final = 64
 """The history is kept for so many IDs in kubelet's ledger that mean no function of this node, or not any more."""
 
 _ID: Final = attrgetter("id")
-_ADDRESS: Final = attrgetter("address")
 _HEALTH: Final = attrgetter("health")
 
 
@@ -211,7 +210,7 @@ def _tombstone(
     entry that the published list has for it."""
     resource, device_id = name
     to, meant = _given(state, name), state.kubelet.resolved.get(name)
-    address = meant.address if meant is not None else DeviceKey(device_id)
+    address = meant.key if meant is not None else DeviceKey(device_id)
     numa_node = listed.numa_node if listed is not None and meant is not None else None
     if (why := lost(state, resource, meant)) is not None:
         reason = f"{to.message}, but {why.message}"
@@ -244,13 +243,13 @@ def _device_list(
     if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
         unlisted = [was for was, now in found if was is not None and now is None]
         left = [a for a in unlisted if blind or _may_be_in_a_call(a)]
-        listed_as = {a.address: a.id for a in entries.values()} if left else {}
+        listed_as = {a.key: a.id for a in entries.values()} if left else {}
         for entry in left:
-            other = listed_as.get(entry.address)
+            other = listed_as.get(entry.key)
             why = (
                 Reason(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
                 if other is not None
-                else not_listed(state, resource, entry.address)
+                else not_listed(state, resource, entry.key)
             )
             entries[entry.id] = _unhealthy(entry, why)
         if left:
@@ -265,14 +264,14 @@ def _unhealthy(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
 
 def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
     """Kubelet may have chosen it, as it was Healthy when the call began. An ID that means no device here never is."""
-    return is_key(entry.address)
+    return is_key(entry.key)
 
 
 def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Reason:
     """Why a device that was listed is not any more: by the function that is at its address now."""
-    if listed.id != view.ids.get(listed.address, DeviceId(listed.address)) or not is_key(listed.id):
+    if listed.id != view.ids.get(listed.key, DeviceId(listed.key)) or not is_key(listed.id):
         return Reason(Cause.ID_RELEASED, "no pod has it by this ID any more")
-    return not_listed(state, resource, listed.address)
+    return not_listed(state, resource, listed.key)
 
 
 def _aged(plugin: PluginState | None, device_list: DeviceList, at: float) -> PluginState | None:
@@ -326,7 +325,7 @@ def _changes(
     alike: dict[tuple[Level, Health, Cause, str], list[AdvertisedDevice]] = {}
     for entry in logged:
         # That a claim of ours has it is what is meant, and no warning.
-        is_meant = entry.health is Health.HEALTHY or entry.address in state.reserved
+        is_meant = entry.health is Health.HEALTHY or entry.key in state.reserved
         level = Level.INFO if is_meant or entry.id in told else Level.WARNING
         alike.setdefault((level, entry.health, entry.cause, entry.reason), []).append(entry)
     for (level, health, cause, reason), of_it in alike.items():
@@ -354,7 +353,7 @@ def _has_been_said(state: NodeState, was: AdvertisedDevice, now: AdvertisedDevic
         return False
     if now.cause in (was.cause, Cause.HOLDER_UNKNOWN):
         return True
-    history = state.published.history.get(now.address, ()) if was.cause is Cause.HOLDER_UNKNOWN else ()
+    history = state.published.history.get(now.key, ()) if was.cause is Cause.HOLDER_UNKNOWN else ()
     said = (change for change in reversed(history) if change.cause is not Cause.HOLDER_UNKNOWN)
     return any((change.health, change.cause) == (now.health, now.cause) for change in islice(said, 1))
 
@@ -367,9 +366,9 @@ _OTHERS: Final = (
 
 def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
     """All entries of functions of this node, and the first of the others."""
-    others = (a for a in entries if last_seen(state.host, a.address) is None)
+    others = (a for a in entries if last_seen(state.host, a.key) is None)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
-    return [a for a in entries if a.id in first or last_seen(state.host, a.address) is not None]
+    return [a for a in entries if a.id in first or last_seen(state.host, a.key) is not None]
 
 
 def _recorded(
@@ -388,7 +387,7 @@ def _recorded(
         for a in state.published.device_lists[r]
     )
     listed = [a for of_resource in found.values() for pair in of_resource for a in pair if a is not None]
-    touched = {a.address for a in (*retired, *listed)}
+    touched = {a.key for a in (*retired, *listed)}
     if not touched:
         return state.published.history
     old = _entries_of(touched, state.published.device_lists)
@@ -416,7 +415,7 @@ def _entries_of(
     devices: Set[DeviceKey], device_lists: Mapping[ResourceName, DeviceList]
 ) -> dict[DeviceKey, tuple[ResourceName, AdvertisedDevice]]:
     """The entry of each of the devices that is listed, and the resource that it is listed for."""
-    return {a.address: (r, a) for r, listed in device_lists.items() for a in listed if a.address in devices}
+    return {a.key: (r, a) for r, listed in device_lists.items() for a in listed if a.key in devices}
 
 
 def _with_rules_kept(
@@ -467,13 +466,13 @@ def _broken(
             continue  # each is listed once, as an ID is
         by_pods = view.given.get(resource, ())
         healthy = [a for a in device_list if a.health is Health.HEALTHY]
-        described = {a.address for a in healthy if a.id in by_pods}
+        described = {a.key for a in healthy if a.id in by_pods}
         for entry in healthy:
             if entry.id in by_pods:
                 continue
-            if entry.address in described:
-                broken.append((resource, entry, f"{resource} describes a device twice: {entry.address}"))
-            described.add(entry.address)
+            if entry.key in described:
+                broken.append((resource, entry, f"{resource} describes a device twice: {entry.key}"))
+            described.add(entry.key)
     for resource, device_id in _not_healthy(view, device_lists):
         name = resource, device_id
         listed = view.listed[resource].get(device_id) if resource in device_lists else None

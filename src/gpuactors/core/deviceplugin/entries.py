@@ -54,4 +54,4 @@ def is_offered(state: NodeState, device: Device) -> bool:
 
 
 def _is_listed(state: NodeState, device: Device) -> bool:
-    return any(a.address == device.key for a in state.published.device_lists.get(device.resource, ()))
+    return any(a.key == device.key for a in state.published.device_lists.get(device.resource, ()))

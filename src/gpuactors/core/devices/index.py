@@ -172,7 +172,7 @@ def _resources(
 def _aliases(device_lists: Mapping[ResourceName, DeviceList]) -> Mapping[Named, DeviceKey]:
     """Derive `Index.listed_aliases`."""
     return {
-        (resource, entry.id): entry.address
+        (resource, entry.id): entry.key
         for resource, device_list in device_lists.items()
         for entry in device_list
         if entry.is_alias

@@ -97,13 +97,13 @@ def meanings(resolved: Mapping[Named, Resolved]) -> Meanings:
     """The devices that the names in kubelet's ledger and our grants mean."""
     names: dict[DeviceKey, list[Named]] = {}
     for name in sorted(resolved):
-        names.setdefault(resolved[name].address, []).append(name)
+        names.setdefault(resolved[name].key, []).append(name)
     return Meanings(
         names={address: tuple(of_device) for address, of_device in names.items()},
-        aliases={n: meant.address for n, meant in resolved.items() if n[1] != DeviceId(meant.address)},
+        aliases={n: meant.key for n, meant in resolved.items() if n[1] != DeviceId(meant.key)},
         inspected_always=frozenset(
             [
-                function_address(m.address)
+                function_address(m.key)
                 for m in resolved.values()
                 if m.ids is not None or m.inspection_requested
             ]
@@ -119,7 +119,7 @@ def devices(
     those served here. Whatever is selected or named now, an allocated device belongs to the resource that it was
     allocated as, until the pod ends."""
     found = {key: known.present[key] for key in known.names}
-    others = {m.address for n, m in resolved.items() if known.names.get(m.address) != n[0]}
+    others = {m.key for n, m in resolved.items() if known.names.get(m.key) != n[0]}
     for key in others & known.present.keys():
         device = known.present[key]
         given = {

@@ -43,7 +43,7 @@ class GpuActs:
 
     def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
         known = {f.address: f for f in event.original_drivers}
-        owed = {o.gpu.address: o for o in event.owed}
+        owed = {o.gpu.key: o for o in event.owed}
         having = [gpu for e in event.entries for gpu in gpus_of(e).gpus] + [o.gpu for o in event.owed]
         # An older daemon, which noted no presence, kept those as well that it had returned.
         acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
@@ -64,10 +64,7 @@ class GpuActs:
     def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
         """Those of the returns that are owed, and of the claims."""
         return returns.owed_acts(state.gpus) | {
-            g.address: _act_of(state.gpus, e, g)
-            for e in acting
-            for g in gpus_of(e).gpus
-            if g.address in e.acts
+            g.key: _act_of(state.gpus, e, g) for e in acting for g in gpus_of(e).gpus if g.key in e.acts
         }
 
     def fitness_check(self, state: NodeState) -> FitnessCheck | None:
@@ -159,17 +156,15 @@ def _with_finding(
     """Record for later requests why a bind of a claim's devices failed, or that it did not."""
     if entry.state is not ClaimState.BINDING:
         return state, []
-    devices = (g.address for g in gpus_of(entry).gpus if entry.acts.get(g.address) == number)
+    devices = (g.key for g in gpus_of(entry).gpus if entry.acts.get(g.key) == number)
     findings = [FitnessFinding(address, fault, reason) for address in devices]
     gpus, lines = fitness.with_findings(state.gpus, findings, at)
     return with_gpus_part(state, gpus), lines
 
 
 def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:
-    number = entry.acts[gpu.address]
-    beside = tuple(
-        g.address for g in gpus_of(entry).gpus if g.functions == gpu.functions and g.address != gpu.address
-    )
+    number = entry.acts[gpu.key]
+    beside = tuple(g.key for g in gpus_of(entry).gpus if g.functions == gpu.functions and g.key != gpu.key)
     if entry.state is ClaimState.RELEASING:
         functions = returns.ours(gpus, gpu).functions
         return DeviceAct(
@@ -181,7 +176,7 @@ def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:
 def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
     """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
     functions = tuple(replace(f, vfio=f.vfio or f.address in operator) for f in gpu.functions)
-    address = function_address(gpu.address)
+    address = function_address(gpu.key)
     if gpu.keep_on_vfio or address not in operator:
         return replace(gpu, functions=functions)
     decided = prebound.decide(address, None, operator=operator)

@@ -47,13 +47,13 @@ class GpuClaiming:
     def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Its files name devices with admin access as well."""
         own = _own_addresses(claim)
-        return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.address in own])
+        return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.key in own])
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         entry = replace(entry, since=state.host.inspections.last)
         if entry.state in OWNING:  # also a function that was not there when it was last looked for
             functions = [f for gpu in gpus_of(entry).gpus for f in gpu.functions]
-            return with_reads(state, [gpu.address for gpu in gpus_of(entry).gpus], functions, at), entry
+            return with_reads(state, [gpu.key for gpu in gpus_of(entry).gpus], functions, at), entry
         return with_reads(state, _own_addresses(entry.claim), (), at), entry
 
     def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
@@ -67,7 +67,7 @@ class GpuClaiming:
         return with_gpus_part(state, replace(gpus, acted=gpus.acted | functions)), with_gpus(entry, own)
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:
-        return [str(gpu.address) for gpu in one_of_each_group(gpus_of(entry).gpus) if gpu.functions]
+        return [str(gpu.key) for gpu in one_of_each_group(gpus_of(entry).gpus) if gpu.functions]
 
     def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         # Their acts are all a worker's.
@@ -78,9 +78,9 @@ class GpuClaiming:
         return [
             FILES,
             *(
-                str(g.address)
+                str(g.key)
                 for g in one_of_each_group(gpus_of(entry).gpus)
-                if returns.is_to_be_returned(state.gpus, g) and not has_another_owner(state, entry, g.address)
+                if returns.is_to_be_returned(state.gpus, g) and not has_another_owner(state, entry, g.key)
             ),
         ]
 

@@ -202,14 +202,14 @@ def _by_another_claim(
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in gpus_of(other).gpus:
-            owned = {gpu.address, *(device_key(f.address) for f in gpu.functions)}
+            owned = {gpu.key, *(device_key(f.address) for f in gpu.functions)}
             is_of_group = device is not None and device.group in index.group_numbers(owned)
             if is_of_group or not owned.isdisjoint(wanted):
                 if other.state is ClaimState.RELEASING:
                     message = f"it {belongs(other)}"
                 else:
-                    message = f"it {belongs(other, _pods(state, other, gpu.address))}; {_WAITS}"
-                return Reason(_taken(key, gpu.address), message)
+                    message = f"it {belongs(other, _pods(state, other, gpu.key))}; {_WAITS}"
+                return Reason(_taken(key, gpu.key), message)
     return _by_owed_return(state, wanted, key)
 
 
@@ -217,7 +217,7 @@ def _by_owed_return(state: NodeState, wanted: Set[DeviceKey], device: DeviceKey)
     for owed in state.gpus.owed.values():
         if owed.act and any(device_key(f.address) in wanted for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"
-            return Reason(_taken(device, owed.gpu.address), returned)
+            return Reason(_taken(device, owed.gpu.key), returned)
     return None
 
 

@@ -24,13 +24,13 @@ class GpuFiles:
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         configs, found = config.chosen(claim), list[DeviceEdits]()
-        gpus = {gpu.address: gpu for gpu in gpus_of(entry).gpus}
+        gpus = {gpu.key: gpu for gpu in gpus_of(entry).gpus}
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
             gpu = gpus.get(key_of(result.device) or DeviceKey(""))
             # With admin access there is no node: an open would make the group busy for whoever has it.
             is_own = gpu is not None and not result.admin_access
-            device = state.index.present.get(gpu.address) if gpu is not None and is_own else None
+            device = state.index.present.get(gpu.key) if gpu is not None and is_own else None
             bound = _bound(entry, gpu) if gpu is not None and is_own else ()
             found.append(kind_named(result.device).edits(result, device, bound, chosen))
         return tuple(found)
@@ -46,7 +46,7 @@ class GpuFiles:
 
 def _bound(entry: ClaimRecord, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
     """The device itself first, then its companions on vfio."""
-    own = function_address(gpu.address)
+    own = function_address(gpu.key)
     order = sorted(gpu.functions, key=lambda f: (f.address != own, f.address))
     known = (gpus_of(entry).bound.get(f.address) for f in order)
     return tuple(b for b in known if b is not None and (b.vfio or b.address == own))

@@ -153,13 +153,11 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
     are not used; a device that is inspected again later stays included."""
     single, before = state.host.inspections.single, state.offered.placed
     return frozenset(
-        gpu.address
+        gpu.key
         for entry in state.gpus.claims.entries.values()
         if entry.state in _PREPARED
         for gpu in gpus_of(entry).gpus
-        if gpu.address in before
-        or (r := single.get(function_address(gpu.address))) is None
-        or r.outstanding is None
+        if gpu.key in before or (r := single.get(function_address(gpu.key))) is None or r.outstanding is None
     )
 
 

@@ -58,7 +58,7 @@ def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | Pc
     for gpu in gpus_of(entry).gpus:
         if gpu.functions:
             yield from gpu.functions
-        elif (device := index.present.get(gpu.address)) is not None:
+        elif (device := index.present.get(gpu.key)) is not None:
             yield from device.units
 
 
@@ -101,14 +101,14 @@ def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
 
 
 def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
-    device = state.index.present.get(gpu.address)
+    device = state.index.present.get(gpu.key)
     if device is None:
-        return Reason(Cause.GONE, f"{gpu.address} is gone from this node")
+        return Reason(Cause.GONE, f"{gpu.key} is gone from this node")
     if (replaced := another_model(state, entry, device)) is not None:
         return replaced
     if not device.has_backing and Act.BIND not in kind_of(device).acts:
         return kind_of(device).not_backed(device)
-    for member in with_companions(state, gpu.address):
+    for member in with_companions(state, gpu.key):
         if not member.vfio_bound and _is_known(state, member):
             on = f"on {quoted_id(member.driver)}" if member.driver is not None else "without a driver"
             return Reason(Cause.NOT_BOUND, f"{member.address} is {on}, and no longer on a vfio driver")

@@ -31,10 +31,10 @@ def read_again(
 ) -> NodeState:
     """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
     groups are polled, if these were in use when they last were."""
-    used = {g.address: group for g in gpus if (group := _group_in_use(state, g.address)) is not None}
+    used = {g.key: group for g in gpus if (group := _group_in_use(state, g.key)) is not None}
     changed = sorted({*(b.address for b in event.bound), *map(function_address, used)})
     after, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
-    given = {g.address: Returned(claim, since) for g in gpus if function_address(g.address) in changed}
+    given = {g.key: Returned(claim, since) for g in gpus if function_address(g.key) in changed}
     after = replace(after, returned={**after.returned, **given}) if given else after
     state = schedule.ask_poll(state, frozenset(used.values())) if used else state
     wanted = inspections.ask_inspections(state.host.inspections, changed)

@@ -34,7 +34,7 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
 def devices_of(entry: ClaimRecord) -> tuple[DeviceKey, ...]:
     """The devices of a claim of GPUs (`ClaimReport.devices`)."""
     if gpus_of(entry).gpus:
-        return tuple(gpu.address for gpu in gpus_of(entry).gpus)
+        return tuple(gpu.key for gpu in gpus_of(entry).gpus)
     return _named(entry, admin=False)
 
 
@@ -106,7 +106,7 @@ def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, Claime
     """The claim that has the device for itself."""
     for entry in state.gpus.claims.entries.values():
         for gpu in gpus_of(entry).gpus if entry.state in OWNING else ():
-            if gpu.address == address:
+            if gpu.key == address:
                 return entry, gpu
     return None, None
 

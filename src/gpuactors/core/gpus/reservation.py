@@ -29,10 +29,10 @@ from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction, f
 def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     """Devices of one IOMMU group have the same functions: one act binds them."""
     known = state.index.group_of
-    group_of = {gpu.address: known.get(gpu.address, gpu.address) for gpu in gpus}
+    group_of = {gpu.key: known.get(gpu.key, gpu.key) for gpu in gpus}
 
     def whole(gpu: ClaimedGpu) -> tuple[OriginalDriver, ...]:
-        same = (g for g in gpus if group_of[g.address] == group_of[gpu.address])
+        same = (g for g in gpus if group_of[g.key] == group_of[gpu.key])
         functions = {f.address: f for g in same for f in g.functions}
         return tuple(functions[address] for address in sorted(functions))
 
@@ -113,7 +113,7 @@ def _of_each(inputs: tuple[ClaimSettings, ClaimRecord]) -> OfClaim:
         entry.name,
         owns=True,
         reserved=tuple(
-            (g.address, _claimed(settings, _device_name(entry, g), entry.name)) for g in gpus_of(entry).gpus
+            (g.key, _claimed(settings, _device_name(entry, g), entry.name)) for g in gpus_of(entry).gpus
         ),
         unplaced=entry.unplaced,
         admin=tuple((name, address) for address in admin),
@@ -127,7 +127,7 @@ def _claimed(settings: ClaimSettings, device: str, claim: ClaimName) -> ClaimedD
 
 def _device_name(entry: ClaimRecord, gpu: ClaimedGpu) -> str:
     """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
-    own = slice_name(gpu.address)
+    own = slice_name(gpu.key)
     theirs = [device.device for device in entry.given]
     return own if not theirs or own in theirs else theirs[0]
 
@@ -135,4 +135,4 @@ def _device_name(entry: ClaimRecord, gpu: ClaimedGpu) -> str:
 def _with_admin_access(entry: ClaimRecord) -> set[DeviceKey]:
     results = entry.claim.results or () if entry.claim is not None else ()
     named = {address for r in results if (address := key_of(r.device)) is not None}
-    return named - {gpu.address for gpu in gpus_of(entry).gpus}
+    return named - {gpu.key for gpu in gpus_of(entry).gpus}

@@ -141,9 +141,9 @@ def owed_by(gpus: Gpus, entry: ClaimRecord, number: int, reason: str, at: float)
     """`gpus` after an act of a claim that ends found that the driver is not loaded."""
     addresses, again_at = {a for a, n in entry.acts.items() if n == number}, at + RETURN_RETRY_S
     owed = {
-        gpu.address: OwedReturn(_owed(gpus, entry, gpu), entry.name, reason, retry_at=again_at)
+        gpu.key: OwedReturn(_owed(gpus, entry, gpu), entry.name, reason, retry_at=again_at)
         for gpu in one_of_each_group(gpus_of(entry).gpus)
-        if gpu.address in addresses
+        if gpu.key in addresses
     }
     return replace(gpus, owed={**gpus.owed, **owed})
 
@@ -206,7 +206,7 @@ def log_owed(owed: OwedReturn, reason: str, *, known: bool = False) -> Log:
     fields: dict[str, Field] = {
         "claim": str(owed.claim),
         "uid": owed.claim.uid,
-        "devices": (owed.gpu.address,),
+        "devices": (owed.gpu.key,),
         "reason": reason,
     }
     return Log(level, "claim.return_owed", fields)
@@ -217,7 +217,7 @@ def log_done(owed: OwedReturn) -> Log:
     fields: dict[str, Field] = {
         "claim": str(owed.claim),
         "uid": owed.claim.uid,
-        "devices": (owed.gpu.address,),
+        "devices": (owed.gpu.key,),
     }
     return Log(Level.INFO, "claim.return_done", fields)
 

@@ -51,7 +51,7 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
         return state
     left, ended = set(state.host.polls.leaving), set()
     for name in named:
-        given = function_of(state.host.functions, state.kubelet.resolved[name].address)
+        given = function_of(state.host.functions, state.kubelet.resolved[name].key)
         if given is not None and given.has_node and _may_be_left(state, given):
             left.add(given.address)
     for address in moved:
@@ -131,7 +131,7 @@ def _may_be_left(state: NodeState, function: PciFunction) -> bool:
     if function.driver is not None or function.class_code.startswith(BRIDGE_CLASSES):
         return False
     return is_selected(state.daemon.settings.selectors, function) or any(
-        meant.address == device_key(function.address) and resource in state.published.served
+        meant.key == device_key(function.address) and resource in state.published.served
         for (resource, _), meant in state.kubelet.resolved.items()
     )
 

@@ -85,17 +85,17 @@ def _resolved_older(
     NVIDIA's plugin lists a group of several GPUs once: the number means one of them that no other ID means.
     """
     listed = {
-        (resource, a.id): a.address
+        (resource, a.id): a.key
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
-        if is_key(a.address)
+        if is_key(a.key)
     }
     members: dict[tuple[ResourceName, str], list[DeviceKey]] = {}
     index = state.index
     for device, selected in index.names.items():
         group = (selected, str(index.group_number(device)))
         members.setdefault(group, []).append(device)
-    taken = {(resource, meant.address) for (resource, _), meant in known.items()}
+    taken = {(resource, meant.key) for (resource, _), meant in known.items()}
     found: dict[Named, Resolved] = {}
     for name in names:
         resource, device_id = name
@@ -117,13 +117,13 @@ def _with_models(state: NodeState, unsettled: Iterable[Named], index: Index) -> 
     resolved = state.kubelet.resolved
     for name in sorted(n for n in unsettled if n[0] in ours):
         meant = resolved[name]
-        device = index.present.get(meant.address)
+        device = index.present.get(meant.key)
         if device is not None:
             seen[name] = replace(meant, ids=_allocated_model(state, index.models, name[0], device) or None)
         elif host.scanned and not meant.inspection_requested:
             seen[name] = replace(meant, inspection_requested=True)
-            wanted.append(meant.address)
-        elif host.scanned and not _is_awaited(host.inspections, meant.address):
+            wanted.append(meant.key)
+        elif host.scanned and not _is_awaited(host.inspections, meant.key):
             # A failed inspection does not show that no function is there.
             seen[name] = replace(meant, ids="")
     if not seen:
@@ -167,7 +167,7 @@ def awaits_inspection(state: NodeState) -> bool:
     there."""
     outstanding = state.host.inspections.functions
     return any(
-        m.inspection_requested and m.ids is None and function_address(m.address) in outstanding
+        m.inspection_requested and m.ids is None and function_address(m.key) in outstanding
         for m in state.kubelet.resolved.values()
     )
 
@@ -181,7 +181,7 @@ def alias_ids(state: NodeState) -> Mapping[DeviceKey, DeviceId]:
     held = [r for r in state.published.device_lists if _is_held(state, r)]
     listed: dict[Named, list[DeviceId]] = {}
     for resource, entry in ((r, a) for r in held for a in state.published.device_lists[r]):
-        listed.setdefault((resource, DeviceId(entry.address)), []).append(entry.id)
+        listed.setdefault((resource, DeviceId(entry.key)), []).append(entry.id)
     for address in {*index.aliases.values(), *index.listed_aliases.values()}:
         if (device := index.devices.get(address)) is None:
             continue
@@ -202,10 +202,10 @@ def _is_held(state: NodeState, resource: ResourceName) -> bool:
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> DeviceKey | None:
     """The device of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
     if (meant := state.kubelet.resolved.get((resource, device))) is not None:
-        return meant.address
+        return meant.key
     if is_key(device):
         return DeviceKey(device)
-    return next((a.address for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
+    return next((a.key for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
 
 
 def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reason:
@@ -230,7 +230,7 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Re
     """
     if meant is None:
         return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
-    device = state.index.present.get(meant.address)
+    device = state.index.present.get(meant.key)
     if device is None and meant.ids is None:
         return None
     if (
@@ -239,4 +239,4 @@ def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Re
         and (device.model in ("", meant.ids) or device.resource == resource)
     ):
         return None
-    return not_listed(state, resource, meant.address)
+    return not_listed(state, resource, meant.key)

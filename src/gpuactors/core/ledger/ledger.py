@@ -262,9 +262,7 @@ def _left(
         n for n, pod in had.items() if n in state.kubelet.resolved and _is_gone(pod, entries.get(n))
     )
     return {
-        (address := state.kubelet.resolved[name].address): Orphan(
-            had[name], read, _use_of_pod(state, address)
-        )
+        (address := state.kubelet.resolved[name].key): Orphan(had[name], read, _use_of_pod(state, address))
         for name in names
     }
 
@@ -282,7 +280,7 @@ def _still_orphans(state: NodeState) -> dict[DeviceKey, Orphan]:
     pods: dict[DeviceKey, list[Pod]] = {}
     for name, meant in state.kubelet.resolved.items():
         if (pod := state.kubelet.ledger.entries.get(name)) is not None:
-            pods.setdefault(meant.address, []).append(pod)
+            pods.setdefault(meant.key, []).append(pod)
     return {
         a: d for a, d in state.kubelet.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))
     }

@@ -29,7 +29,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
     Transition,
-    listed_by_address,
+    listed_by_key,
 )
 
 
@@ -211,7 +211,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
     """Every selected device, offered or not, with the one reason, sorted by key."""
     index, ids = state.index, alias_ids(state)
     assessments, reports = state.assessments, []
-    entries = listed_by_address(state.published.device_lists)
+    entries = listed_by_key(state.published.device_lists)
     for key, device in index.devices.items():
         listed = entries.get((device.resource, key))
         status = assessments[key].status

@@ -39,7 +39,7 @@ AWAITED: Final = "awaited"
 class ClaimedGpu(Struct, frozen=True, gc=False):
     """One device that a claim has for itself, as it was when it was reserved."""
 
-    address: DeviceKey
+    key: DeviceKey
     functions: tuple[OriginalDriver, ...]
     """The device and its companions, sorted by address, each with the driver that it is returned to."""
     keep_on_vfio: str = ""

@@ -211,7 +211,7 @@ class AdvertisedDevice(Struct, frozen=True, gc=False):
     """One device in a device list of ListAndWatch, with the one reason for its health (kubelet has no field for it)."""
 
     id: DeviceId
-    address: DeviceKey
+    key: DeviceKey
     health: Health
     numa_node: int | None
     reason: str
@@ -221,7 +221,7 @@ class AdvertisedDevice(Struct, frozen=True, gc=False):
     @property
     def is_alias(self) -> bool:
         """It is not listed by its PCI address, as kubelet has allocated it by another ID."""
-        return self.id != DeviceId(self.address)
+        return self.id != DeviceId(self.key)
 
 
 DeviceList = tuple[AdvertisedDevice, ...]
@@ -258,14 +258,12 @@ def is_other_for_kubelet(before: DeviceList, after: DeviceList) -> bool:
     return is_news_for_kubelet(differences(before, after))
 
 
-def listed_by_address(
+def listed_by_key(
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> dict[tuple[ResourceName, DeviceKey], AdvertisedDevice]:
     """The listed entry of each device; by the first ID if there are several."""
     return {
-        (resource, a.address): a
-        for resource, device_list in device_lists.items()
-        for a in reversed(device_list)
+        (resource, a.key): a for resource, device_list in device_lists.items() for a in reversed(device_list)
     }
 
 
@@ -709,7 +707,7 @@ class Resolved(Struct, frozen=True, gc=False):
     """The device of an ID that is named by kubelet's ledger, or by an allocation of gpuactors. The meaning stays as
     long as the ID is named, even if the device moves: a GPU may come back in another IOMMU group."""
 
-    address: DeviceKey
+    key: DeviceKey
     ids: str | None = None
     """For one of our devices: vendor and device (`10de:2330`) as first seen there since the ID was given; if no such
     model was ever called by the resource's name, one that was. None: not seen yet; empty: no function was there at the

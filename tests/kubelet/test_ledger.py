@@ -217,7 +217,7 @@ def test_of_the_file_only_answers_that_are_new_are_decoded() -> None:
         return real(answer)
 
     response = plugin_pb.ContainerAllocateResponse(devices=[plugin_pb.DeviceSpec(host_path="/dev/vfio/81")])
-    known = kubelet_ledger.Known(counted)
+    known = kubelet_ledger.DecodeCache(counted)
     given = base64.b64encode(bytes(response)).decode()
     for content in (file_with(["a"]), file_with(["a"]), file_with(["a"], AllocResp=given)):
         assert checkpoint_contents(content, "/f", known) == checkpoint_contents(content, "/f")

@@ -138,8 +138,8 @@ BOUNDS: Final = (
     Mutation(
         "all outstanding inspections are made in one thread",
         "actors/sysfs_inspector.py",
-        "islice(sorted(due), INSPECTION_BATCH)",
-        "islice(sorted(due), None)",
+        "islice(sorted(waiting), INSPECTION_BATCH)",
+        "islice(sorted(waiting), None)",
         "tests/actors/test_sysfs_inspector.py::test_no_more_functions_than_the_bound_are_inspected_in_one_thread",
     ),
     Mutation(
@@ -166,14 +166,14 @@ BOUNDS: Final = (
     Mutation(
         "after a long pass over all processes the next rest is as long as it likes",
         "host/use.py",
-        "rest_s = min(PROC_SCAN_REST * observation.known.took_s, PROC_SCAN_REST_MAX_S)",
-        "rest_s = PROC_SCAN_REST * observation.known.took_s",
+        "rest_s = min(PROC_SCAN_REST * observation.full_pass.took_s, PROC_SCAN_REST_MAX_S)",
+        "rest_s = PROC_SCAN_REST * observation.full_pass.took_s",
         "tests/host/test_use.py::test_however_long_a_pass_took_it_rests_no_longer_than_promised",
     ),
     Mutation(
         "any number of sockets beside kubelet's is told",
         "kubelet/sockets.py",
-        "                        if len(found) == limits.FOREIGN_SOCKETS_MAX:\n"
+        "                        if len(identities) == limits.FOREIGN_SOCKETS_MAX:\n"
         "                            break\n",
         "",
         "tests/kubelet/test_sockets.py::test_many_sockets_are_told_of_together_and_not_all",
@@ -322,8 +322,8 @@ BOUNDS: Final = (
     Mutation(
         "corrupt checkpoints fill the disk",
         "acts/checkpoint.py",
-        "min(len(found) + 1, CORRUPT_FILES_KEPT)",
-        "len(found) + 1",
+        "min(len(corrupt) + 1, CORRUPT_FILES_KEPT)",
+        "len(corrupt) + 1",
         "tests/acts/test_checkpoint.py::test_corrupt_ones_do_not_fill_the_disk",
     ),
     Mutation(
@@ -343,7 +343,7 @@ BOUNDS: Final = (
     Mutation(
         "facts that the API server has forbidden are never forgotten",
         "actors/event_poster.py",
-        "{e: n for e, n in self._forbidden.items() if e in known} | {event: tries}",
+        "{e: n for e, n in self._forbidden.items() if e in reported} | {event: tries}",
         "self._forbidden | {event: tries}",
         "tests/actors/test_event_poster.py::test_what_was_forbidden_is_forgotten_with_its_fact",
     ),

@@ -54,22 +54,22 @@ DOMAINS: Final = (
     Mutation(
         "the nvidia-persistenced of a driver in a container is not asked",
         "acts/persistenced.py",
-        "        for socket in (known,) if known is not None else self._sockets:\n",
-        "        for socket in (known,) if known is not None else self._sockets[:1]:\n",
+        "        for socket in (last_socket,) if last_socket is not None else self._sockets:\n",
+        "        for socket in (last_socket,) if last_socket is not None else self._sockets[:1]:\n",
         "tests/acts/test_persistenced.py::test_that_of_a_driver_in_a_container_is_asked_at_the_drivers_root",
     ),
     Mutation(
         "an nvidia-persistenced that never had the GPU is given it back",
         "acts/persistenced.py",
-        "        known = self._let_go.pop(address, None) if on else None\n",
-        "        known = None\n",
+        "        last_socket = self._let_go.pop(address, None) if on else None\n",
+        "        last_socket = None\n",
         "tests/acts/test_persistenced.py::test_of_two_each_is_asked_to_let_go_and_the_one_that_did_gets_the_gpu_back",
     ),
     Mutation(
         "addresses that are hidden are no framebuffer",
         "host/preflight.py",
-        "    if not any(region.end for region in found):\n        return None\n",
-        "    if not any(region.end for region in found):\n        return ()\n",
+        "    if not any(region.end for region in regions):\n        return None\n",
+        "    if not any(region.end for region in regions):\n        return ()\n",
         "tests/cli/doctor/test_preflight.py::test_where_addresses_are_hidden_it_never_passes",
     ),
     Mutation(

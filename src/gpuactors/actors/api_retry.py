@@ -104,7 +104,7 @@ class SharedReads:
     async def _counted(self, read: Callable[[], Awaitable[T]]) -> T:
         began = trio.current_time()
         try:
-            found = await read()
+            answer = await read()
         except ApiError as exc:
             # Those that were under way together have failed once.
             if _is_of_server(exc) and began >= self._closed_at:
@@ -115,7 +115,7 @@ class SharedReads:
                 )
             raise
         self._failures = 0
-        return found
+        return answer
 
     def retry_in_s(self) -> float:
         """When a read that failed is to be tried again, in seconds: no two at the same time."""

@@ -17,9 +17,9 @@ CDI_TOUCH_REST_S: Final = 1.0
 cost no more than a check a second, and must not delay the answer to a prepare, which waits for one of milliseconds."""
 
 
-async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], of: ClaimsOf) -> None:
+async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], driver_kind: ClaimsOf) -> None:
     """Runs for ever. `of`: whose claims they are."""
     async with aclosing(files.touches()) as touches:
         async for claims in touches:
-            await inbox.send(FilesTouched(of, None if claims is None else tuple(sorted(claims))))
+            await inbox.send(FilesTouched(driver_kind, None if claims is None else tuple(sorted(claims))))
             await trio.sleep(CDI_TOUCH_REST_S)

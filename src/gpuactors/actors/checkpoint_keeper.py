@@ -32,7 +32,7 @@ async def run(
     store: CheckpointStore,
     files: ClaimFileStore,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf,
+    driver_kind: ClaimsOf,
 ) -> None:
     """Runs for ever. `of`: whose claims they are."""
     loaded, written, kept = 0, 0, Checkpoint()
@@ -40,22 +40,24 @@ async def run(
         while (now := wanted.value).load not in (0, loaded):
             try:
                 with raises_only(StateFileError, "checkpoint_keeper"):
-                    found, left = await _read(store, files, of, owns=now.load >= load_of(Role.SERVING))
+                    restored, problems = await _read(
+                        store, files, driver_kind, owns=now.load >= load_of(Role.SERVING)
+                    )
             except StateFileError as exc:
-                await inbox.send(CheckpointRefused(str(exc), of, await _having(files, of)))
+                await inbox.send(CheckpointRefused(str(exc), driver_kind, await _having(files, driver_kind)))
                 await _pause(wanted, now)
             else:
-                loaded, kept = now.load, found.kept
+                loaded, kept = now.load, restored.kept
                 await inbox.send(
                     CheckpointRead(
-                        entries=found.entries,
-                        original_drivers=found.original_drivers,
-                        warning="; ".join(filter(None, (found.warning, *left))),
+                        entries=restored.entries,
+                        original_drivers=restored.original_drivers,
+                        warning="; ".join(filter(None, (restored.warning, *problems))),
                         load=loaded,
-                        of=of,
-                        owed=found.owed,
-                        is_lost=found.is_lost,
-                        earlier_models=found.kept.earlier_models,
+                        of=driver_kind,
+                        owed=restored.owed,
+                        is_lost=restored.is_lost,
+                        earlier_models=restored.kept.earlier_models,
                     )
                 )
         loaded = loaded if now.load else 0
@@ -63,19 +65,19 @@ async def run(
             try:
                 await store.write(next_content(kept, contents))
             except StateFileError as exc:
-                await inbox.send(CheckpointWritten(contents.number, of, str(exc)))
+                await inbox.send(CheckpointWritten(contents.number, driver_kind, str(exc)))
                 await trio.sleep(limits.CLAIM_RETRY_S)
             else:
                 written = contents.number
-                await inbox.send(CheckpointWritten(written, of))
+                await inbox.send(CheckpointWritten(written, driver_kind))
 
 
-async def _having(files: ClaimFileStore, of: ClaimsOf) -> tuple[StoredEntry, ...]:
+async def _having(files: ClaimFileStore, driver_kind: ClaimsOf) -> tuple[StoredEntry, ...]:
     """The claims of GPUs by their files, where the checkpoint may not be used; none where they cannot be read."""
-    if of is not ClaimsOf.GPUS:
+    if driver_kind is not ClaimsOf.GPUS:
         return ()
     with suppress(StateFileError), raises_only(StateFileError, "checkpoint_keeper"):
-        entries, _ = entries_of(await files.found(owns=False), of)
+        entries, _ = entries_of(await files.found(owns=False), driver_kind)
         return entries
     return ()
 
@@ -88,21 +90,21 @@ async def _pause(wanted: LatestReader[DiskWanted], now: DiskWanted) -> None:
 
 
 async def _read(
-    store: CheckpointStore, files: ClaimFileStore, of: ClaimsOf, *, owns: bool
+    store: CheckpointStore, files: ClaimFileStore, driver_kind: ClaimsOf, *, owns: bool
 ) -> tuple[Restoration, Sequence[str]]:
     """Reads, and removes what is of no claim; with a sentence for each thing that stays, which stops no other claim.
     `owns`: as `restoration`. Raises `StateFileError`."""
     restored = await store.read(owns=owns)
-    found = restoration(restored, await files.found(owns=owns), of, owns=owns)
-    left: list[str] = []
-    for uid in found.stray:
+    plan = restoration(restored, await files.found(owns=owns), driver_kind, owns=owns)
+    problems: list[str] = []
+    for uid in plan.stray:
         try:
             await files.remove(uid)
         except StateFileError as exc:
-            left.append(str(exc))
-    if found.clear_mounted:
+            problems.append(str(exc))
+    if plan.clear_mounted:
         try:
-            left += await files.clear_mounted(found.mounted)
+            problems += await files.clear_mounted(plan.mounted)
         except StateFileError as exc:
-            left.append(str(exc))
-    return found, left
+            problems.append(str(exc))
+    return plan, problems

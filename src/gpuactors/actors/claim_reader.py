@@ -22,31 +22,31 @@ async def run(
     wanted: LatestReader[tuple[ReadWanted, ...]],
     api: ClaimApi,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf,
+    driver_kind: ClaimsOf,
 ) -> None:
     """Runs for ever. `of`: whose claims they are."""
 
     reads = SharedReads()
 
     async def once(_: int, read: ReadWanted) -> Event:
-        return await _read(read, api, of, reads)
+        return await _read(read, api, driver_kind, reads)
 
     # A claim that is wanted again does not wait for the answer to an earlier read, which may take API_REQUEST_S.
     await each_once(wanted, lambda now: {read.number: read for read in now}, once, inbox)
 
 
-async def _read(read: ReadWanted, api: ClaimApi, of: ClaimsOf, reads: SharedReads) -> Event:
+async def _read(read: ReadWanted, api: ClaimApi, driver_kind: ClaimsOf, reads: SharedReads) -> Event:
     try:
         with raises_only(ApiError, "claim_reader"):
-            found = await reads.ask(lambda: api.read(read.claim))
+            answer = await reads.ask(lambda: api.read(read.claim))
     except ApiError as exc:
-        return ClaimRead(read.number, str(exc), of, retry_in_s=reads.retry_in_s())
-    match found:
+        return ClaimRead(read.number, str(exc), driver_kind, retry_in_s=reads.retry_in_s())
+    match answer:
         case Claim():
-            return ClaimRead(read.number, found, of)
+            return ClaimRead(read.number, answer, driver_kind)
         case ClaimAbsent():
             reason = f"the API server has no claim {read.claim}: it was deleted"
-            return ClaimRead(read.number, reason, of, missing=True)
+            return ClaimRead(read.number, reason, driver_kind, missing=True)
         case ClaimReplaced(uid):
             reason = f"the claim {read.claim} was replaced: it has UID {uid} now, not {read.claim.uid}"
-            return ClaimRead(read.number, reason, of, missing=True)
+            return ClaimRead(read.number, reason, driver_kind, missing=True)

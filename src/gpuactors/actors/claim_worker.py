@@ -40,28 +40,28 @@ async def run(
     files: ClaimFileStore,
     driver: str,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf,
+    driver_kind: ClaimsOf,
 ) -> None:
     """Runs for ever. `driver` is the DRA driver's name, which the files carry; `of`: whose claims they are. `binder`:
     None where no claim binds a device."""
 
     async def on_files(uid: ClaimUid, act: FilesAct) -> Event:
-        return await _on_files(uid, act, files, driver, of)
+        return await _on_files(uid, act, files, driver, driver_kind)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(each_once, acts.files, lambda now: now, on_files, inbox)
         if binder is not None:
-            nursery.start_soon(_run_binder, acts, binder, inbox, of)
+            nursery.start_soon(_run_binder, acts, binder, inbox, driver_kind)
 
 
 async def _run_binder(
     acts: Acts,
     binder: DriverBinder,
     inbox: trio.MemorySendChannel[Event],
-    of: ClaimsOf,
+    driver_kind: ClaimsOf,
 ) -> None:
     async def on_device(device: DeviceKey, act: DeviceAct) -> Event:
-        return await _on_device(device, act, binder, of)
+        return await _on_device(device, act, binder, driver_kind)
 
     async def check(_: None, order: FitnessCheck) -> Event:
         return await _check(order, binder)
@@ -71,14 +71,14 @@ async def _run_binder(
         nursery.start_soon(each_once, acts.fitness_check, only, check, inbox)
 
 
-async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, of: ClaimsOf) -> Event:
+async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, driver_kind: ClaimsOf) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
             beside = tuple(map(function_address, act.beside))
             bound = await binder.bring(function_address(device), act.target, act.functions, beside)
-            return ActDone(act.number, bound, of=of)
+            return ActDone(act.number, bound, of=driver_kind)
     except ActError as exc:
-        return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=of)
+        return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=driver_kind)
 
 
 async def _check(check: FitnessCheck, binder: DriverBinder) -> Event:
@@ -90,7 +90,9 @@ async def _check(check: FitnessCheck, binder: DriverBinder) -> Event:
     return FitnessChecked(check.number, findings)
 
 
-async def _on_files(uid: ClaimUid, act: FilesAct, files: ClaimFileStore, driver: str, of: ClaimsOf) -> Event:
+async def _on_files(
+    uid: ClaimUid, act: FilesAct, files: ClaimFileStore, driver: str, driver_kind: ClaimsOf
+) -> Event:
     try:
         with raises_only(StateFileError, "claim_worker"):
             if act.claim is None:
@@ -98,10 +100,10 @@ async def _on_files(uid: ClaimUid, act: FilesAct, files: ClaimFileStore, driver:
             else:
                 await files.write(_contents(driver, act.claim, act))
     except DirectoryLeftError as exc:
-        return ActFailed(act.number, str(exc), ActFault.DIRECTORY_LEFT, of=of)
+        return ActFailed(act.number, str(exc), ActFault.DIRECTORY_LEFT, of=driver_kind)
     except StateFileError as exc:
-        return ActFailed(act.number, str(exc), of=of)
-    return ActDone(act.number, of=of)
+        return ActFailed(act.number, str(exc), of=driver_kind)
+    return ActDone(act.number, of=driver_kind)
 
 
 def _contents(driver: str, claim: Claim, act: FilesAct) -> ClaimContents:

@@ -17,20 +17,20 @@ from gpuactors.core.values.effects import Elsewhere, Refused
 class ClaimsCaller:
     """Asks about the claims of one DRA driver. Implements `relay.Core`."""
 
-    def __init__(self, caller: InboxCaller, of: ClaimsOf) -> None:
+    def __init__(self, caller: InboxCaller, driver_kind: ClaimsOf) -> None:
         self._caller = caller
-        self._of = of
+        self._driver_kind = driver_kind
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | Elsewhere:
         answer = await self._caller.ask(
-            "NodePrepareResources", lambda token: PrepareAsked(token, claim, self._of)
+            "NodePrepareResources", lambda token: PrepareAsked(token, claim, self._driver_kind)
         )
         assert isinstance(answer, Prepared | Refused | Elsewhere), "the core's answer to a prepare"
         return answer
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | Elsewhere:
         answer = await self._caller.ask(
-            "NodeUnprepareResources", lambda token: UnprepareAsked(token, claim, self._of)
+            "NodeUnprepareResources", lambda token: UnprepareAsked(token, claim, self._driver_kind)
         )
         assert isinstance(answer, Unprepared | Refused | Elsewhere), "the core's answer to an unprepare"
         return answer

@@ -39,8 +39,8 @@ async def run(state: LatestReader[NodeState], ports: ClassPorts) -> None:
     while own_resources(state.value) is None:
         await state.receive()
     classes = await _listed(ports)
-    for one in contested(classes, own_resources(state.value) or ()):
-        ports.on_contested(one)
+    for device_class in contested(classes, own_resources(state.value) or ()):
+        ports.on_contested(device_class)
     await trio.sleep_forever()
 
 

@@ -84,11 +84,11 @@ class _Poster:
 
     async def _tell(self, event: KubeEvent) -> int:
         """Post the fact on every object that it is about; return how often it was posted. Raises `ApiError`."""
-        known, at, now = self._told.series[event], trio.current_time(), self._ports.now()
-        first_at = now if math.isinf(known.first_at) else now - (at - known.first_at)
-        count = known.count + 1
+        series, at, now = self._told.series[event], trio.current_time(), self._ports.now()
+        first_at = now if math.isinf(series.first_at) else now - (at - series.first_at)
+        count = series.count + 1
         for about in await self._about(event):
-            note = EventNote(about, event.reason, event.message, known.count + 1, first_at, now)
+            note = EventNote(about, event.reason, event.message, series.count + 1, first_at, now)
             count = max(count, await self._ports.events.tell(note))
         return count
 
@@ -116,6 +116,6 @@ class _Poster:
         if error.code != 403:
             return True
         tries = self._forbidden.get(event, 0) + 1
-        known = self._told.series.keys()
-        self._forbidden = {e: n for e, n in self._forbidden.items() if e in known} | {event: tries}
+        reported = self._told.series.keys()
+        self._forbidden = {e: n for e, n in self._forbidden.items() if e in reported} | {event: tries}
         return tries >= EVENT_FORBIDDEN_TRIES

@@ -41,10 +41,10 @@ async def run(
 async def _read(number: int, node: NodeApi) -> Event:
     try:
         with raises_only(ApiError, "label_keeper"):
-            found = await node.read()
+            metadata = await node.read()
     except ApiError as exc:
         return LabelRead(number, str(exc))
-    return LabelRead(number, NodeLabel(found.labels.get(LABEL)))
+    return LabelRead(number, NodeLabel(metadata.labels.get(LABEL)))
 
 
 async def _patch(order: LabelPatchWanted, node: NodeApi) -> Event:
@@ -57,8 +57,8 @@ async def _patch(order: LabelPatchWanted, node: NodeApi) -> Event:
     except ApiError as exc:
         return LabelPatched(number, str(exc))
     if isinstance(answer, LabelConflict):
-        was = "absent" if is_added else patch.value
-        reason = f"it was not {was} any more: somebody else has changed it"
+        expected_label = "absent" if is_added else patch.value
+        reason = f"it was not {expected_label} any more: somebody else has changed it"
         return LabelPatched(number, reason, conflict=True)
     return LabelPatched(number)
 
@@ -69,12 +69,12 @@ async def _watch(
     """For ever. Posts when a watch begins as well: what was before is not known."""
 
     async def follow() -> None:
-        is_first, seen = True, None
-        async with node.watch_node() as found:
-            async for metadata in found:
+        is_first, last_label = True, None
+        async with node.watch_node() as changes:
+            async for metadata in changes:
                 label = metadata.labels.get(LABEL)
-                if is_first or label != seen:  # what else a Node has changes all the time
-                    is_first, seen = False, label
+                if is_first or label != last_label:  # what else a Node has changes all the time
+                    is_first, last_label = False, label
                     await inbox.send(NodeTouched())
 
     async def failed(error: ApiError) -> None:

@@ -52,20 +52,20 @@ async def _read(number: int, wanted: LedgerWanted, ledger: LedgerReader) -> Ledg
     question = LedgerQuestion(wanted.resources, wanted.pods, wanted.lists)
     try:
         with raises_only(LedgerError, "pod_resources"):
-            found = await ledger.read(question)
+            contents = await ledger.read(question)
     except LedgerError as exc:
         return LedgerUnreadable(number, str(exc), exc.file, exc.pods)
     return LedgerRead(
         number,
-        found.kubelet,
-        found.listed,
-        found.claims,
-        found.names_end,
-        found.healthy,
-        found.file,
-        found.waiting,
-        passive=found.passive,
-        answers=found.answers,
-        has_get=found.has_get,
-        pods=found.pods,
+        contents.kubelet,
+        contents.listed,
+        contents.claims,
+        contents.names_end,
+        contents.healthy,
+        contents.file,
+        contents.waiting,
+        passive=contents.passive,
+        answers=contents.answers,
+        has_get=contents.has_get,
+        pods=contents.pods,
     )

@@ -158,9 +158,9 @@ async def run(
     while True:
         # One scope until the clock ends it: to make one for each event takes as long as a small step.
         with trio.CancelScope() as until_due:
-            while (due := next_deadline(state)) > trio.current_time():
-                if due < until_due.deadline:  # what is due later is looked at again when this deadline ends
-                    until_due.deadline = due
+            while (deadline := next_deadline(state)) > trio.current_time():
+                if deadline < until_due.deadline:  # a later one is looked at again when this one ends
+                    until_due.deadline = deadline
                 turn(await inbox.receive())
         await trio.lowlevel.checkpoint()
         if next_deadline(state) <= trio.current_time():
@@ -212,8 +212,8 @@ class _Published:
             cells.plugins.close()
             return
         if self._plugins.keys() != outputs.plugins.keys():
-            known = self._plugins
-            self._plugins = {r: known.get(r) or _PluginCells(v) for r, v in outputs.plugins.items()}
+            before = self._plugins
+            self._plugins = {r: before.get(r) or _PluginCells(v) for r, v in outputs.plugins.items()}
             cells.plugins.set({r: plugin.readers for r, plugin in self._plugins.items()})
         for resource, view in outputs.plugins.items():
             plugin = self._plugins[resource]

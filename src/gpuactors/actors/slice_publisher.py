@@ -136,9 +136,9 @@ class _View:
 
     def expect(self, name: str, version: str | None) -> None:
         """A write was answered: the slice has this version now, or is deleted."""
-        known = self.slices.get(name) if self.slices is not None else None
+        before = self.slices.get(name) if self.slices is not None else None
         shown, self._shown = self._shown or set(), None
-        if (name, version) in shown or (known.version if known is not None else None) == version:
+        if (name, version) in shown or (before.version if before is not None else None) == version:
             return
         if not self._awaited:
             self._awaited_since = trio.current_time()
@@ -319,8 +319,8 @@ class _Publisher:
                 assert_never(other)
 
     def _answered(self, asked: SliceSpec, stored: StoredSlice) -> None:
-        known = self._view.slices or {}
-        self._answers = {name: answer for name, answer in self._answers.items() if name in known}
+        slices = self._view.slices or {}
+        self._answers = {name: answer for name, answer in self._answers.items() if name in slices}
         self._answers[stored.name] = Answered(asked, stored.spec)
         self._view.expect(stored.name, stored.version)
         if has_taints(asked) and not has_taints(stored.spec):

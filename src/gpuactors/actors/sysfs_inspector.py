@@ -147,10 +147,10 @@ async def _observed(wanted: PollWanted, observe: Observe) -> GroupsObserved | So
     return (GroupsObserved if wanted.whole else SomeGroupsObserved)(wanted.poll, uses)
 
 
-async def _scan(number: int, given: frozenset[PciAddress], host: HostReader) -> Event:
+async def _scan(number: int, allocated: frozenset[PciAddress], host: HostReader) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            functions = await host.scan(given)
+            functions = await host.scan(allocated)
     except HostError as exc:
         return ScanFailed(number, str(exc))
     return HostScanned(number, functions)
@@ -160,19 +160,19 @@ def _due(
     functions: Mapping[PciAddress, int], done: Mapping[PciAddress, int], slow: set[PciAddress]
 ) -> dict[PciAddress, int]:
     """The numbers of the inspections to carry out next, those that wait longest first."""
-    due = ((number, a) for a, number in functions.items() if number > done.get(a, 0) and a not in slow)
-    return {address: number for number, address in islice(sorted(due), INSPECTION_BATCH)}
+    waiting = ((number, a) for a, number in functions.items() if number > done.get(a, 0) and a not in slow)
+    return {address: number for number, address in islice(sorted(waiting), INSPECTION_BATCH)}
 
 
 async def _together(
     addresses: tuple[PciAddress, ...],
-    given: frozenset[PciAddress],
+    allocated: frozenset[PciAddress],
     host: HostReader,
     poll: Observation | None,
 ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            return await host.inspect_all(addresses, given, poll)
+            return await host.inspect_all(addresses, allocated, poll)
     except HostError as exc:
         return dict.fromkeys(addresses, exc)
 
@@ -195,12 +195,12 @@ def _events(
 async def _inspect(
     address: PciAddress,
     number: int,
-    given: frozenset[PciAddress],
+    allocated: frozenset[PciAddress],
     host: HostReader,
 ) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            functions = await host.inspect(address, given)
+            functions = await host.inspect(address, allocated)
     except HostError as exc:
         return _failed(number, address, exc)
     return FunctionInspected(number, address, functions)

@@ -226,8 +226,8 @@ class CheckpointFile:
 
     def _next_name(self) -> str:
         """The name for the next corrupt one; from CORRUPT_FILES_KEPT on it replaces the last."""
-        found = self._corrupt_ones(_CORRUPT)
-        return f"{_CORRUPT}{min(len(found) + 1, CORRUPT_FILES_KEPT)}"
+        corrupt = self._corrupt_ones(_CORRUPT)
+        return f"{_CORRUPT}{min(len(corrupt) + 1, CORRUPT_FILES_KEPT)}"
 
     def _corrupt_ones(self, prefix: str) -> list[str]:
         try:

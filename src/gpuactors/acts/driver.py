@@ -214,9 +214,9 @@ class SysfsBinder:
 
         findings = await self._each(devices, is_bindable)
         if groups:
-            (found,) = (await self._each(list(groups)[:1], find_users)).values()
-            if found.reason:
-                findings |= {device: replace(found, device=device_key(device)) for device in groups}
+            (finding,) = (await self._each(list(groups)[:1], find_users)).values()
+            if finding.reason:
+                findings |= {device: replace(finding, device=device_key(device)) for device in groups}
             else:
                 findings |= await self._each(groups, is_unused)
         return tuple(findings.values())
@@ -376,9 +376,9 @@ class SysfsBinder:
     def _vfio_driver(self, function: GroupFunction) -> str:
         """Its name on the PCI bus, or the module's where it is only loaded before the bind. Raises `ActError`."""
         wanted = modules.vfio_driver(self._root, function.modalias)
-        found = modules.loaded(self._root, wanted)
-        if found is not None:
-            return found
+        bus_name = modules.loaded(self._root, wanted)
+        if bus_name is not None:
+            return bus_name
         if self._modprobe is None:
             raise _not_loaded(function.address, wanted)
         if why := self._modprobe.why_not(wanted):
@@ -388,10 +388,10 @@ class SysfsBinder:
     def _loaded(self, function: GroupFunction, driver: str | None) -> str | None:
         if driver is None:
             return None
-        found = modules.loaded(self._root, driver)
-        if found is None:
+        bus_name = modules.loaded(self._root, driver)
+        if bus_name is None:
             raise _not_loaded(function.address, driver)
-        return found
+        return bus_name
 
     async def _with_driver(self, move: _Move) -> _Move:
         """The move with its vfio driver loaded. Raises `ActError`, `HostShortError`."""
@@ -401,11 +401,11 @@ class SysfsBinder:
         if await self._run_blocking(lambda: modules.loaded(self._root, driver)) is not None:
             return move
         try:
-            found = await modprobe.load(driver)
+            bus_name = await modprobe.load(driver)
         except ModprobeError as error:
             raise _not_loaded(move.function.address, driver, str(error)) from None
-        _log.info("module.loaded", device=move.function.address, driver=found)
-        return replace(move, driver=found)
+        _log.info("module.loaded", device=move.function.address, driver=bus_name)
+        return replace(move, driver=bus_name)
 
     # --- may it be done -----------------------------------------------------------------------------------------------
 
@@ -441,7 +441,7 @@ class SysfsBinder:
                 f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
                 f"daemon the host's processes in {self._root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
             )
-        return frozenset(address for of_one in held.values() for address in of_one)
+        return frozenset(address for opened in held.values() for address in opened)
 
     def _end_of(self, holders: list[Holder]) -> str:
         """How these processes let go of the GPU, as a sentence."""
@@ -553,15 +553,15 @@ class SysfsBinder:
     ) -> None:
         address, before = move.function.address, move.function.bound.driver
         override = self._real(PCI_DEVICES, address, "driver_override")
-        theirs = await self._override(writes, address, override)
-        if not move.by_override and "vfio" in theirs and noted[address].was_bound:
+        foreign_override = await self._override(writes, address, override)
+        if not move.by_override and "vfio" in foreign_override and noted[address].was_bound:
             return  # driverctl, vfio-manager or an administrator has it on vfio now
         # One that names a vfio driver is what a killed act of ours has left; another one is somebody else's.
-        theirs = "" if "vfio" in theirs else theirs
+        foreign_override = "" if "vfio" in foreign_override else foreign_override
         if move.by_override:
-            await writes.at_the_end(override, f"{theirs}\n")
+            await writes.at_the_end(override, f"{foreign_override}\n")
             await self._write(writes, address, override, f"{move.driver}\n")
-        elif not theirs:
+        elif not foreign_override:
             await self._write(writes, address, override, "\n")
         if before is not None:
             if not move.function.bound.vfio:  # somebody may have opened it since
@@ -570,7 +570,7 @@ class SysfsBinder:
                 await self._refuse_started(address)
             path = self._real(PCI_DRIVERS, before, "unbind")
             await self._change(writes, address, path, lambda now: now.driver != before)
-        if move.probe or (theirs and not move.by_override):
+        if move.probe or (foreign_override and not move.by_override):
             await self._change(writes, address, self._root.real(DRIVERS_PROBE), lambda now: True)
         elif move.driver is not None:
             path = self._real(PCI_DRIVERS, move.driver, "bind")
@@ -585,10 +585,10 @@ class SysfsBinder:
     async def _override(self, writes: Writes, address: PciAddress, path: str) -> str:
         """The function's `driver_override`; empty if it has none. Raises `ActError`."""
         try:
-            found = (await writes.read(path)).strip()
+            current = (await writes.read(path)).strip()
         except OSError as error:
             raise self._refused(address, path, error) from None
-        return "" if found == "(null)" else found
+        return "" if current == "(null)" else current
 
     async def _change(
         self, writes: Writes, address: PciAddress, path: str, done: Callable[[BoundFunction], bool]
@@ -617,10 +617,10 @@ class SysfsBinder:
 
     async def _function(self, address: PciAddress) -> GroupFunction:
         group = await self._look(address)
-        found = next((f for f in group.functions if f.address == address), None)
-        if found is None:
+        function = next((f for f in group.functions if f.address == address), None)
+        if function is None:
             raise ActError(ActFault.GONE, f"{address} has vanished: check it with lspci -s {address}")
-        return found
+        return function
 
     async def _write(self, writes: Writes, address: PciAddress, path: str, text: str) -> None:
         try:

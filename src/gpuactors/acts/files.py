@@ -158,11 +158,11 @@ class ClaimFiles:
             (file.request, self._metadata_path(uid, file.request), file.container_path)
             for file in contents.metadata
         ]
-        found = [(self._devices_path(uid), _text(contents.devices))]
+        files = [(self._devices_path(uid), _text(contents.devices))]
         if mounts:
             of_mounts = cdi.metadata_file(self._driver, contents.claim, mounts)
-            found.insert(0, (self._mounts_path(uid), _text(of_mounts)))
-        return found
+            files.insert(0, (self._mounts_path(uid), _text(of_mounts)))
+        return files
 
     def _put(self, path: str, content: bytes) -> None:
         """CDI's readers watch the directory and read it anew at each change: what is right is left alone. The directory
@@ -171,11 +171,11 @@ class ClaimFiles:
             replace_unsynced(self._disk, path, content)
 
     def _put_in_place(self, path: str, content: bytes) -> None:
-        there = self._content(path)
-        if there is None:
+        current = self._content(path)
+        if current is None:
             replace(self._disk, path, content)
             return
-        if there != content:
+        if current != content:
             self._disk.write(path, content)
         self._disk.sync(path)
         self._disk.sync_directory(os.path.dirname(path))

@@ -78,9 +78,9 @@ class Modprobe:
             raise ModprobeError(why)
         why = await self._tried(driver)
         # What it says is not believed but looked at.
-        found = await self._run_blocking(lambda: modules.loaded(self._root, driver))
-        if found is not None:
-            return found
+        bus_name = await self._run_blocking(lambda: modules.loaded(self._root, driver))
+        if bus_name is not None:
+            return bus_name
         why = why or f"modprobe {driver} succeeded, but the driver is not there: see the kernel's log"
         self._failed[driver] = (self._now() + MODPROBE_AGAIN_S, why)
         raise ModprobeError(why)

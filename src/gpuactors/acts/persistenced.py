@@ -69,7 +69,7 @@ class Persistenced:
     ) -> None:
         """`driver_root`: by the host's own path."""
         roots = dict.fromkeys(("", driver_root.rstrip("/")))
-        self._sockets = tuple(f"{one}{PERSISTENCED_SOCKET}" for one in roots)
+        self._sockets = tuple(f"{prefix}{PERSISTENCED_SOCKET}" for prefix in roots)
         self._root = root
         self._deadline_s = deadline_s
         self._numbers = count(1)
@@ -83,18 +83,18 @@ class Persistenced:
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:
         """Implement `Persistence.set`. Of several, each is asked to let go: which one has the GPU is not seen."""
-        known = self._let_go.pop(address, None) if on else None
+        last_socket = self._let_go.pop(address, None) if on else None
         is_done, failure = False, None
-        for socket in (known,) if known is not None else self._sockets:
+        for socket in (last_socket,) if last_socket is not None else self._sockets:
             try:
-                asked = await self._set(socket, address, on=on)
+                is_set = await self._set(socket, address, on=on)
             except PersistenceError as error:
                 failure = error
                 continue
-            is_done = is_done or asked
-            if asked and on:
+            is_done = is_done or is_set
+            if is_set and on:
                 return True
-            if asked:
+            if is_set:
                 self._let_go[address] = socket
         if failure is not None and not is_done:
             raise failure
@@ -153,10 +153,10 @@ async def _record(stream: trio.SocketStream) -> bytes:
 
 
 async def _exactly(stream: trio.SocketStream, length: int) -> bytes:
-    found = b""
-    while len(found) < length:
-        part = await stream.receive_some(length - len(found))
+    received = b""
+    while len(received) < length:
+        part = await stream.receive_some(length - len(received))
         if not part:
             raise trio.BrokenResourceError("it closed the connection")
-        found += part
-    return found
+        received += part
+    return received

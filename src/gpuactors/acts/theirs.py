@@ -162,12 +162,13 @@ class TheirClaims:
         """Decode their checkpoint for this boot. Raises `ValueError`; `OSError` or `HostShortError` where what is
         needed beside it cannot be read now."""
         checksum = f"sha256:{sha256(content).hexdigest()}"
-        known = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
-        found = theirs.decoded(_json(known), self._driver)
-        if found.boot_id not in ("", boot_id):
+        fields = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
+        checkpoint = theirs.decoded(_json(fields), self._driver)
+        if checkpoint.boot_id not in ("", boot_id):
             return Theirs(checksum, ())
-        here = (c for c in found.claims if found.boot_id or self._cdi_file(c.name.uid) is not None)
-        return Theirs(checksum, tuple(map(self._entry, here)))
+        has_boot = checkpoint.boot_id != ""
+        claims = (c for c in checkpoint.claims if has_boot or self._cdi_file(c.name.uid) is not None)
+        return Theirs(checksum, tuple(map(self._entry, claims)))
 
     def _entry(self, claim: TheirClaim) -> StoredEntry:
         gpus: dict[DeviceKey, None] = {}
@@ -197,16 +198,16 @@ class TheirClaims:
             unplaced=tuple(unplaced),
         )
 
-    def _with_metadata(self, uid: ClaimUid, given: PreparedDevice) -> PreparedDevice:
+    def _with_metadata(self, uid: ClaimUid, prepared: PreparedDevice) -> PreparedDevice:
         """As kubelet was answered: Kubernetes' helper put the CDI id of the metadata behind that of the driver, whose
         checkpoint lacks it."""
-        requests = [r.partition("/")[0] for r in given.requests]
+        requests = [r.partition("/")[0] for r in prepared.requests]
         ids = [
             f"{self._driver}/metadata={uid}_{request}"
             for request in dict.fromkeys(requests)
             if is_label(request) and self._is_there(_metadata_path(self._cdi_dir, self._driver, uid, request))
         ]
-        return replace(given, cdi_ids=tuple(dict.fromkeys((*given.cdi_ids, *ids)))) if ids else given
+        return replace(prepared, cdi_ids=tuple(dict.fromkeys((*prepared.cdi_ids, *ids)))) if ids else prepared
 
     def _is_there(self, path: str) -> bool:
         try:

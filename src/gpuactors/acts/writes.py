@@ -171,11 +171,11 @@ class ProcessWrites:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = ""
+            text = ""
             with suppress(OSError):
-                said = os.pread(lock, _LOCK_FILE_BYTES, 0).decode(errors="replace")
+                text = os.pread(lock, _LOCK_FILE_BYTES, 0).decode(errors="replace")
             os.close(lock)
-            holder, under_way = said[: writer_process.NOTE_AT].strip(), said[writer_process.NOTE_AT :]
+            holder, under_way = text[: writer_process.NOTE_AT].strip(), text[writer_process.NOTE_AT :]
             raise blocked(group, holder, _noted(under_way)) from None
         except OSError as error:
             os.close(lock)

@@ -31,11 +31,11 @@ class FirstUse(Generic[T]):
         """Raises as `load`. A caller that is cancelled does not wait for it."""
         if not self._loaded:
             try:
-                found = await trio.to_thread.run_sync(
+                loaded = await trio.to_thread.run_sync(
                     self._load, abandon_on_cancel=True, limiter=self._thread
                 )
             except RuntimeError:
                 # No thread can be started: a probe that is late is better than one that fails.
-                found = self._load()
-            self._loaded = self._loaded or [found]
+                loaded = self._load()
+            self._loaded = self._loaded or [loaded]
         return self._loaded[0]

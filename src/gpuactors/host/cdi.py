@@ -48,7 +48,7 @@ class CdiFiles:
         """`directory`: the host's own path, at which a daemon that writes claims' files has it as well."""
         self._root = root
         self._directory = directory
-        self._known: dict[str, tuple[Identity, CdiSpec | None]] = {}
+        self._cached: dict[str, tuple[Identity, CdiSpec | None]] = {}
         self._thread = OneByOne("cdi")
 
     async def read(self) -> CdiSpecs | None:
@@ -60,7 +60,7 @@ class CdiFiles:
         """May block. Raises `HostShortError` for want of descriptors or memory."""
         directory = next(filter(os.path.isdir, (self._root.real(self._directory), self._directory)), None)
         if directory is None:
-            self._known.clear()
+            self._cached.clear()
             return CdiSpecs(problem=f"{self._directory} does not exist")
         try:
             names = sorted(n for n in os.listdir(directory) if n.endswith(ENDINGS) and n[0] != ".")
@@ -68,29 +68,29 @@ class CdiFiles:
             raise_if_short(error, directory)
             return CdiSpecs(problem=f"{self._directory} cannot be read ({error.strerror})")
         unread = [] if len(names) <= limits.CDI_SPECS_MAX else [f"more than {limits.CDI_SPECS_MAX} files"]
-        found: dict[str, tuple[Identity, CdiSpec | None]] = {}
+        by_path: dict[str, tuple[Identity, CdiSpec | None]] = {}
         for name in names[: limits.CDI_SPECS_MAX]:
             path = f"{self._directory}/{name}"
             try:
-                known = self._spec(path, f"{directory}/{name}")
+                cached = self._spec(path, f"{directory}/{name}")
             except (FileNotFoundError, NotADirectoryError):
                 continue  # its claim has just ended
             except OSError as error:
                 raise_if_short(error, path)
                 unread.append(f"{quoted(name)} ({error.strerror})")
-                if path not in self._known:
+                if path not in self._cached:
                     continue
-                known = self._known[path]
-            found[path] = known
-        self._known = found
-        specs = tuple([spec for _, spec in found.values() if spec is not None])
+                cached = self._cached[path]
+            by_path[path] = cached
+        self._cached = by_path
+        specs = tuple([spec for _, spec in by_path.values() if spec is not None])
         return CdiSpecs(specs, f"in {self._directory} {unread[0]} cannot be read" if unread else "")
 
     def _spec(self, path: str, real: str) -> tuple[Identity, CdiSpec | None]:
         status = os.stat(real)
         identity = status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
-        if (known := self._known.get(path)) is not None and known[0] == identity:
-            return known
+        if (cached := self._cached.get(path)) is not None and cached[0] == identity:
+            return cached
         return identity, spec_of(path, read_plain(real, limits.CDI_SPEC_MAX_BYTES))
 
 

@@ -158,7 +158,7 @@ class GroupReader:
         """Every character device by which a process can have a function of the group open, whatever the driver: those
         that sysfs shows below the function (vfio, DRM, sound, I²C, USB), NVIDIA's own, and the group's. By what it is,
         as a container has nodes of its own. Raises `HostError` for a shortage."""
-        found: dict[NodeId, PciAddress] = {}
+        by_node: dict[NodeId, PciAddress] = {}
         for function in group.functions:
             if is_bridge(function.class_code):  # below a bridge are other functions
                 continue
@@ -168,28 +168,28 @@ class GroupReader:
                 cdev_node(n) for n in names_in(f"{self._directory(address)}/vfio-dev") if _CDEV.fullmatch(n)
             ]
             for number, name in _devices(self._directory(address)):
-                found[-1, number] = address
+                by_node[-1, number] = address
                 names.append(name)
             minor = _MINOR.search(_text(self._root.real(f"{NVIDIA_GPUS}/{address}/information")))
             if minor is not None:
-                found[-1, os.makedev(_NVIDIA_MAJOR, int(minor[1]))] = address
+                by_node[-1, os.makedev(_NVIDIA_MAJOR, int(minor[1]))] = address
                 names.append(f"{DEV}/nvidia{minor[1]}")
             for name in names:
                 if name and (node := node_id(self._root.real(name))) is not None:
-                    found.setdefault(node, address)
-        return found
+                    by_node.setdefault(node, address)
+        return by_node
 
 
 def _devices(directory: str) -> list[tuple[int, str]]:
     """Device number and node (its path where it follows from sysfs, else empty) of each device below a function."""
-    found: list[tuple[int, str]] = []
+    devices: list[tuple[int, str]] = []
     for path, directories, files in os.walk(directory):
         depth = path.count("/") - directory.count("/")
         if depth >= _DEPTH:
             directories.clear()
         if depth and "dev" in files and (number := _NUMBER.fullmatch(_text(f"{path}/dev"))):
-            found.append((os.makedev(int(number[1]), int(number[2])), _node_name(path, directory)))
-    return found
+            devices.append((os.makedev(int(number[1]), int(number[2])), _node_name(path, directory)))
+    return devices
 
 
 def _node_name(path: str, directory: str) -> str:

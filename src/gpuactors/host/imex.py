@@ -109,19 +109,19 @@ class ImexFiles:
 
     def _mgmt_minor(self) -> int | None:
         path = self._root.real(FABRIC_IMEX_MGMT)
-        said = _text(path)
-        if said is None:
+        text = _text(path)
+        if text is None:
             return None
-        found = _MINOR.search(said)
-        if found is None:
+        minor = _MINOR.search(text)
+        if minor is None:
             raise HostError(
-                f"{path} has no DeviceFileMinor: {quoted(said)}; check which NVIDIA driver is loaded"
+                f"{path} has no DeviceFileMinor: {quoted(text)}; check which NVIDIA driver is loaded"
             )
-        return int(found[1])
+        return int(minor[1])
 
     def _channel_count(self) -> int:
-        found = _CHANNEL_COUNT.search(_text(self._root.real(NVIDIA_PARAMS)) or "")
-        count = int(found[1]) if found is not None else 0
+        setting = _CHANNEL_COUNT.search(_text(self._root.real(NVIDIA_PARAMS)) or "")
+        count = int(setting[1]) if setting is not None else 0
         return min(count, limits.IMEX_CHANNELS_MAX) or CHANNELS_MAX
 
     def clique(self) -> Said:
@@ -231,12 +231,12 @@ class HostImex:
 
     async def _said(self) -> list[Said]:
         """Of the sources before the file, as far as they must be asked."""
-        found: list[Said] = []
+        answers: list[Said] = []
         for source in self._sources:
-            found.append(await source.said())
-            if found[-1].clique_id is not None or found[-1].is_last:
+            answers.append(await source.said())
+            if answers[-1].clique_id is not None or answers[-1].is_last:
                 break
-        return found
+        return answers
 
 
 @final
@@ -259,21 +259,21 @@ class InlineImex:
 
 def with_clique(facts: ImexFacts, said: Iterable[Said]) -> ImexFacts:
     """The facts with the clique, by what each source says."""
-    found = found_by(said)
+    decision = found_by(said)
     return replace(
         facts,
-        clique_id=found.clique_id,
-        clique_source=found.source,
-        clique_is_past=found.is_past,
-        unknown=found.unknown,
+        clique_id=decision.clique_id,
+        clique_source=decision.source,
+        clique_is_past=decision.is_past,
+        unknown=decision.unknown,
     )
 
 
 def character_majors(listed: str) -> dict[str, int]:
     """The major numbers of the character devices in /proc/devices, by name. Block devices have numbers of their own."""
     characters, _, _ = listed.partition("Block devices:")
-    found = (line.split() for line in characters.splitlines())
-    return {words[1]: int(words[0]) for words in found if len(words) == 2 and _MAJOR.fullmatch(words[0])}
+    lines = (line.split() for line in characters.splitlines())
+    return {words[1]: int(words[0]) for words in lines if len(words) == 2 and _MAJOR.fullmatch(words[0])}
 
 
 def _decoded(content: bytes) -> str:

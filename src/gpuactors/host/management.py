@@ -38,9 +38,9 @@ class ManagementDevice:
         if self._setting != AUTO:
             return self._setting, ""
         kinds = self._kinds()
-        for known in KNOWN:
-            if known.partition("=")[0] in kinds:
-                return known, ""
+        for candidate in KNOWN:
+            if candidate.partition("=")[0] in kinds:
+                return candidate, ""
         return "", (
             f"{self._cdi_dir} has no CDI device {' or '.join(KNOWN)}, which gives the daemon the host's nvidia-imex "
             "and NVIDIA's libraries. To do: let NVIDIA's container toolkit make it (GPU Operator: CDI enabled; else "
@@ -51,11 +51,11 @@ class ManagementDevice:
 
     def _kinds(self) -> set[str]:
         """Of the files that have a device `all`. One that cannot be read is left out."""
-        found: set[str] = set()
+        kinds: set[str] = set()
         for name in sorted(names_in(self._cdi_dir))[: limits.CDI_SPECS_MAX]:
             if name.startswith(".") or not name.endswith(ENDINGS):
                 continue
             text = text_of(os.path.join(self._cdi_dir, name), limits.CDI_SPEC_MAX_BYTES)
             if _NAME.search(text):
-                found.update(KIND.findall(text))
-        return found
+                kinds.update(KIND.findall(text))
+        return kinds

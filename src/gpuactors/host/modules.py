@@ -35,7 +35,7 @@ def vfio_driver(root: HostRoot, modalias: str) -> str:
 
 def best(aliases: bytes, modalias: str) -> str:
     """The same of the content of a modules.alias."""
-    found, fewest = DEFAULT, 8
+    closest, fewest = DEFAULT, 8
     match = _FIELDS.fullmatch(modalias.removeprefix("pci:"))
     if match is None:
         return DEFAULT
@@ -48,8 +48,8 @@ def best(aliases: bytes, modalias: str) -> str:
             continue
         wildcards = fields.groups().count("*")
         if wildcards < fewest and all(f in ("*", w) for f, w in zip(fields.groups(), wanted, strict=True)):
-            found, fewest = module.decode("latin-1"), wildcards
-    return DEFAULT if found == "vfio_pci" else found
+            closest, fewest = module.decode("latin-1"), wildcards
+    return DEFAULT if closest == "vfio_pci" else closest
 
 
 def loaded(root: HostRoot, driver: str) -> str | None:
@@ -85,8 +85,8 @@ def _content(root: HostRoot, name: str) -> bytes:
             release = file.read(256).strip() or release
         if "/" in release or "\0" in release or release in (".", ".."):
             return b""
-        with open(root.real(f"{MODULES}/{release}/{name}"), "rb") as found:
-            return found.read(MODULES_ALIAS_MAX_BYTES)
+        with open(root.real(f"{MODULES}/{release}/{name}"), "rb") as module_list:
+            return module_list.read(MODULES_ALIAS_MAX_BYTES)
     except OSError as error:
         raise_if_short(error, root.real(MODULES))
         return b""

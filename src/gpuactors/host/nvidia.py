@@ -34,7 +34,7 @@ class NvidiaGpus:
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self._known: dict[PciAddress, tuple[int, str, str]] = {}
+        self._cached: dict[PciAddress, tuple[int, str, str]] = {}
         """The text's inode, the UUID and the minor number."""
 
     def uuid(self, address: PciAddress, driver: str | None) -> str | None:
@@ -61,14 +61,14 @@ class NvidiaGpus:
     def _read(self, address: PciAddress, driver: str | None) -> tuple[str, str]:
         """The UUID and the minor number, each empty where it is not known."""
         if driver != DRIVER:
-            self._known.pop(address, None)
+            self._cached.pop(address, None)
             return "", ""
         path = self._root.real(f"{NVIDIA_GPUS}/{address}/information")
         try:
             inode = os.stat(path).st_ino
-            known = self._known.get(address)
-            if known is not None and known[0] == inode:
-                return known[1:]
+            cached = self._cached.get(address)
+            if cached is not None and cached[0] == inode:
+                return cached[1:]
             with open(path, "rb") as file:
                 content = file.read(_INFORMATION_BYTES)
         except OSError as error:
@@ -76,5 +76,5 @@ class NvidiaGpus:
             return "", ""
         uuid, minor = (m[1].decode() if (m := p.search(content)) is not None else "" for p in (_UUID, _MINOR))
         if uuid:
-            self._known[address] = inode, uuid, minor
+            self._cached[address] = inode, uuid, minor
         return uuid, minor

@@ -27,11 +27,11 @@ def main() -> int:
     try:
         pynvml.nvmlInit()
         handles = (pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount()))
-        found = [_fabric(pynvml, handle) for handle in handles]
+        fabrics = [_fabric(pynvml, handle) for handle in handles]
     except pynvml.NVMLError as error:
         sys.stderr.write(str(error))
         return 4
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(fabrics))
     return 0
 
 

@@ -58,11 +58,11 @@ class Places:
     def _function_of(self, cdev: str) -> list[str]:
         path = self._root.real(f"{VFIO_DEVICES}/{cdev}")
         try:
-            found = os.readlink(path)
+            target = os.readlink(path)
         except OSError as error:
             raise_if_short(error, path)
             return []
-        return found.split("/")[-3:-2]
+        return target.split("/")[-3:-2]
 
     def _names(self, path: str) -> list[str]:
         return sorted(names_in(self._root.real(path)))

@@ -50,7 +50,7 @@ class PodCgroups:
         self._cgroups = root.real(CGROUPS)
         self._kubepods: tuple[str, ...] = ()
         """As found last; looked for again when one is gone."""
-        self._known: frozenset[str] = frozenset()
+        self._uids: frozenset[str] = frozenset()
         self._came = 0
 
     def look(self, uids: Collection[str]) -> SeenPods:
@@ -65,13 +65,13 @@ class PodCgroups:
             paths = {uid: path for kubepods in self._kubepods for uid, path in _pods(kubepods)}
         except OSError:
             return NO_PODS
-        self._came += len(paths.keys() - self._known)
-        self._known = frozenset(paths)
-        found = dict[str, PodLife]()
+        self._came += len(paths.keys() - self._uids)
+        self._uids = frozenset(paths)
+        lives = dict[str, PodLife]()
         for uid in sorted(uids):
             with suppress(OSError, ValueError):
-                found[uid] = _life(paths[uid], is_v2=is_v2) if uid in paths else PodLife.ABSENT
-        return SeenPods(found, self._came)
+                lives[uid] = _life(paths[uid], is_v2=is_v2) if uid in paths else PodLife.ABSENT
+        return SeenPods(lives, self._came)
 
 
 def _kubepods(top: str) -> Iterator[str]:

@@ -129,18 +129,18 @@ def _framebuffers(root: HostRoot) -> tuple[str, ...]:
 
 def _regions(text: str) -> tuple[Region, ...] | None:
     """The framebuffer's; None where all addresses are zero."""
-    found = [
+    regions = [
         Region(match[3].strip(), int(match[1], 16), int(match[2], 16))
         for line in text.splitlines()
         if (match := _REGION.fullmatch(line)) is not None
     ]
-    if not any(region.end for region in found):
+    if not any(region.end for region in regions):
         return None
-    return tuple(region for region in found if region.name in _OF_CONSOLE)
+    return tuple(region for region in regions if region.name in _OF_CONSOLE)
 
 
 def _bars(root: HostRoot, address: PciAddress) -> tuple[Region, ...]:
-    found: list[Region] = []
+    bars: list[Region] = []
     for number, line in enumerate(
         _text(root, f"{PCI_DEVICES}/{address}/resource", 4096).splitlines()[:_BARS]
     ):
@@ -150,18 +150,18 @@ def _bars(root: HostRoot, address: PciAddress) -> tuple[Region, ...]:
         except (ValueError, IndexError):
             continue
         if end > start > 0:
-            found.append(Region(f"BAR {number}", start, end))
-    return tuple(found)
+            bars.append(Region(f"BAR {number}", start, end))
+    return tuple(bars)
 
 
 def _locked_memory(root: HostRoot) -> Iterator[LockedMemory]:
-    seen: set[str] = set()
+    reported: set[str] = set()
     for pid in filter(str.isdigit, _names(root, PROC)):
         runtime = _text(root, f"{PROC}/{pid}/comm", 64).strip()
-        if runtime not in _RUNTIMES or runtime in seen:
+        if runtime not in _RUNTIMES or runtime in reported:
             continue
         if (match := _LOCKED.search(_text(root, f"{PROC}/{pid}/limits", 4096))) is not None:
-            seen.add(runtime)
+            reported.add(runtime)
             hard = match[2]
             yield LockedMemory(runtime, int(hard) if hard.isdecimal() and len(hard) < 20 else UNLIMITED)
 

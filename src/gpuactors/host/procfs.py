@@ -39,7 +39,7 @@ _VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
 _NOBODY: Final[Mapping[int, tuple[Holder, ...]]] = MappingProxyType({})
 
 
-class Found(Struct, frozen=True):
+class ProcPass(Struct, frozen=True):
     """The result of one pass over the processes."""
 
     holders: Mapping[int, tuple[Holder, ...]]
@@ -74,7 +74,7 @@ class ProcReader:
         only: Iterable[int] | None = None,
         before: Mapping[int, tuple[Holder, ...]] = _NOBODY,
         go_on: Callable[[], bool] = lambda: True,
-    ) -> Found:
+    ) -> ProcPass:
         """The holders of the groups of `targets`, or of a device in them: one pass for all.
 
         `only` are the PIDs to read, else all; the answer is not exhaustive then. `before` are the holders that the last
@@ -86,10 +86,10 @@ class ProcReader:
             pids = self._pids() if only is None else tuple(only)
         except OSError as exc:
             raise_if_short(exc, self._proc)
-            return Found({}, False, f"{self._proc} cannot be listed ({exc.strerror})")
+            return ProcPass({}, False, f"{self._proc} cannot be listed ({exc.strerror})")
         exhaustive = only is None
         if not pids:
-            return Found({}, exhaustive)
+            return ProcPass({}, exhaustive)
         targets = tuple(targets)
         nodes = self._nodes(targets)
         wanted = {target.group for target in targets}
@@ -97,7 +97,7 @@ class ProcReader:
         problem = ""
         for pid in sorted(pids):
             if not go_on():
-                return Found({}, False)
+                return ProcPass({}, False)
             try:
                 groups = self._groups_of(pid, nodes)
             except OSError as exc:
@@ -113,12 +113,12 @@ class ProcReader:
             for group in held:
                 if holder is not None and (groups or holder in before[group]):
                     holders.setdefault(group, []).append(holder)
-        return Found({group: tuple(found) for group, found in holders.items()}, exhaustive, problem)
+        return ProcPass({group: tuple(of_group) for group, of_group in holders.items()}, exhaustive, problem)
 
     def users(self, nodes: Mapping[NodeId, PciAddress]) -> Users:
         """The processes that have any of these devices open, in the order of their PIDs, with what they have open: one
         pass over all processes, of every container. Raises `HostError` for want of descriptors."""
-        found: dict[Holder, frozenset[PciAddress]] = {}
+        by_process: dict[Holder, frozenset[PciAddress]] = {}
         unseen = ""
         try:
             pids = sorted(self._pids())
@@ -133,8 +133,8 @@ class ProcReader:
                 unseen = unseen or f"the open files of process {pid} may not be read ({exc.strerror})"
                 continue
             if held and (holder := self._holder(pid)) is not None:
-                found[holder] = held
-        return Users(found, unseen)
+                by_process[holder] = held
+        return Users(by_process, unseen)
 
     def _open_nodes(self, pid: int) -> Iterator[NodeId]:
         """The open files of a process that have a path; empty if it is gone. Raises `OSError`."""
@@ -247,7 +247,7 @@ def pod_uid(cgroup: str) -> str | None:
 
 
 def _held(pid: int, holders: Mapping[int, tuple[Holder, ...]]) -> frozenset[int]:
-    return frozenset(group for group, held in holders.items() if any(h.pid == pid for h in held))
+    return frozenset(group for group, of_group in holders.items() if any(h.pid == pid for h in of_group))
 
 
 def _runs(stat: str) -> bool:
@@ -335,24 +335,24 @@ def node_id(path: str) -> NodeId | None:
     """
     if _statx is None:
         return _node_id_by_stat(path)
-    found = _Statx()
+    status = _Statx()
     flags = _AT_STATX_DONT_SYNC | _AT_NO_AUTOMOUNT
-    if _statx(_AT_FDCWD, os.fsencode(path), flags, _STATX_BASIC_STATS, ctypes.byref(found)) != 0:
+    if _statx(_AT_FDCWD, os.fsencode(path), flags, _STATX_BASIC_STATS, ctypes.byref(status)) != 0:
         return None
     return _node_id(
-        found.mode,
-        os.makedev(found.rdev_major, found.rdev_minor),
-        os.makedev(found.dev_major, found.dev_minor),
-        found.ino,
+        status.mode,
+        os.makedev(status.rdev_major, status.rdev_minor),
+        os.makedev(status.dev_major, status.dev_minor),
+        status.ino,
     )
 
 
 def _node_id_by_stat(path: str) -> NodeId | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return _node_id(found.st_mode, found.st_rdev, found.st_dev, found.st_ino)
+    return _node_id(status.st_mode, status.st_rdev, status.st_dev, status.st_ino)
 
 
 def _node_id(mode: int, number: int, device: int, inode: int) -> NodeId | None:

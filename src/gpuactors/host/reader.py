@@ -75,11 +75,11 @@ class ThreadedReader:
         self._threads: dict[PciAddress, trio.Event] = {}
         """Ends of the threads that inspect a function."""
 
-    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.scan`."""
         with trio.move_on_after(self._scan_deadline_s):
             while True:
-                scan = await self._begin_scan(given)
+                scan = await self._begin_scan(allocated)
                 if await self._has_ended(scan):
                     return scan.results[0].unwrap()
         raise HostError(
@@ -88,11 +88,11 @@ class ThreadedReader:
         )
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: PciAddress, allocated: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         patience = Patience(self._inspection_deadline_s)
-        reading = await self._begin_inspection(address, given, patience)
+        reading = await self._begin_inspection(address, allocated, patience)
         if reading is not None and await reading.ends_within(self._inspection_deadline_s, patience):
             return reading.result()
         raise HostError(
@@ -103,7 +103,7 @@ class ThreadedReader:
     async def inspect_all(
         self,
         addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        allocated: Collection[PciAddress] = (),
         beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
@@ -119,7 +119,7 @@ class ThreadedReader:
                 beside.ended()
 
         try:
-            start_thread(lambda: batch.run(self._sysfs, given), end, name="inspect")
+            start_thread(lambda: batch.run(self._sysfs, allocated), end, name="inspect")
         except HostError as short:
             self._release(batch, batch.addresses)
             return dict.fromkeys(batch.addresses, short)
@@ -142,7 +142,7 @@ class ThreadedReader:
             if self._threads.get(address) is batch.over:
                 del self._threads[address]
 
-    async def _begin_scan(self, given: Collection[PciAddress]) -> _Scan:
+    async def _begin_scan(self, allocated: Collection[PciAddress]) -> _Scan:
         """Starts one that leaves out at which functions earlier ones hang. Raises `HostError`."""
         while (lost := next((s for s in self._scans if s.at is None), None)) is not None:
             await lost.over.wait()
@@ -158,7 +158,7 @@ class ThreadedReader:
             self._scans.remove(scan)
             scan.over.set()
 
-        start_thread(lambda: scan.run(self._sysfs, given), end, name="scan")
+        start_thread(lambda: scan.run(self._sysfs, allocated), end, name="scan")
         self._scans.append(scan)
         return scan
 
@@ -176,7 +176,7 @@ class ThreadedReader:
             scan.given_up = True
 
     async def _begin_inspection(
-        self, address: PciAddress, given: Collection[PciAddress], patience: Patience
+        self, address: PciAddress, allocated: Collection[PciAddress], patience: Patience
     ) -> Running[tuple[PciFunction, ...]] | None:
         """Starts one in its turn, and waits for it while it has a slot. None if an earlier one hangs there."""
         while True:
@@ -186,13 +186,13 @@ class ThreadedReader:
             async with self._slots:
                 if address in self._threads:
                     continue
-                reading = self._in_thread(address, given)
+                reading = self._in_thread(address, allocated)
                 with trio.move_on_after(self._inspection_stall_s):
                     await reading.over.wait()
                 return reading
 
     def _in_thread(
-        self, address: PciAddress, given: Collection[PciAddress]
+        self, address: PciAddress, allocated: Collection[PciAddress]
     ) -> Running[tuple[PciFunction, ...]]:
         over = self._threads[address] = trio.Event()
 
@@ -200,7 +200,9 @@ class ThreadedReader:
             del self._threads[address]
             over.set()
 
-        return Running(lambda: self._sysfs.inspect(address, given), name=f"inspect {address}", ended=ended)
+        return Running(
+            lambda: self._sysfs.inspect(address, allocated), name=f"inspect {address}", ended=ended
+        )
 
 
 @final
@@ -217,7 +219,7 @@ class _Batch:
         self.given_up = False
         self.over = trio.Event()
 
-    def run(self, sysfs: SysfsReader, given: Collection[PciAddress]) -> None:
+    def run(self, sysfs: SysfsReader, allocated: Collection[PciAddress]) -> None:
         """Called in the thread. An unexpected error ends it: who then inspects that function by itself gets it, and the
         others are not concerned."""
         look = sysfs.look()
@@ -226,7 +228,7 @@ class _Batch:
             if self.given_up:
                 return
             try:
-                self.found[address] = sysfs.inspect(address, given, look)
+                self.found[address] = sysfs.inspect(address, allocated, look)
             except HostError as exc:
                 self.found[address] = exc
             except Exception:
@@ -254,10 +256,10 @@ class _Scan:
         self.results: list[outcome.Outcome[tuple[PciFunction, ...]]] = []
         self.over = trio.Event()
 
-    def run(self, sysfs: SysfsReader, given: Collection[PciAddress]) -> tuple[PciFunction, ...]:
+    def run(self, sysfs: SysfsReader, allocated: Collection[PciAddress]) -> tuple[PciFunction, ...]:
         """Called in the thread. Raises as `SysfsReader.scan`."""
         try:
-            return sysfs.scan(given, unanswered=self.unanswered, reads=self._reads)
+            return sysfs.scan(allocated, unanswered=self.unanswered, reads=self._reads)
         finally:
             self.at = None
 
@@ -275,28 +277,28 @@ class InlineReader:
     def __init__(self, sysfs: SysfsReader) -> None:
         self._sysfs = sysfs
 
-    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.scan(given)
+        return self._sysfs.scan(allocated)
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: PciAddress, allocated: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.inspect(address, given)
+        return self._sysfs.inspect(address, allocated)
 
     async def inspect_all(
         self,
         addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        allocated: Collection[PciAddress] = (),
         beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
         await trio.lowlevel.checkpoint()
         batch = _Batch(list(addresses), beside)
-        batch.run(self._sysfs, given)
+        batch.run(self._sysfs, allocated)
         if beside is not None:
             beside.ended()
         return batch.found

@@ -57,7 +57,7 @@ def _containerd(root: HostRoot) -> Iterator[Runtime]:
         if main is None:
             continue
         try:
-            imported = [found for name in _imports(root, main) if (found := _decoded(root, name)) is not None]
+            imported = [file for name in _imports(root, main) if (file := _decoded(root, name)) is not None]
         except (OSError, ValueError) as error:
             yield Runtime("containerd", path, problem=f"a file that it imports: {_why(error)}")
             continue
@@ -74,17 +74,17 @@ def _containerd(root: HostRoot) -> Iterator[Runtime]:
 
 def _imports(root: HostRoot, config: dict[str, Any]) -> list[str]:
     """The files that it imports, whose last name may be a pattern."""
-    found: list[str] = []
+    paths: list[str] = []
     for pattern in _texts(config.get("imports")) or ():
         directory, name = os.path.split(pattern)
-        found += [f"{directory}/{n}" for n in _names(root, directory) if fnmatch.fnmatchcase(n, name)]
-    return found[:_IMPORTS_MAX]
+        paths += [f"{directory}/{n}" for n in _names(root, directory) if fnmatch.fnmatchcase(n, name)]
+    return paths[:_IMPORTS_MAX]
 
 
 def _crio(root: HostRoot) -> Iterator[Runtime]:
     names = [f"{CRIO_CONFIGS}/{name}" for name in _names(root, CRIO_CONFIGS) if not name.startswith(".")]
     dirs: tuple[str, ...] | None = None
-    seen = ""
+    first_path = ""
     for path in [CRIO_CONFIG, *names[:_IMPORTS_MAX]]:
         try:
             config = _decoded(root, path)
@@ -92,10 +92,10 @@ def _crio(root: HostRoot) -> Iterator[Runtime]:
             yield Runtime("CRI-O", path, problem=_why(error))
             return
         if config is not None:
-            seen = seen or path
+            first_path = first_path or path
             dirs = _texts(_table(_table(config, "crio"), "runtime").get("cdi_spec_dirs")) or dirs
-    if seen:
-        yield Runtime("CRI-O", seen, cdi_dirs=dirs)
+    if first_path:
+        yield Runtime("CRI-O", first_path, cdi_dirs=dirs)
 
 
 def _decoded(root: HostRoot, path: str) -> dict[str, Any] | None:
@@ -112,15 +112,15 @@ def _decoded(root: HostRoot, path: str) -> dict[str, Any] | None:
         raise ValueError("it nests too deep") from None
 
 
-def _table(of: dict[str, Any], name: str) -> dict[str, Any]:
-    found = of.get(name)
-    return found if isinstance(found, dict) else {}
+def _table(table: dict[str, Any], name: str) -> dict[str, Any]:
+    value = table.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _texts(value: object) -> tuple[str, ...] | None:
     if not isinstance(value, list):
         return None
-    return tuple(one for one in value if isinstance(one, str))
+    return tuple(item for item in value if isinstance(item, str))
 
 
 def _names(root: HostRoot, directory: str) -> list[str]:

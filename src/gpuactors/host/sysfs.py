@@ -93,7 +93,7 @@ class SysfsReader:
 
     def scan(
         self,
-        given: Collection[PciAddress] = (),
+        allocated: Collection[PciAddress] = (),
         *,
         unanswered: Collection[str] = (),
         reads: Callable[[str], None] = lambda name: None,
@@ -106,35 +106,35 @@ class SysfsReader:
         `reads` is called with the name of each function before its attributes are read, and may raise.
         """
         look = self.look()
-        found: dict[PciAddress, PciFunction] = {}
+        functions: dict[PciAddress, PciFunction] = {}
         companions: set[PciAddress] = set()
         for name in self._list_bus():
             if name in unanswered:
-                if name in given or self._chosen(name, _UNKNOWN):
-                    found[pci_address(name)] = self._unanswered(name)
+                if name in allocated or self._chosen(name, _UNKNOWN):
+                    functions[pci_address(name)] = self._unanswered(name)
                 continue
             reads(name)
             vendor = None
-            if name not in given and None not in self._vendors:
+            if name not in allocated and None not in self._vendors:
                 vendor = self._vendor(name)
                 if vendor is not None and vendor not in self._vendors:
                     continue
-            function, _ = self._function(look, name, vendor, unless_chosen=name in given)
+            function, _ = self._function(look, name, vendor, unless_chosen=name in allocated)
             function, members = (None, ()) if function is None else self._with_group(look, function)
             if function is not None:
-                found[function.address] = function
+                functions[function.address] = function
                 companions.update(members)
-        for silent in (companions - found.keys()) & frozenset(unanswered):
-            found[silent] = self._unanswered(silent)
-        self._add_companions(look, found, sorted(companions), reads)
-        return tuple(found[address] for address in sorted(found))
+        for silent in (companions - functions.keys()) & frozenset(unanswered):
+            functions[silent] = self._unanswered(silent)
+        self._add_companions(look, functions, sorted(companions), reads)
+        return tuple(functions[address] for address in sorted(functions))
 
     def look(self) -> Look:
         """Begins inspections that were all requested before, and share it."""
         return Look(self._root)
 
     def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = (), look: Look | None = None
+        self, address: PciAddress, allocated: Collection[PciAddress] = (), look: Look | None = None
     ) -> tuple[PciFunction, ...]:
         """The function and its IOMMU group, sorted by address, if any of them is selected or `given`; nothing if it
         does not exist. Raises `HostError` if there is no PCI bus to read.
@@ -145,9 +145,9 @@ class SysfsReader:
         if function is None:
             self._check_bus()
             return ()
-        found = {address: function}
-        if self._add_companions(look, found, members) or chosen or not found.keys().isdisjoint(given):
-            return tuple(found[member] for member in sorted(found))
+        group = {address: function}
+        if self._add_companions(look, group, members) or chosen or not group.keys().isdisjoint(allocated):
+            return tuple(group[member] for member in sorted(group))
         return ()
 
     # --- which functions ------------------------------------------------------------------------------------
@@ -201,19 +201,19 @@ class SysfsReader:
     def _add_companions(
         self,
         look: Look,
-        found: dict[PciAddress, PciFunction],
+        functions: dict[PciAddress, PciFunction],
         members: Iterable[PciAddress],
         reads: Callable[[str], None] = lambda name: None,
     ) -> bool:
         """Adds those that are not found yet; whether one of them is chosen."""
         any_chosen = False
         for member in members:
-            if member in found:
+            if member in functions:
                 continue
             reads(member)
             function, chosen = self._function(look, member)
             if function is not None:
-                found[member] = function
+                functions[member] = function
                 any_chosen = any_chosen or chosen
         return any_chosen
 
@@ -270,10 +270,10 @@ class SysfsReader:
             if not (chosen or unless_chosen):
                 return None, False
             function = self._read(look, address, directory, identity, chosen=chosen)
-            was = _number_of(descriptor)
+            opened = _number_of(descriptor)
         finally:
             os.close(descriptor)
-        if again and function is not None and was and function.presence not in (0, was):
+        if again and function is not None and opened and function.presence not in (0, opened):
             # It was unplugged and plugged in meanwhile: the files of the directory that is gone are as if never there.
             return self._function(look, name, unless_chosen=unless_chosen, again=False)
         return function, chosen
@@ -382,11 +382,11 @@ class SysfsReader:
         """The nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the container."""
         own = [] if group is None else [group_node_of(group)]
         own += map(cdev_node_of, cdevs)
-        found = [(CONTAINER_NODE, look.node(CONTAINER_NODE))]
-        found += [(node, _exists(self._root.real(node))) for node in own]
-        found.append((IOMMUFD_NODE, look.node(IOMMUFD_NODE)))
+        candidates = [(CONTAINER_NODE, look.node(CONTAINER_NODE))]
+        candidates += [(node, _exists(self._root.real(node))) for node in own]
+        candidates.append((IOMMUFD_NODE, look.node(IOMMUFD_NODE)))
         nodes = []
-        for node, is_there in found:
+        for node, is_there in candidates:
             if is_there is True:
                 nodes.append(node)
             elif is_there is not False:

@@ -253,7 +253,7 @@ def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
     try:
         _remove_stale(path)
         receiver.bind(str(path))
-        made = os.lstat(path)
+        own_file = os.lstat(path)
     except OSError as error:
         raise_if_short(error, str(path))
         raise HostError(
@@ -263,17 +263,17 @@ def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if os.path.samestat(os.lstat(path), made):
+            if os.path.samestat(os.lstat(path), own_file):
                 os.unlink(path)
 
 
 def _remove_stale(path: Path) -> None:
     """Removes a socket file that no process receives on. Raises `HostError` for anything else that is in the way."""
     try:
-        in_the_way = os.lstat(path)
+        existing = os.lstat(path)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(in_the_way.st_mode):
+    if not stat.S_ISSOCK(existing.st_mode):
         raise HostError(f"{path} is not a socket: remove it, or choose another path for the uevents socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
         try:

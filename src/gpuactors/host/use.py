@@ -23,7 +23,7 @@ from gpuactors.concurrency.patience import Patience
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host.faults import fault, gone, raise_if_short
-from gpuactors.host.procfs import Found, ProcReader
+from gpuactors.host.procfs import ProcPass, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.threads import start_thread
 from gpuactors.ports.errors import HostError
@@ -90,7 +90,7 @@ class _Passive(Struct, frozen=True):
         return self.target.may_open and not self.seems_used
 
 
-class _Known(Struct, frozen=True):
+class _FullPass(Struct, frozen=True):
     """The last pass over all processes, and what sysfs showed then."""
 
     holders: Mapping[int, tuple[Holder, ...]]
@@ -100,7 +100,7 @@ class _Known(Struct, frozen=True):
     problem: str
     """Why processes could not be read; empty if all could."""
 
-    def of(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
+    def restricted_to(self, groups: Set[int], functions: Set[PciAddress]) -> _FullPass:
         """The results for these groups only."""
         return replace(
             self,
@@ -109,11 +109,11 @@ class _Known(Struct, frozen=True):
             groups=self.groups & groups,
         )
 
-    def others(self, groups: Set[int], functions: Set[PciAddress]) -> _Known:
+    def without(self, groups: Set[int], functions: Set[PciAddress]) -> _FullPass:
         """The results for all groups but these."""
-        return self.of(self.groups - groups, self.enabled.keys() - functions)
+        return self.restricted_to(self.groups - groups, self.enabled.keys() - functions)
 
-    def beside(self, others: _Known) -> _Known:
+    def merged_with(self, others: _FullPass) -> _FullPass:
         """These results, and the known ones of the other groups."""
         return replace(
             self,
@@ -138,7 +138,7 @@ class _Observation:
         *,
         whole: bool,
         skip: frozenset[int],
-        known: _Known | None,
+        last_pass: _FullPass | None,
         rested: bool,
         open_until: float,
         on_end: Callable[[], None] = lambda: None,
@@ -153,7 +153,7 @@ class _Observation:
         self._skip = skip
         self._rested = rested
         self._open_until = open_until
-        self.known = known
+        self.full_pass = last_pass
         """The last pass over all processes, this observation's included; of other groups what it was known before."""
         self.at: int | None = None
         """The group that is being read, or `_PROC`."""
@@ -167,7 +167,7 @@ class _Observation:
         """All processes were read, for every group. Only such a pass is followed by a rest: any other one renews
         nothing for the other groups."""
         self._passive: list[_Passive] = []
-        self._found: Found | None = None
+        self._proc_pass: ProcPass | None = None
         self._refused: dict[int, bool | None] = {}
         """The result of opening; no entry where it was not tried."""
         self.forbidden = ""
@@ -200,7 +200,7 @@ class _Observation:
                 continue
             self._passive.append(_passive(self._root, target))
         if self._holders == "proc" and self._begin(_PROC):
-            self._found = self._find()
+            self._proc_pass = self._find()
         if self._holders == "open":
             for passive in self._passive:
                 if passive.to_open and self._begin(passive.target.group):
@@ -214,32 +214,35 @@ class _Observation:
 
     # --- the holders ----------------------------------------------------------------------------------------
 
-    def _find(self) -> Found:
+    def _find(self) -> ProcPass:
         """The holders: those known from the last pass if nothing changed since, else by a new pass."""
         proc = ProcReader(self._root)
         enabled = {a: count for passive in self._passive for a, count in passive.enabled.items()}
         groups = frozenset(target.group for target in self.targets)
         functions = frozenset(a for target in self.targets for a in target.functions)
-        others = self.known.others(groups, functions) if self.known is not None and not self.whole else None
-        known = self.known.of(groups, functions) if self.known is not None and not self.whole else self.known
+        last_pass, others = self.full_pass, None
+        if last_pass is not None and not self.whole:
+            others = last_pass.without(groups, functions)
+            last_pass = last_pass.restricted_to(groups, functions)
         urgent = any(target.urgent for target in self.targets)
         if (
-            known is not None
+            last_pass is not None
             and not (self._rested or urgent)
-            and (known.enabled, known.groups) == (enabled, groups)
+            and (last_pass.enabled, last_pass.groups) == (enabled, groups)
         ):
-            pids = {holder.pid for held in known.holders.values() for holder in held}
-            found = proc.find(self.targets, only=pids, before=known.holders, go_on=self._go_on)
-            if found.holders == known.holders:
-                return found
+            pids = {holder.pid for held in last_pass.holders.values() for holder in held}
+            result = proc.find(self.targets, only=pids, before=last_pass.holders, go_on=self._go_on)
+            if result.holders == last_pass.holders:
+                return result
         began = time.perf_counter()
-        before = known.holders if known is not None else {}
-        found = proc.find(self.targets, before=before, go_on=self._go_on)
+        before = last_pass.holders if last_pass is not None else {}
+        result = proc.find(self.targets, before=before, go_on=self._go_on)
         if not self.given_up:
-            now = _Known(found.holders, enabled, groups, time.perf_counter() - began, found.problem)
-            self.known = now if others is None else now.beside(others)
+            took_s = time.perf_counter() - began
+            full_pass = _FullPass(result.holders, enabled, groups, took_s, result.problem)
+            self.full_pass = full_pass if others is None else full_pass.merged_with(others)
             self.passed_all = self.whole
-        return found
+        return result
 
     def _go_on(self) -> bool:
         return not self.given_up
@@ -261,8 +264,8 @@ class _Observation:
     @property
     def problem(self) -> str | None:
         """Why less is seen than was requested; empty if nothing is wrong, None if this observation does not show it."""
-        if self._holders == "proc" and self.known is not None:
-            return self.known.problem
+        if self._holders == "proc" and self.full_pass is not None:
+            return self.full_pass.problem
         if self._holders == "open" and self._refused:
             return self.forbidden
         return None
@@ -271,14 +274,16 @@ class _Observation:
 
     def uses(self) -> tuple[GroupUse, ...]:
         """The findings so far."""
-        found, passives = self._found, tuple(self._passive)
+        holders, passives = self._proc_pass, tuple(self._passive)
         seen = {passive.target.group for passive in passives}
         hanging = tuple(
             GroupUse(t.group, {}, frozenset(), None, None, self._hangs(t))
             for t in self.targets
             if t.group not in seen and (t.group in self._skip or t.group == self.at)
         )
-        return tuple(use for passive in passives if (use := self._use(passive, found)) is not None) + hanging
+        return (
+            tuple(use for passive in passives if (use := self._use(passive, holders)) is not None) + hanging
+        )
 
     def _hangs(self, target: PollTarget) -> str:
         directory = self._root.real(PCI_DEVICES)
@@ -286,10 +291,10 @@ class _Observation:
             ", ".join(target.functions), f"{directory}/*/enable or power/runtime_status there", "hangs"
         )
 
-    def _use(self, passive: _Passive, found: Found | None) -> GroupUse | None:
+    def _use(self, passive: _Passive, proc: ProcPass | None) -> GroupUse | None:
         """None if nothing is known of the group."""
         group = passive.target.group
-        holders = None if found is None else found.holders.get(group, () if found.exhaustive else None)
+        holders = None if proc is None else proc.holders.get(group, () if proc.exhaustive else None)
         if passive.unseen:
             refused = self._refused.get(group)
             return GroupUse(group, passive.enabled, passive.active, holders, refused, passive.unseen)
@@ -297,14 +302,14 @@ class _Observation:
             return None
         # Sysfs shows nothing of a group of which only the node is open, so it proves nothing where the requested check
         # failed.
-        if self._holders == "proc" and found is None and not passive.seems_used and self._was_held(group):
+        if self._holders == "proc" and proc is None and not passive.seems_used and self._was_held(group):
             return None
         if self._holders == "open" and passive.to_open and group not in self._refused:
             return None
         return GroupUse(group, passive.enabled, passive.active, holders, self._refused.get(group))
 
     def _was_held(self, group: int) -> bool:
-        return self.known is not None and group in self.known.holders
+        return self.full_pass is not None and group in self.full_pass.holders
 
 
 @final
@@ -329,7 +334,7 @@ class SysfsUse:
         self._open_node = open_node
         self._deadline_s = deadline_s
         self._hanging: list[_Observation] = []
-        self._known: _Known | None = None
+        self._full_pass: _FullPass | None = None
         self._rested_at = 0.0
         self._problem = ""
         """The last logged reason for what is missing."""
@@ -365,8 +370,8 @@ class SysfsUse:
             self._open_node,
             targets,
             whole=whole,
-            skip=frozenset(late.at for late in self._hanging if late.at is not None),
-            known=self._known,
+            skip=frozenset(hanging.at for hanging in self._hanging if hanging.at is not None),
+            last_pass=self._full_pass,
             rested=trio.current_time() >= self._rested_at,
             open_until=time.monotonic() + OPEN_WITHIN_S,
             on_end=lambda: self._forget(observation),
@@ -388,10 +393,10 @@ class SysfsUse:
             raise observation.failure
         # After a shortage the poll saw less, or nothing; the core requests another one soon.
         self._log_shortage("" if observation.failure is None else str(observation.failure))
-        if observation.known is not None and observation.known is not self._known:
-            self._known = observation.known
-        if observation.passed_all and observation.known is not None:
-            rest_s = min(PROC_SCAN_REST * observation.known.took_s, PROC_SCAN_REST_MAX_S)
+        if observation.full_pass is not None and observation.full_pass is not self._full_pass:
+            self._full_pass = observation.full_pass
+        if observation.passed_all and observation.full_pass is not None:
+            rest_s = min(PROC_SCAN_REST * observation.full_pass.took_s, PROC_SCAN_REST_MAX_S)
             self._rested_at = trio.current_time() + rest_s
         self._log_problem(observation.problem)
         return observation.uses()
@@ -449,7 +454,7 @@ class InlineUse:
             targets,
             whole=whole,
             skip=frozenset(),
-            known=None,
+            last_pass=None,
             rested=True,
             open_until=float("inf"),
         )

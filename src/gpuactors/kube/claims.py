@@ -27,10 +27,10 @@ class KubeClaims:
         stored = await self._stored(claim)
         if stored is None:
             return ClaimAbsent()
-        found = objects.claim(stored, self._driver, self._node)
-        if found.name.uid != claim.uid:
-            return ClaimReplaced(ClaimUid(found.name.uid))
-        return found
+        current = objects.claim(stored, self._driver, self._node)
+        if current.name.uid != claim.uid:
+            return ClaimReplaced(ClaimUid(current.name.uid))
+        return current
 
     async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
         """Implement `ClaimApi.reserved_for`."""

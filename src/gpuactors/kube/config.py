@@ -208,16 +208,16 @@ def from_kubeconfig(path: Path) -> FileAccess:
     try:
         # Not by libyaml, as msgspec does: a text that nests deep overflows its stack, which ends the process.
         content = yaml.safe_load(read_plain(path, KUBECONFIG_MAX_BYTES))
-        found = msgspec.convert(content, type=_KubeConfig)
+        config = msgspec.convert(content, type=_KubeConfig)
     except OSError as exc:
         raise AccessError(
             f"the kubeconfig file {path} cannot be read: {exc.strerror}; correct --kubeconfig"
         ) from exc
     except (msgspec.MsgspecError, yaml.YAMLError, *_NO_YAML) as exc:
         raise AccessError(f"{path} is no kubeconfig file: {quoted(str(exc))}; correct --kubeconfig") from exc
-    context = _named(path, "context", found.current_context, {c.name: c.context for c in found.contexts})
-    cluster = _named(path, "cluster", context.cluster, {c.name: c.cluster for c in found.clusters})
-    user = _named(path, "user", context.user, {u.name: u.user or _User() for u in found.users})
+    context = _named(path, "context", config.current_context, {c.name: c.context for c in config.contexts})
+    cluster = _named(path, "cluster", context.cluster, {c.name: c.cluster for c in config.clusters})
+    user = _named(path, "user", context.user, {u.name: u.user or _User() for u in config.users})
     server = _server(path, cluster)
     _refuse_what_is_not_done(path, context, cluster, user)
     # Of a token the file overrides, of all else the data (client-go transport/config.go).
@@ -238,10 +238,10 @@ def from_kubeconfig(path: Path) -> FileAccess:
 _Named = TypeVar("_Named")
 
 
-def _named(path: Path, what: str, name: str, of: Mapping[str, _Named]) -> _Named:
-    if name not in of:
+def _named(path: Path, what: str, name: str, by_name: Mapping[str, _Named]) -> _Named:
+    if name not in by_name:
         raise AccessError(f"{path} has no {what} {quoted(name)!r}: set current-context to one that is whole")
-    return of[name]
+    return by_name[name]
 
 
 def _server(path: Path, cluster: _Cluster) -> Server:

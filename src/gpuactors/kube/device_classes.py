@@ -36,7 +36,7 @@ class KubeDeviceClasses:
         """Implement `DeviceClassApi.list_classes`."""
         call = Call("list the DeviceClasses", "GET", _PATH)
         body = await self._client.ask(call)
-        found = errors.answered(call.what, self._client.server, body, objects.ListOf[_DeviceClass])
+        listed = errors.answered(call.what, self._client.server, body, objects.ListOf[_DeviceClass])
         return tuple(
-            DeviceClass(one.metadata.name, one.spec.extended_resource_name) for one in found.items or ()
+            DeviceClass(item.metadata.name, item.spec.extended_resource_name) for item in listed.items or ()
         )

@@ -93,8 +93,8 @@ class KubeDomains:
         what = f"read the ComputeDomain with UID {quoted_name(uid)}"
         call = Call(what, "GET", place.path, {"fieldSelector": place.selector})
         body = await self._client.ask(call)
-        found = errors.answered(call.what, self._client.server, body, objects.ListOf[_Domain])
-        return next((_domain(one) for one in found.items or () if one.metadata.uid == uid), None)
+        listed = errors.answered(call.what, self._client.server, body, objects.ListOf[_Domain])
+        return next((_domain(item) for item in listed.items or () if item.metadata.uid == uid), None)
 
     async def _place(self, uid: DomainUid) -> _Place | None:
         """Where it is; None if the server has no such domain. Raises `ApiError`."""
@@ -116,11 +116,11 @@ class KubeDomains:
     async def _looked_for(self, uid: DomainUid) -> _Place | None:
         what = f"look for the ComputeDomain with UID {quoted_name(uid)}"
         body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_OF_LIST))
-        found = errors.answered(what, self._client.server, body, objects.ListOf[objects.PartialObject])
-        for one in found.items or ():
-            if one.metadata.uid == uid:
-                path = f"{_API}/namespaces/{quote(one.metadata.namespace, safe='')}/computedomains"
-                return _Place(path, f"metadata.name={one.metadata.name}")
+        listed = errors.answered(what, self._client.server, body, objects.ListOf[objects.PartialObject])
+        for item in listed.items or ():
+            if item.metadata.uid == uid:
+                path = f"{_API}/namespaces/{quote(item.metadata.namespace, safe='')}/computedomains"
+                return _Place(path, f"metadata.name={item.metadata.name}")
         return None
 
     async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
@@ -155,14 +155,14 @@ class KubeDomains:
         while True:
             async with aclosing(watch.changes()) as changes:
                 async for change in changes:
-                    found = errors.answered(what, self._client.server, change.object, objects.PartialObject)
-                    if found.metadata.uid == uid:  # else it was made anew by this name
+                    domain = errors.answered(what, self._client.server, change.object, objects.PartialObject)
+                    if domain.metadata.uid == uid:  # else it was made anew by this name
                         yield
 
 
-def _domain(found: _Domain) -> ComputeDomain:
-    nodes = (found.status.nodes if found.status is not None else None) or ()
-    meta = found.metadata
+def _domain(stored: _Domain) -> ComputeDomain:
+    nodes = (stored.status.nodes if stored.status is not None else None) or ()
+    meta = stored.metadata
     ready = frozenset(node.name for node in nodes if node.status == _READY)
     is_deleted = bool(meta.deletion_timestamp)
     return ComputeDomain(DomainUid(meta.uid), meta.name, meta.namespace, ready, is_deleted)

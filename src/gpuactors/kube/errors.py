@@ -60,13 +60,13 @@ def refusal(status: int, body: bytes, retry_after: bytes = b"") -> Refusal:
     fairness) is its own message. `retry_after`: the header; of its two forms only the seconds are understood."""
     asked_s = int(retry_after) if _SECONDS.fullmatch(retry_after) else None
     try:
-        found = decode_json(body, _Status)
+        answer = decode_json(body, _Status)
     except UndecodableError:
         return Refusal(status, message=body.decode(errors="replace"), retry_after_s=asked_s)
-    details = found.details
+    details = answer.details
     if details.retry_after_s is not None:
         asked_s = details.retry_after_s
-    return Refusal(found.code or status, found.reason, found.message, details.kind, details.name, asked_s)
+    return Refusal(answer.code or status, answer.reason, answer.message, details.kind, details.name, asked_s)
 
 
 def refused(what: str, server: str, said: Refusal) -> ApiRefused:
@@ -113,7 +113,7 @@ def answered(what: str, server: str, body: bytes | msgspec.Raw, kind: type[T]) -
 
 def _why(error: BaseException) -> str:
     """The cause that says most: the innermost of the kernel's or of TLS."""
-    said = f"cannot be reached ({error})" if str(error) else f"cannot be reached ({type(error).__name__})"
+    sentence = f"cannot be reached ({error})" if str(error) else f"cannot be reached ({type(error).__name__})"
     for cause in _causes(error):
         match cause:
             case ssl.SSLCertVerificationError():
@@ -122,12 +122,12 @@ def _why(error: BaseException) -> str:
                     "the server's name"
                 )
             case ssl.SSLError():
-                said = f"does not complete TLS: {cause}"
+                sentence = f"does not complete TLS: {cause}"
             case OSError(errno=int(number)) if number in errno.errorcode:
-                said = f"cannot be reached: {os.strerror(number)} ({errno.errorcode[number]})"
+                sentence = f"cannot be reached: {os.strerror(number)} ({errno.errorcode[number]})"
             case _:
                 pass
-    return quoted(said)
+    return quoted(sentence)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -60,10 +60,10 @@ class KubeNode:
     @asynccontextmanager
     async def watch_node(self) -> AsyncIterator[AsyncIterator[NodeMetadata]]:
         """Implement `NodeApi.watch_node`. From nothing each time: then no right to list nodes is needed."""
-        async with aclosing(self._found()) as found:
-            yield found
+        async with aclosing(self._states()) as states:
+            yield states
 
-    async def _found(self) -> AsyncGenerator[NodeMetadata]:
+    async def _states(self) -> AsyncGenerator[NodeMetadata]:
         while True:
             async with aclosing(self._watch.changes()) as changes:
                 async for change in changes:
@@ -73,6 +73,6 @@ class KubeNode:
     async def _ask(self, call: Call) -> NodeMetadata:
         return self._metadata(await self._client.ask(call), call.what)
 
-    def _metadata(self, found: bytes | msgspec.Raw, what: str) -> NodeMetadata:
-        meta = errors.answered(what, self._client.server, found, objects.PartialObject).metadata
+    def _metadata(self, body: bytes | msgspec.Raw, what: str) -> NodeMetadata:
+        meta = errors.answered(what, self._client.server, body, objects.PartialObject).metadata
         return NodeMetadata(meta.uid, meta.resource_version, meta.labels)

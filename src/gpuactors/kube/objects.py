@@ -127,9 +127,9 @@ class ClaimObject(msgspec.Struct):
     status: _ClaimStatus = msgspec.field(default_factory=_ClaimStatus)
 
 
-def claim(found: ClaimObject, driver: str, pool: str) -> Claim:
+def claim(stored: ClaimObject, driver: str, pool: str) -> Claim:
     """The claim's part for one driver and pool."""
-    meta, allocation = found.metadata, found.status.allocation
+    meta, allocation = stored.metadata, stored.status.allocation
     return Claim(
         name=ClaimName(meta.namespace, meta.name, ClaimUid(meta.uid)),
         pod_claim_name=meta.annotations.get(POD_CLAIM_NAME),
@@ -139,11 +139,11 @@ def claim(found: ClaimObject, driver: str, pool: str) -> Claim:
     )
 
 
-def pods_of(found: ClaimObject) -> Iterator[ObjectRef]:
+def pods_of(stored: ClaimObject) -> Iterator[ObjectRef]:
     """The pods that the claim is reserved for. Others may be in the list (`apiGroup`, `resource`)."""
-    for consumer in found.status.reserved_for or ():
+    for consumer in stored.status.reserved_for or ():
         if (consumer.api_group, consumer.resource) == ("", "pods"):
-            yield ObjectRef("Pod", found.metadata.namespace, consumer.name, consumer.uid)
+            yield ObjectRef("Pod", stored.metadata.namespace, consumer.name, consumer.uid)
 
 
 def _results(devices: _Devices, driver: str, pool: str) -> Iterator[AllocatedDevice]:
@@ -246,20 +246,20 @@ class _WrittenSlice(msgspec.Struct, rename="camel"):
     kind: str = "ResourceSlice"
 
 
-def stored_slice(found: SliceObject) -> StoredSlice:
+def stored_slice(stored: SliceObject) -> StoredSlice:
     """The slice as the server has it. Raises `msgspec.ValidationError`."""
-    known = {key: value for key, value in found.spec.items() if value is not None}
-    spec = msgspec.convert(known, _Spec)
-    owners = [o.uid for o in found.metadata.owner_references if o.kind == "Node" and o.controller]
+    fields = {key: value for key, value in stored.spec.items() if value is not None}
+    spec = msgspec.convert(fields, _Spec)
+    owners = [o.uid for o in stored.metadata.owner_references if o.kind == "Node" and o.controller]
     foreign: list[str] = []
-    for path in _unknown(known, msgspec.to_builtins(spec), ""):
+    for path in _unknown(fields, msgspec.to_builtins(spec), ""):
         foreign.append(path)
         if len(foreign) == _FOREIGN_MAX:
             break
     return StoredSlice(
-        name=found.metadata.name,
-        uid=found.metadata.uid,
-        version=found.metadata.resource_version,
+        name=stored.metadata.name,
+        uid=stored.metadata.uid,
+        version=stored.metadata.resource_version,
         owner=owners[0] if owners else None,
         spec=SliceSpec(
             driver=spec.driver,
@@ -283,7 +283,7 @@ def written_slice(spec: SliceSpec, metadata: Meta) -> bytes:
 def _core_device(device: _Device) -> SliceDevice:
     attributes = {name: _core_attribute(value) for name, value in device.attributes.items()}
     taints = tuple(Taint(t.key, t.value, t.effect, t.time_added) for t in device.taints)
-    capacity = {name: of.value for name, of in device.capacity.items()}
+    capacity = {name: quantity.value for name, quantity in device.capacity.items()}
     return SliceDevice(device.name, attributes, taints, capacity)
 
 
@@ -301,18 +301,18 @@ def _api_device(device: SliceDevice) -> _Device:
     return _Device(device.name, attributes, capacity, taints)
 
 
-def _unknown(raw: object, known: object, path: str) -> Iterator[str]:
+def _unknown(raw: object, decoded: object, path: str) -> Iterator[str]:
     """The paths of `raw` that are not in `known`."""
-    match raw, known:
+    match raw, decoded:
         case dict(), Mapping():
             for key, value in raw.items():
                 below = f"{path}.{key}" if path else str(key)
-                if key in known:
-                    yield from _unknown(value, known[key], below)
+                if key in decoded:
+                    yield from _unknown(value, decoded[key], below)
                 elif value not in (None, [], {}, "", 0, False):
                     yield below
         case list(), list():
-            for index, (value, understood) in enumerate(zip(raw, known, strict=True)):
+            for index, (value, understood) in enumerate(zip(raw, decoded, strict=True)):
                 yield from _unknown(value, understood, f"{path}[{index}]")
         case _:
             return

@@ -69,9 +69,9 @@ class KubeSlices:
     async def _list(self) -> tuple[SlicesListed, str]:
         what = f"list the ResourceSlices {self._of}"
         body = await self._client.ask(Call(what, "GET", _PATH, {"fieldSelector": self._selector}))
-        found = errors.answered(what, self._client.server, body, objects.ListOf[objects.SliceObject])
-        slices = tuple(self._known(what, one) for one in found.items or ())
-        return SlicesListed(slices), found.metadata.resource_version
+        listed = errors.answered(what, self._client.server, body, objects.ListOf[objects.SliceObject])
+        slices = tuple(self._known(what, item) for item in listed.items or ())
+        return SlicesListed(slices), listed.metadata.resource_version
 
     def _event(self, change: Change) -> SliceEvent | None:
         stored = self._decoded(self._watch.what, change.object)
@@ -125,9 +125,9 @@ class KubeSlices:
     def _decoded(self, what: str, body: bytes | msgspec.Raw) -> StoredSlice:
         return self._known(what, errors.answered(what, self._client.server, body, objects.SliceObject))
 
-    def _known(self, what: str, found: objects.SliceObject) -> StoredSlice:
+    def _known(self, what: str, stored: objects.SliceObject) -> StoredSlice:
         try:
-            return objects.stored_slice(found)
+            return objects.stored_slice(stored)
         except msgspec.ValidationError as exc:
             raise errors.malformed(what, self._client.server, str(exc)) from exc
 

@@ -140,8 +140,8 @@ class Watch:
         event = errors.answered(self.what, self._client.server, line, _WatchEvent)
         if event.type == "ERROR":
             raise errors.refused(self.what, self._client.server, errors.refusal(500, bytes(event.object)))
-        found = errors.answered(self.what, self._client.server, event.object, objects.PartialObject)
-        place.version = found.metadata.resource_version
+        subject = errors.answered(self.what, self._client.server, event.object, objects.PartialObject)
+        place.version = subject.metadata.resource_version
         return None if event.type == "BOOKMARK" else Change(event.type, event.object)
 
 

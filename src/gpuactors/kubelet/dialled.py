@@ -37,16 +37,16 @@ async def served_endpoints(directory: str) -> tuple[str, ...]:
 
 async def _problems(paths: Iterable[str], dial: Dial) -> dict[str, str]:
     """Why each does not answer; empty where it does."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
 
     async def ask(path: str) -> None:
         try:
             async with open_unix_channel(path, connect_deadline_s=limits.DIAL_OWN_S, dial=dial):
-                found[path] = ""
+                problems[path] = ""
         except (SocketError, OSError) as exc:
-            found[path] = encodable(str(exc))
+            problems[path] = encodable(str(exc))
 
     async with trio.open_nursery() as nursery:
         for path in paths:
             nursery.start_soon(ask, path)
-    return found
+    return problems

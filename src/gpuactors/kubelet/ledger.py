@@ -137,7 +137,7 @@ class KubeletLedger:
         self._keeper: trio.Nursery | None = None
         self._kept: _Kept | None = None
         self._answers = Answers()
-        self._nodes = Known(_nodes)
+        self._nodes = DecodeCache(_nodes)
 
     async def read(self, question: LedgerQuestion) -> LedgerContents:
         """Implement `ports.node.LedgerReader.read`; take at most `LEDGER_DEADLINE_S`."""
@@ -176,10 +176,10 @@ class KubeletLedger:
             raise LedgerError(str(exc), file, pods) from exc
         if answered is None:
             # Not what was read before: a kubelet may have written it and ended meanwhile.
-            found, pods = await self._file_and_pods()
-            if isinstance(found, LedgerError):
-                raise found
-            return LedgerContents(file=found, pods=pods)
+            last_file, pods = await self._file_and_pods()
+            if isinstance(last_file, LedgerError):
+                raise last_file
+            return LedgerContents(file=last_file, pods=pods)
         return replace(answered, kubelet=_running(socket), file=file, pods=pods)
 
     def _is_another(self, before: SocketFile | None) -> bool:
@@ -265,20 +265,20 @@ class KubeletLedger:
 
         Kubelet may not answer the rest: it is too old, the feature is switched off, its rate limit is reached, it is
         stopping. Nothing follows from that."""
-        found = LedgerContents(passive=True)
+        contents = LedgerContents(passive=True)
         if question.lists:
-            found = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
+            contents = self._answers.listed(await channel.encoded(_LIST, pb.ListPodResourcesRequest()))
         if question.resources:
             with suppress(GRPCError):
                 allocatable = await channel.encoded(_ALLOCATABLE, pb.AllocatableResourcesRequest())
-                found = replace(found, healthy=self._answers.healthy(allocatable, question.resources))
+                contents = replace(contents, healthy=self._answers.healthy(allocatable, question.resources))
         answers = list[PodAnswer]()
         for pod in question.pods:
             try:
                 answers += await _pod_answer(channel, pod)
             except _GetIsOffError:
-                return replace(found, has_get=False)
-        return replace(found, answers=tuple(answers))
+                return replace(contents, has_get=False)
+        return replace(contents, answers=tuple(answers))
 
     # --- the file -----------------------------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ async def _pod_answer(channel: Channel, asked: Pod) -> tuple[PodAnswer, ...]:
         return ()
     if listed is None or (listed.namespace, listed.name) != (pod.namespace, pod.name):
         return ()
-    devices = {(e.resource, e.device) for of in listed.containers for e in _devices(of, pod)}
+    devices = {(e.resource, e.device) for container in listed.containers for e in _devices(container, pod)}
     claims = {claim for container in listed.containers for claim in _claims(container, pod)}
     return (PodAnswer(pod, tuple(sorted(devices)), tuple(sorted(claims, key=_claim_order))),)
 
@@ -397,19 +397,19 @@ Encoded = TypeVar("Encoded", bound=Hashable)
 Decoded = TypeVar("Decoded")
 
 
-class Known(Generic[Encoded, Decoded]):
+class DecodeCache(Generic[Encoded, Decoded]):
     """Keeps what was decoded of the last read."""
 
     def __init__(self, decoded: Callable[[Encoded], Decoded]) -> None:
         self._decoded = decoded
-        self._known: Mapping[Encoded, Decoded] = {}
+        self._cached: Mapping[Encoded, Decoded] = {}
 
     def of(self, read: Iterable[Encoded]) -> Mapping[Encoded, Decoded]:
         """Each with what it is decoded to; the same object where they are those of the last read, in whatever order."""
-        now, known = {*read}, self._known
-        if now != known.keys():
-            known = self._known = {e: known[e] if e in known else self._decoded(e) for e in now}
-        return known
+        now, cached = {*read}, self._cached
+        if now != cached.keys():
+            cached = self._cached = {e: cached[e] if e in cached else self._decoded(e) for e in now}
+        return cached
 
 
 class _OfPod(Struct, frozen=True):
@@ -442,8 +442,8 @@ class Answers:
     """Decodes the answers of PodResources, which have pods and devices in another order each time."""
 
     def __init__(self) -> None:
-        self._pods = Known(_of_pod)
-        self._devices = Known(_of_devices)
+        self._pods = DecodeCache(_of_pod)
+        self._devices = DecodeCache(_of_devices)
         self._listed: tuple[Mapping[bytes, _OfPod] | None, LedgerContents] = (None, LedgerContents())
 
     def listed(self, encoded: bytes) -> LedgerContents:
@@ -460,12 +460,12 @@ class Answers:
     ) -> Mapping[ResourceName, tuple[DeviceId, ...]]:
         """The answer of GetAllocatableResources about `resources`: other plugins' devices are not kept. Raises
         GRPCError for one that is none."""
-        found: dict[ResourceName, set[str]] = {}
+        ids_by_resource: dict[ResourceName, set[str]] = {}
         with _valid("AllocatableResourcesResponse"):
             for resource, ids in self._devices.of(parts(encoded, 1)).values():
                 if resource in resources:
-                    found.setdefault(resource, set()).update(ids)
-        return {resource: comparable(ids) for resource, ids in sorted(found.items())}
+                    ids_by_resource.setdefault(resource, set()).update(ids)
+        return {resource: comparable(ids) for resource, ids in sorted(ids_by_resource.items())}
 
 
 @contextmanager
@@ -483,7 +483,7 @@ def _contents(pods: Iterable[_OfPod]) -> LedgerContents:
     return LedgerContents(
         listed=_ordered({entry for pod in pods for entry in pod.entries}),
         claims=tuple(sorted({claim for pod in pods for claim in pod.claims}, key=_claim_order)),
-        waiting=tuple(sorted(waiting, key=lambda found: (found.claim, str(found.pod)))),
+        waiting=tuple(sorted(waiting, key=lambda waited: (waited.claim, str(waited.pod)))),
         names_end=_common_end(names) if names else None,
     )
 
@@ -513,11 +513,11 @@ def _devices(container: pb.ContainerResources, pod: Pod) -> Iterable[LedgerEntry
 def _claims(container: pb.ContainerResources, pod: Pod) -> Iterable[ClaimedDevice]:
     for dynamic in container.dynamic_resources:
         claim = f"{dynamic.claim_namespace}/{dynamic.claim_name}"
-        for found in dynamic.claim_resources:
-            driver, device = found.driver_name, found.device_name
-            ids = tuple(cdi.name for cdi in found.cdi_devices)
+        for resource in dynamic.claim_resources:
+            driver, device = resource.driver_name, resource.device_name
+            ids = tuple(cdi.name for cdi in resource.cdi_devices)
             uid = next(filter(None, (uid_in_cdi_id(cdi_id, driver, device) for cdi_id in ids)), "")
-            yield ClaimedDevice(driver, found.pool_name, device, claim, pod, uid, ids)
+            yield ClaimedDevice(driver, resource.pool_name, device, claim, pod, uid, ids)
 
 
 def _waiting(container: pb.ContainerResources, pod: Pod) -> Iterable[PodClaim]:
@@ -548,7 +548,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def checkpoint_contents(
-    content: bytes, path: str, known: Known[str, frozenset[str] | None] | None = None
+    content: bytes, path: str, cache: DecodeCache[str, frozenset[str] | None] | None = None
 ) -> LedgerFile:
     """The contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is known.
 
@@ -565,7 +565,7 @@ def checkpoint_contents(
     entries: dict[LedgerEntry, None] = {}
     allocated: dict[tuple[str, str], set[str]] = {}
     texts = (e.answer for e in checkpoint.data.entries or () if isinstance(e.answer, str))
-    answers = (known or Known(_nodes)).of(texts)
+    answers = (cache or DecodeCache(_nodes)).of(texts)
     damaged: list[str] = []
     for entry in checkpoint.data.entries or ():
         pod = Pod(namespace="", name="", uid=entry.pod_uid)

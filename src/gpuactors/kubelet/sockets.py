@@ -112,8 +112,8 @@ def _inotify(path: str) -> Iterator[_Inotify]:
 
 
 def _directory(path: str) -> Directory:
-    found = os.stat(path)
-    return Directory((found.st_dev, found.st_ino), found.st_nlink)
+    status = os.stat(path)
+    return Directory((status.st_dev, status.st_ino), status.st_nlink)
 
 
 @contextmanager
@@ -168,8 +168,8 @@ class SocketsWatch:
         while True:
             now, changed = self._identity(self._socket), False
             if (wait_s := others_at + limits.ODD_SIGHT_S - trio.current_time()) <= 0:
-                found, others_at, wait_s = self._others(others), trio.current_time(), math.inf
-                changed, others, odd = found != others or odd, found, False
+                current, others_at, wait_s = self._others(others), trio.current_time(), math.inf
+                changed, others, odd = current != others or odd, current, False
             if now != kubelet or changed:
                 kubelet = now
                 yield Sockets(now, tuple(sorted(others)))
@@ -192,26 +192,26 @@ class SocketsWatch:
 
     def _check_still(self, watched: Directory | None, reported: Iterable[Change]) -> None:
         """Raises `KubeletError` unless the path leads to the directory that is watched."""
-        found = self._directory()
-        _check_not_removed(found, self._path)
-        if any(change.lost for change in reported) or _identity(found) != _identity(watched):
+        directory = self._directory()
+        _check_not_removed(directory, self._path)
+        if any(change.lost for change in reported) or _identity(directory) != _identity(watched):
             raise KubeletError(f"waiting for kubelet: the directory {self._path} has disappeared")
 
     def _others(self, before: dict[str, str]) -> dict[str, str]:
         """The sockets that are neither kubelet's nor ours, and the identity of each. As `before` for want of
         descriptors: that is no evidence about any socket."""
-        found: dict[str, str] = {}
+        identities: dict[str, str] = {}
         try:
             with self._io.names(self._path) as names:
                 for name in names:
                     identity = self._identity(os.path.join(self._path, name)) if is_others(name) else None
                     if identity is not None:
-                        found[encodable(name)] = identity
-                        if len(found) == limits.FOREIGN_SOCKETS_MAX:
+                        identities[encodable(name)] = identity
+                        if len(identities) == limits.FOREIGN_SOCKETS_MAX:
                             break
         except OSError as exc:
-            return before if shortage(exc) is not None else found
-        return found
+            return before if shortage(exc) is not None else identities
+        return identities
 
     def _directory(self) -> Directory | None:
         try:
@@ -221,24 +221,24 @@ class SocketsWatch:
 
     def _identity(self, path: str) -> str | None:
         """Which socket it is: a restarted kubelet makes a new one, perhaps with the same inode."""
-        found = self._io.socket_file(path)
-        return None if found is None else found.identity
+        file = self._io.socket_file(path)
+        return None if file is None else file.identity
 
 
 def is_others(name: str) -> bool:
     """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
-    known = (KUBELET_SOCKET, CHECKPOINT, CONTROL_DIRECTORY)
-    return not name.startswith((".", OURS)) and name not in known and "/" not in name
+    reserved = (KUBELET_SOCKET, CHECKPOINT, CONTROL_DIRECTORY)
+    return not name.startswith((".", OURS)) and name not in reserved and "/" not in name
 
 
-def _identity(found: Directory | None) -> tuple[int, int] | None:
-    return None if found is None else found.identity
+def _identity(directory: Directory | None) -> tuple[int, int] | None:
+    return None if directory is None else directory.identity
 
 
-def _check_not_removed(found: Directory | None, path: str) -> None:
+def _check_not_removed(directory: Directory | None, path: str) -> None:
     """Raises `KubeletError` if it was removed: a mount still shows the removed directory, and never another one of that
     name."""
-    if found is not None and found.links == 0:
+    if directory is not None and directory.links == 0:
         raise KubeletError(
             f"waiting for kubelet: the directory {path} has been removed from the node, and this "
             "container still has the removed one: delete this pod, its successor gets the one that is there now"

@@ -192,8 +192,8 @@ class JournalFiles:
         """Begins a new file and makes room for it."""
         self.close()
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        known = files_of(self._directory)
-        number = int(os.path.basename(known[-1]).partition(".")[0]) + 1 if known else 1
+        older = files_of(self._directory)
+        number = int(os.path.basename(older[-1]).partition(".")[0]) + 1 if older else 1
         while self._file is None:
             path = os.path.join(self._directory, f"{number:08}.jsonl")
             with suppress(FileExistsError):  # a predecessor that is just handing over writes here as well
@@ -209,7 +209,7 @@ class JournalFiles:
             with suppress(OSError):  # a full disk must not get empty files
                 os.unlink(path)
             raise
-        sizes, dates = self._remove_oldest(known)
+        sizes, dates = self._remove_oldest(older)
         self._others = sum(sizes.values()), min((dates[path] for path in sizes), default=now.wall)
 
     def _remove_oldest(self, older: Sequence[str]) -> tuple[dict[str, int], dict[str, float]]:
@@ -217,8 +217,8 @@ class JournalFiles:
         sizes, dates = {}, {}
         for path in older:
             with suppress(OSError):
-                found = os.stat(path)
-                sizes[path], dates[path] = found.st_size, found.st_mtime
+                status = os.stat(path)
+                sizes[path], dates[path] = status.st_size, status.st_mtime
         room = self._bounds.all_bytes - self._bounds.file_bytes
         for path in older:
             if sum(sizes.values()) <= room and len(sizes) < self._bounds.files:

@@ -198,14 +198,14 @@ class LineWriter:
         """The line of one step, and the waiting line before it; nothing if it can be folded."""
         kind = type(step.event).__name__
         # Compared as they are written, since equal mappings may be in another order.
-        given = {
+        fields = {
             name: _encoder.encode(getattr(step.event, name)) for name in type(step.event).__struct_fields__
         }
         effects = encoded_effects(step.effects)
         last = self._last.get(kind)
         changed = {
             name: msgspec.Raw(value)
-            for name, value in given.items()
+            for name, value in fields.items()
             if last is None or last.get(name) != value
         }
         if last is not None and effects == self._effects[kind] and _is_as_asked(step, changed):
@@ -213,7 +213,7 @@ class LineWriter:
             self._outputs = step.outputs
             return b""
         waiting = self.rest()
-        self._last[kind], self._effects[kind] = given, effects
+        self._last[kind], self._effects[kind] = fields, effects
         line = StepLine(
             step.at,
             kind,
@@ -278,8 +278,8 @@ class Digests:
     """
 
     def __init__(self) -> None:
-        self._given: frozenset[PciAddress] = frozenset()
-        self._sum_of_given = 0
+        self._allocated: frozenset[PciAddress] = frozenset()
+        self._sum_of_allocated = 0
         self._device_lists: dict[ResourceName, tuple[DeviceList, int]] = {}
 
     def of(self, outputs: Outputs) -> str:
@@ -293,7 +293,7 @@ class Digests:
             _canonical.encode(
                 (
                     replace(inspections, given=_NOBODY),
-                    self._of_given(inspections.given),
+                    self._of_allocated(inspections.given),
                     outputs.ledger,
                     {resource: view.order for resource, view in outputs.plugins.items()},
                     {resource: of_list for resource, (_, of_list) in self._device_lists.items()},
@@ -305,26 +305,26 @@ class Digests:
         )
         return digest.hexdigest()
 
-    def _of_given(self, given: frozenset[PciAddress]) -> int:
-        if given is not self._given:
-            came, went = given - self._given, self._given - given
-            self._given, self._sum_of_given = given, _amended(self._sum_of_given, went, came)
-        return self._sum_of_given
+    def _of_allocated(self, allocated: frozenset[PciAddress]) -> int:
+        if allocated is not self._allocated:
+            came, went = allocated - self._allocated, self._allocated - allocated
+            self._allocated, self._sum_of_allocated = allocated, _amended(self._sum_of_allocated, went, came)
+        return self._sum_of_allocated
 
     def _of_device_list(self, resource: ResourceName, device_list: DeviceList) -> tuple[DeviceList, int]:
-        before, found = self._device_lists.get(resource, ((), 0))
+        before, digest_sum = self._device_lists.get(resource, ((), 0))
         if changed := differences(before, device_list):
             were, are = zip(*changed, strict=True)
-            found = _amended(found, filter(None, were), filter(None, are))
-        return device_list, found
+            digest_sum = _amended(digest_sum, filter(None, were), filter(None, are))
+        return device_list, digest_sum
 
 
 _NOBODY: Final[frozenset[PciAddress]] = frozenset()
 
 
-def _amended(found: int, went: Iterable[object], came: Iterable[object]) -> int:
+def _amended(digest_sum: int, went: Iterable[object], came: Iterable[object]) -> int:
     """The sum of the digests of some values, without those that went and with those that came."""
-    return (found - sum(map(_number, went)) + sum(map(_number, came))) % 2**64
+    return (digest_sum - sum(map(_number, went)) + sum(map(_number, came))) % 2**64
 
 
 def _number(value: object) -> int:

@@ -135,10 +135,10 @@ class _Formatter(logging.Formatter):
 def _said(record: logging.LogRecord, node: Mapping[str, object]) -> dict[str, object]:
     """No line controls a terminal or fills a disk, whatever the text of a library or an unquoted sentence."""
     if isinstance(record.msg, Line):
-        said = {"event": record.msg.event, **node, **record.msg.fields}
+        fields = {"event": record.msg.event, **node, **record.msg.fields}
     else:
-        said = {"event": LIBRARY_EVENT, **node, "message": record.getMessage(), "logger": record.name}
-    return {key: _fit(value) for key, value in said.items()}
+        fields = {"event": LIBRARY_EVENT, **node, "message": record.getMessage(), "logger": record.name}
+    return {key: _fit(value) for key, value in fields.items()}
 
 
 def _fit(value: object) -> object:

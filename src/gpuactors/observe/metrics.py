@@ -132,30 +132,32 @@ class Metrics(Collector):
             "Duration of kubelet's calls, from the call to the answer.",
             labels=labels,
         )
-        for method, found in self._counts.seconds.items():
-            family.add_metric((method,), [*zip(_BOUNDS, accumulate(found.buckets), strict=True)], found.sum_s)
+        for method, times in self._counts.seconds.items():
+            family.add_metric((method,), [*zip(_BOUNDS, accumulate(times.buckets), strict=True)], times.sum_s)
         return family, labels
 
 
 def _gauge(
-    name: str, text: str, of: float | Mapping[str, float], *label: str
+    name: str, text: str, value: float | Mapping[str, float], *label: str
 ) -> tuple[Metric, tuple[str, ...]]:
-    return _filled(GaugeMetricFamily(name, text, labels=label), of, label)
+    return _filled(GaugeMetricFamily(name, text, labels=label), value, label)
 
 
 def _counter(
-    name: str, text: str, of: float | Mapping[str, float], *label: str
+    name: str, text: str, value: float | Mapping[str, float], *label: str
 ) -> tuple[Metric, tuple[str, ...]]:
-    return _filled(CounterMetricFamily(name, text, labels=label), of, label)
+    return _filled(CounterMetricFamily(name, text, labels=label), value, label)
 
 
 def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, of: float | Mapping[str, float], labels: tuple[str, ...]
+    family: GaugeMetricFamily | CounterMetricFamily,
+    value: float | Mapping[str, float],
+    labels: tuple[str, ...],
 ) -> tuple[Metric, tuple[str, ...]]:
     """With one value, or with one for each value of its label."""
-    if isinstance(of, Mapping):
-        for value, number in of.items():
-            family.add_metric((value,), number)
+    if isinstance(value, Mapping):
+        for label, number in value.items():
+            family.add_metric((label,), number)
     else:
-        family.add_metric((), of)
+        family.add_metric((), value)
     return family, labels

@@ -50,8 +50,8 @@ class Gauge(Struct, frozen=True):
 
 def _devices(state: NodeState, _: Moment) -> Iterator[Sample]:
     for resource, entries in state.published.device_lists.items():
-        found = Counter((str(entry.health), str(entry.cause)) for entry in entries)
-        yield from (((resource, health, cause), found.get((health, cause), 0)) for health, cause in _HEALTHS)
+        counts = Counter((str(entry.health), str(entry.cause)) for entry in entries)
+        yield from (((resource, health, cause), counts.get((health, cause), 0)) for health, cause in _HEALTHS)
 
 
 def _healths() -> Iterator[tuple[str, str]]:
@@ -67,38 +67,38 @@ _HEALTHS: Final = tuple(_healths())
 
 
 def _allocated(state: NodeState, _: Moment) -> Iterator[Sample]:
-    found = allocated_ids(state, state.published.device_lists)
-    yield from (((resource,), len(found.get(resource, ()))) for resource in state.published.device_lists)
+    allocated = allocated_ids(state, state.published.device_lists)
+    yield from (((resource,), len(allocated.get(resource, ()))) for resource in state.published.device_lists)
 
 
 def _unhealthy(state: NodeState, _: Moment) -> Iterator[Sample]:
     # A GPU may be listed by two IDs; a series must not be there twice.
-    found = dict.fromkeys(
+    series = dict.fromkeys(
         (str(device.key), resource, str(device.cause))
         for resource, devices in state.published.device_lists.items()
         for device in devices
         if device.health is Health.UNHEALTHY
     )
-    return ((labels, 1) for labels in found)
+    return ((labels, 1) for labels in series)
 
 
 def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
     owners = state.index.owners.items()
     # Kubelet's ledger may have one GPU of a pod by several IDs; a series must not be there twice.
-    named = dict.fromkeys(_owner(device, given) for device, owner in owners for given in owner.entries)
+    named = dict.fromkeys(_owner(device, entry) for device, owner in owners for entry in owner.entries)
     return ((labels, 1) for labels in named)
 
 
-def _owner(device: DeviceKey, given: Allocation) -> tuple[str, ...]:
-    match given.to:
+def _owner(device: DeviceKey, allocation: Allocation) -> tuple[str, ...]:
+    match allocation.to:
         case Pod(namespace, name, uid):
-            return device, given.resource or "", "", namespace, name, uid
+            return device, allocation.resource or "", "", namespace, name, uid
         case ClaimedDevice(pod=Pod(namespace, name, uid)):
-            return device, "", given.to.claim, namespace, name, uid
+            return device, "", allocation.to.claim, namespace, name, uid
         case ClaimedDevice():
-            return device, "", given.to.claim, "", "", ""
+            return device, "", allocation.to.claim, "", "", ""
         case None:
-            return device, given.resource or "", "", "", "", ""
+            return device, allocation.resource or "", "", "", "", ""
 
 
 def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:
@@ -157,8 +157,8 @@ def _claims(state: NodeState, _: Moment) -> Iterator[Sample]:
     from gpuactors.core.values.claim_states import ClaimState
 
     for driver, claims in _served(state).items():
-        found = Counter(entry.state for entry in claims.entries.values())
-        yield from (((driver, str(s)), found.get(s, 0)) for s in ClaimState if s is not ClaimState.ABSENT)
+        counts = Counter(entry.state for entry in claims.entries.values())
+        yield from (((driver, str(s)), counts.get(s, 0)) for s in ClaimState if s is not ClaimState.ABSENT)
 
 
 def _published(state: NodeState, _: Moment) -> Iterator[Sample]:

@@ -42,7 +42,7 @@ from gpuactors.ports.errors import HostError, KubeletError
 class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
-    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """Every function that the selectors match or that is `given` (a pod has it, whatever is selected now), and the
         other members of their IOMMU groups.
 
@@ -51,7 +51,7 @@ class HostReader(Protocol):
         ...
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: PciAddress, allocated: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
         """The function at `address` and the members of its IOMMU group, if the selectors match any of them or any is
         `given`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the read
@@ -62,7 +62,7 @@ class HostReader(Protocol):
     async def inspect_all(
         self,
         addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        allocated: Collection[PciAddress] = (),
         beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """The result of `inspect` for each, or its error, in little more than the time of one. A function that did

@@ -64,11 +64,11 @@ def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, du
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.{os.urandom(8).hex()}.new")
 
-    def made(path: str, flags: int) -> int:
+    def opener(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
     try:
-        with open(new, "xb", opener=made) as file:
+        with open(new, "xb", opener=opener) as file:
             os.fchmod(file.fileno(), mode)  # whatever the umask is
             file.write(content)
             file.flush()
@@ -88,8 +88,8 @@ def _remove_left(directory: str, name: str) -> None:
     is_left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.new").fullmatch
     before = time.time() - _LEFT_S
     for path in [os.path.join(directory, other) for other in os.listdir(directory) if is_left(other)]:
-        found = os.lstat(path)
-        if stat.S_ISREG(found.st_mode) and found.st_mtime < before:
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_mtime < before:
             os.unlink(path)
 
 

@@ -178,9 +178,9 @@ class UnixClaimsEndpoint:
                     await _any(watches)
 
     async def mend(self) -> None:
-        for one in (self._api, self._registration):
-            if not one.still_there():
-                await one.open()
+        for socket in (self._api, self._registration):
+            if not socket.still_there():
+                await socket.open()
 
     async def withdraw(self, grace_s: float) -> None:
         with trio.move_on_after(grace_s):
@@ -202,8 +202,8 @@ class UnixClaimsEndpoint:
         """Where inotify is unavailable, the sockets are looked for periodically."""
         with ExitStack() as stack:
             watches = []
-            for one in (self._api, self._registration):
-                directory, name = os.path.split(one.path)
+            for socket in (self._api, self._registration):
+                directory, name = os.path.split(socket.path)
                 try:
                     watches.append(_Watch(stack.enter_context(self._io.watch(directory)), name))
                 except OSError:

@@ -115,11 +115,11 @@ def _problems(claims: Sequence[ClaimMessage]) -> dict[str, str]:
         reason = f"{len(claims)} claims in one call: no pod has more than {CALL_CLAIMS_MAX}"
         return {claim.uid: reason for claim in claims}
     times = Counter(claim.uid for claim in claims)
-    found = {claim.uid: _problem(claim) for claim in claims}
+    problems = {claim.uid: _problem(claim) for claim in claims}
     for uid, count in times.items():
         if count > 1:
-            found[uid] = f"the UID {quoted_id(uid)} is in this call {count} times"
-    return {uid: reason for uid, reason in found.items() if reason is not None}
+            problems[uid] = f"the UID {quoted_id(uid)} is in this call {count} times"
+    return {uid: reason for uid, reason in problems.items() if reason is not None}
 
 
 def _problem(claim: ClaimMessage) -> str | None:

@@ -50,10 +50,10 @@ def later_sockets(own: str) -> Sequence[str]:
 def _made_at(path: str) -> int | None:
     """When the socket was made, in nanoseconds; None if there is none."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return found.st_mtime_ns if stat.S_ISSOCK(found.st_mode) else None
+    return status.st_mtime_ns if stat.S_ISSOCK(status.st_mode) else None
 
 
 @final

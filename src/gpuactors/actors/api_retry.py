@@ -47,8 +47,9 @@ T = TypeVar("T")
 async def for_ever(
     actor: str, follow: Callable[[], Awaitable[None]], failed: Callable[[ApiError], Awaitable[None]]
 ) -> None:
-    """Follows something at the API server for ever: `follow` again after each failure, which `failed` gets before the
-    wait. A watch that breaks is most often one of all that its server had: the first wait is spread further."""
+    """Follow something at the API server for ever: call `follow` again after each failure; `failed` gets the failure
+    before the wait. A watch that breaks is most often one of all that its server had: the first wait is spread
+    further."""
     failures = 0
     while True:
         began = trio.current_time()
@@ -65,8 +66,8 @@ async def for_ever(
 
 
 def backoff_s(failures: int, error: ApiError) -> float:
-    """The wait after so many failures in a row (1, 2, …); longer if the server asks for it, within reason. No two nodes
-    that failed together wait for the same time."""
+    """Return the wait after so many failures in a row (1, 2, …); longer if the server asks for it, within reason. No
+    two nodes that failed together wait for the same time."""
     plain_s = API_BACKOFF_S[min(failures, len(API_BACKOFF_S)) - 1]
     asked_s = error.refusal.retry_after_s if isinstance(error, ApiRefused) else None
     jitter, longest_s = API_BACKOFF_JITTER, API_BACKOFF_S[-1]
@@ -118,13 +119,13 @@ class SharedReads:
         return answer
 
     def retry_in_s(self) -> float:
-        """When a read that failed is to be tried again, in seconds: no two at the same time."""
+        """Return the wait before a failed read is tried again, in seconds: no two at the same time."""
         left_s = self._closed_until - trio.current_time() if self._failures else 0.0
         return max(left_s, 0.0) + about(limits.CLAIM_READ_RETRY_S, API_BACKOFF_JITTER)
 
 
 def _is_of_server(error: ApiError) -> bool:
-    """It is about the server, and not about what was asked."""
+    """Return whether the error is about the server, and not about the request."""
     if isinstance(error, ApiRefused):
         return error.code == 429 or error.code >= 500
     return isinstance(error, ApiAway)

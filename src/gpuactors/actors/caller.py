@@ -26,7 +26,7 @@ OnAnswer: TypeAlias = "Callable[[str, float, Answer | None], None]"
 
 
 def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
-    """Nobody counts."""
+    """Count nothing."""
 
 
 @final
@@ -71,7 +71,7 @@ class InboxCaller:
             await self._post(deviceplugin.StreamEnded(resource, number))
 
     async def ask(self, method: str, event: Callable[[Token], Event]) -> Answer:
-        """The core's answer to one call of kubelet's, which is posted as this event."""
+        """Post one call of kubelet's as this event; return the core's answer."""
         began, answer = trio.current_time(), None
         try:
             with self._replies.ask() as pending:
@@ -87,7 +87,7 @@ class InboxCaller:
             self._ended(method, trio.current_time() - began, answer)
 
     async def _post(self, event: Event) -> None:
-        """Posts an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does
+        """Post an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does
         not take it."""
         with trio.move_on_after(STREAM_END_POST_S, shield=True):
             try:

@@ -18,7 +18,7 @@ cost no more than a check a second, and must not delay the answer to a prepare, 
 
 
 async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], driver_kind: ClaimsOf) -> None:
-    """Runs for ever. `of`: whose claims they are."""
+    """Run for ever. `driver_kind`: the DRA driver whose claims they are."""
     async with aclosing(files.touches()) as touches:
         async for claims in touches:
             await inbox.send(FilesTouched(driver_kind, None if claims is None else tuple(sorted(claims))))

@@ -34,7 +34,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     driver_kind: ClaimsOf,
 ) -> None:
-    """Runs for ever. `of`: whose claims they are."""
+    """Run for ever. `driver_kind`: the DRA driver whose claims they are."""
     loaded, written, kept = 0, 0, Checkpoint()
     async for _ in wanted:
         while (now := wanted.value).load not in (0, loaded):
@@ -73,7 +73,8 @@ async def run(
 
 
 async def _having(files: ClaimFileStore, driver_kind: ClaimsOf) -> tuple[StoredEntry, ...]:
-    """The claims of GPUs by their files, where the checkpoint may not be used; none where they cannot be read."""
+    """Return the claims of GPUs by their files, where the checkpoint may not be used; none where they cannot be
+    read."""
     if driver_kind is not ClaimsOf.GPUS:
         return ()
     with suppress(StateFileError), raises_only(StateFileError, "checkpoint_keeper"):
@@ -83,7 +84,7 @@ async def _having(files: ClaimFileStore, driver_kind: ClaimsOf) -> tuple[StoredE
 
 
 async def _pause(wanted: LatestReader[DiskWanted], now: DiskWanted) -> None:
-    """Until the next try; at once if something else is wanted."""
+    """Wait until the next try; return at once if something else is wanted."""
     with trio.move_on_after(limits.CLAIM_RETRY_S):
         while wanted.value.load == now.load:
             await wanted.receive()
@@ -92,8 +93,8 @@ async def _pause(wanted: LatestReader[DiskWanted], now: DiskWanted) -> None:
 async def _read(
     store: CheckpointStore, files: ClaimFileStore, driver_kind: ClaimsOf, *, owns: bool
 ) -> tuple[Restoration, Sequence[str]]:
-    """Reads, and removes what is of no claim; with a sentence for each thing that stays, which stops no other claim.
-    `owns`: as `restoration`. Raises `StateFileError`."""
+    """Read the checkpoint and the files, and remove files of no claim. Return a sentence for each that stays, which
+    stops no other claim. `owns`: as `restoration`. Raises `StateFileError`."""
     restored = await store.read(owns=owns)
     plan = restoration(restored, await files.found(owns=owns), driver_kind, owns=owns)
     problems: list[str] = []

@@ -24,7 +24,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     driver_kind: ClaimsOf,
 ) -> None:
-    """Runs for ever. `of`: whose claims they are."""
+    """Run for ever. `driver_kind`: the DRA driver whose claims they are."""
 
     reads = SharedReads()
 

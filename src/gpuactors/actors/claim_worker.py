@@ -42,8 +42,8 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     driver_kind: ClaimsOf,
 ) -> None:
-    """Runs for ever. `driver` is the DRA driver's name, which the files carry; `of`: whose claims they are. `binder`:
-    None where no claim binds a device."""
+    """Run for ever. `driver` is the DRA driver's name, which the files carry; `driver_kind` the driver whose claims
+    they are. `binder`: None where no claim binds a device."""
 
     async def on_files(uid: ClaimUid, act: FilesAct) -> Event:
         return await _on_files(uid, act, files, driver, driver_kind)
@@ -107,7 +107,7 @@ async def _on_files(
 
 
 def _contents(driver: str, claim: Claim, act: FilesAct) -> ClaimContents:
-    """Raises `StateFileError`."""
+    """Return the content of the claim's files. Raises `StateFileError`."""
     try:
         return contents_of(driver, claim, act.devices, act.directories, act.placed)
     except ValueError as exc:  # a name from outside that is no part of a path

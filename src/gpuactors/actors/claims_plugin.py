@@ -37,7 +37,7 @@ class ClaimsPorts(Struct, frozen=True):
 
 
 async def run(ports: ClaimsPorts, stop: trio.Event) -> None:
-    """Serves until `stop` is set; then kubelet is given time to turn away, and calls in flight to finish."""
+    """Serve until `stop` is set; then give kubelet time to turn away, and calls in flight time to finish."""
     failures = 0
     while not stop.is_set():
         try:
@@ -54,7 +54,7 @@ async def run(ports: ClaimsPorts, stop: trio.Event) -> None:
 
 
 async def _attend(endpoint: ClaimsEndpoint, ports: ClaimsPorts, stop: trio.Event) -> None:
-    """Until `stop` is set. Raises `KubeletError` where a socket that is gone cannot be made again."""
+    """Keep the sockets there until `stop` is set. Raises `KubeletError` where a missing socket cannot be made again."""
     ports.on_serving(endpoint.names)
     while await _lost(endpoint, stop):
         await endpoint.mend()
@@ -64,7 +64,7 @@ async def _attend(endpoint: ClaimsEndpoint, ports: ClaimsPorts, stop: trio.Event
 
 
 async def _lost(endpoint: ClaimsEndpoint, stop: trio.Event) -> bool:
-    """Waits for either: True where a socket is gone, False where the plugin is to end."""
+    """Wait for either: return True if a socket is gone, False if the plugin is to end."""
     async with trio.open_nursery() as nursery:
 
         async def end_wait() -> None:

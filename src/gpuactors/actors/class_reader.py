@@ -31,11 +31,11 @@ class ClassPorts(Struct, frozen=True):
     on_contested: Callable[[DeviceClass], None]
     """Called with each class that takes a resource of gpuactors; must not raise, as the other one."""
     on_problem: Callable[[str], None]
-    """Told why the classes are not known, once."""
+    """Called once with the reason why the classes are unknown."""
 
 
 async def run(state: LatestReader[NodeState], ports: ClassPorts) -> None:
-    """Runs for ever, and does nothing after the answer."""
+    """Run for ever; do nothing after the answer."""
     while own_resources(state.value) is None:
         await state.receive()
     classes = await _listed(ports)
@@ -45,7 +45,7 @@ async def run(state: LatestReader[NodeState], ports: ClassPorts) -> None:
 
 
 async def _listed(ports: ClassPorts) -> tuple[DeviceClass, ...]:
-    """The classes; none where the server does not say which."""
+    """Return the classes; none where the server does not say which."""
     problem = ""
     for failures in range(1, CLASSES_TRIES + 1):
         try:

@@ -35,7 +35,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     unwatched: Callable[[str], None],
 ) -> None:
-    """Runs for ever. `unwatched` gets the reason each time a ComputeDomain cannot be watched; it must not raise."""
+    """Run for ever. `unwatched` gets the reason each time a ComputeDomain cannot be watched; it must not raise."""
 
     reads = SharedReads()
 
@@ -85,7 +85,7 @@ async def _watch_all(
     changes: Latest[int],
     unwatched: Callable[[str], None],
 ) -> None:
-    """Watches each domain as long as that is wanted, for ever."""
+    """Watch each domain as long as that is wanted, for ever."""
     watching: dict[DomainUid, trio.CancelScope] = {}
 
     async def watch(uid: DomainUid, scope: trio.CancelScope) -> None:
@@ -105,7 +105,7 @@ async def _watch_all(
 async def _watch(
     uid: DomainUid, api: DomainApi, changes: Latest[int], unwatched: Callable[[str], None]
 ) -> None:
-    """Counts the changes that the watch shows, for ever."""
+    """Count the changes that the watch shows, for ever."""
 
     async def follow() -> None:
         async with api.watch_domain(uid) as changed:
@@ -119,7 +119,7 @@ async def _watch(
 
 
 async def _post(changes: LatestReader[int], inbox: trio.MemorySendChannel[Event]) -> None:
-    """Of many changes at once one is posted: all domains that something waits for are read after each."""
+    """Post one event per burst; each re-reads every domain that is waited for."""
     async for count in changes:
         if count:
             await inbox.send(DomainsTouched())

@@ -34,15 +34,15 @@ class PosterPorts(Struct, frozen=True):
 
     events: EventApi
     claims: ClaimApi
-    """Sources of the pods that claims are reserved for."""
+    """The source of the pods that claims are reserved for."""
     on_problem: Callable[[str], None]
-    """Told why events cannot be posted, once while that lasts; must not raise."""
+    """Called once per outage with the reason why events cannot be posted; must not raise."""
     now: Callable[[], float]
     """The time of day in seconds since 1970."""
 
 
 async def run(state: LatestReader[NodeState], ports: PosterPorts) -> None:
-    """Runs for ever."""
+    """Run for ever."""
     poster, rest_until = _Poster(ports), -math.inf
     while True:
         with trio.move_on_at(poster.next_at):
@@ -59,15 +59,15 @@ class _Poster:
         self._told = NOTHING_TOLD
         self._failures = 0
         self._forbidden: dict[KubeEvent, int] = {}
-        """How often in a row the server has answered 403."""
+        """The number of 403 answers in a row, by event."""
 
     @property
     def next_at(self) -> float:
-        """When something is due whatever happens."""
+        """The time at which something is due whatever happens."""
         return next_at(self._told)
 
     async def look(self, state: NodeState) -> float:
-        """Tells what is due, until a request fails; returns until when to rest then."""
+        """Post what is due, until a request fails; return until when to rest."""
         self._told = look(self._told, kube_events(state), trio.current_time())
         while True:
             self._told, event = due(self._told, trio.current_time())
@@ -109,8 +109,8 @@ class _Poster:
         return trio.current_time() + wait_s
 
     def _is_lasting(self, event: KubeEvent, error: ApiError) -> bool:
-        """Whether the server will refuse it again a second later: a missing right, a namespace that ends; but not 429,
-        nor the first times 403: an API server that has just started answers so until it has read RBAC."""
+        """Return whether the server will refuse it again a second later: a missing right, a namespace that ends; but
+        not for 429, nor for the first 403s: an API server that has just started answers so until it has read RBAC."""
         if not isinstance(error, ApiRefused) or error.code >= 500 or error.code == 429:
             return False
         if error.code != 403:

@@ -30,7 +30,7 @@ FEATURES_RENEW_S: Final = 1800.0
 """The file is renewed so often if nothing changes."""
 
 FEATURES_RETRY_S: Final = 60.0
-"""After a write that failed."""
+"""The wait after a failed write."""
 
 assert FEATURES_RENEW_S + FEATURES_RETRY_S < FEATURES_EXPIRE_S
 
@@ -40,13 +40,13 @@ class FeaturePorts(Struct, frozen=True):
 
     file: FeatureFile
     on_problem: Callable[[str], None]
-    """Told why the file cannot be written, once while that lasts; must not raise."""
+    """Called once per outage with the reason why the file cannot be written; must not raise."""
     now: Callable[[], float]
     """The time of day in seconds since 1970."""
 
 
 async def run(state: LatestReader[NodeState], ports: FeaturePorts) -> None:
-    """Runs for ever."""
+    """Run for ever."""
     written: Mapping[str, str] | None = None
     renew_at, rest_until, logged = math.inf, -math.inf, ""
     while True:

@@ -67,7 +67,7 @@ class HandOverPorts(Struct, frozen=True):
 
 
 async def run(ports: HandOverPorts) -> None:
-    """Runs for ever."""
+    """Run for ever."""
     ports = replace(ports, on_problem=_changes(ports.on_problem), on_blocked=_changes(ports.on_blocked))
     while True:
         try:
@@ -90,7 +90,7 @@ async def run(ports: HandOverPorts) -> None:
 
 
 def _changes(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells of a reason that differs from the last one; an empty one is none."""
+    """Wrap `tell` so that it is called only with a reason that differs from the last one; an empty one is none."""
     last = ""
 
     def told(reason: str) -> None:
@@ -127,7 +127,7 @@ async def _begin_to_serve(
 
 
 async def _serve(ports: HandOverPorts) -> None:
-    """This daemon serves, and does not have the control socket (any more)."""
+    """Get the control socket for a daemon that serves without it."""
     try:
         async with ports.control.hold(ports.state) as held:
             await _attend(held, ports)
@@ -136,7 +136,7 @@ async def _serve(ports: HandOverPorts) -> None:
 
 
 async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
-    """Until a successor has got the socket, or it is not ours any more."""
+    """Hold the socket until a successor has got it, or it is not ours any more."""
     while True:
         ports.on_problem(await held.complete())
         with trio.move_on_after(CONTROL_CHECK_S) as waiting:
@@ -150,7 +150,7 @@ async def _attend(held: HeldControl, ports: HandOverPorts) -> None:
 
 
 async def _end_plugins(ports: HandOverPorts) -> None:
-    """Until kubelet's calls are finished, the streams have ended and the plugins' sockets are removed.
+    """End the plugins: wait until kubelet's calls are finished, the streams have ended and the sockets are removed.
 
     The calls first: a stream that ends while another plugin's call is finished would be missed for as long.
     """

@@ -14,7 +14,7 @@ from gpuactors.ports.node import Kubelet, Sockets
 
 
 async def run(kubelet: Kubelet, inbox: trio.MemorySendChannel[Event]) -> None:
-    """Runs for ever; while kubelet's directory does not exist it is checked every KUBELET_DIR_RETRY_S."""
+    """Run for ever; while kubelet's directory does not exist, check it every KUBELET_DIR_RETRY_S."""
     while True:
         try:
             async with kubelet.sockets() as sockets:

@@ -27,7 +27,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     unwatched: Callable[[str], None],
 ) -> None:
-    """Runs for ever. `unwatched` gets the reason each time the Node cannot be watched; it must not raise."""
+    """Run for ever. `unwatched` gets the reason each time the Node cannot be watched; it must not raise."""
 
     async def once(_: None, order: LabelPatchWanted | int) -> Event:
         return await (_read(order, node) if isinstance(order, int) else _patch(order, node))
@@ -66,7 +66,7 @@ async def _patch(order: LabelPatchWanted, node: NodeApi) -> Event:
 async def _watch(
     node: NodeApi, inbox: trio.MemorySendChannel[Event], unwatched: Callable[[str], None]
 ) -> None:
-    """For ever. Posts when a watch begins as well: what was before is not known."""
+    """Post each change of the label, for ever; also when a watch begins, as earlier changes are unknown."""
 
     async def follow() -> None:
         is_first, last_label = True, None

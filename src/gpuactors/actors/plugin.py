@@ -42,7 +42,7 @@ async def run_all(
     ports: PluginPorts,
     running: Latest[frozenset[ResourceName]] | None = None,
 ) -> None:
-    """A plugin for every resource there is, ended when its resource retires; all are ended when the cell is closed.
+    """Run a plugin for every resource; end it when its resource retires, and all when the cell is closed.
 
     `running` names the plugins whose streams and sockets may still be there; it is set before any of them can wait.
     """
@@ -69,7 +69,7 @@ async def run_all(
 
 
 class _Running:
-    """Which plugins run. One that starts again while it still ends runs twice for a moment."""
+    """The plugins that run. One that starts again while it still ends runs twice for a moment."""
 
     def __init__(self, names: Latest[frozenset[ResourceName]] | None) -> None:
         self._names = names
@@ -89,7 +89,7 @@ class _Running:
 
 
 async def run(resource: ResourceName, reads: PluginReaders, ports: PluginPorts, stop: trio.Event) -> None:
-    """Makes one endpoint after the other, whenever a bind order says so, until `stop` is set."""
+    """Make one endpoint after the other, whenever a bind order says so, until `stop` is set."""
     orders = _Orders(reads.order.subscribe(), stop)
     registered = _Counter()
     order = await orders.next()
@@ -130,7 +130,7 @@ class _Orders:
         self._stop = stop
 
     async def next(self) -> PluginOrder | None:
-        """The next order; None when the plugin is to end."""
+        """Return the next order; None when the plugin is to end."""
         order: PluginOrder | None = None
 
         async def end_wait() -> None:
@@ -152,7 +152,7 @@ async def _attend(
     registered: _Counter,
     ports: PluginPorts,
 ) -> PluginOrder | None:
-    """Carries out orders for as long as this endpoint can serve them; returns the one that needs a new endpoint."""
+    """Carry out orders as long as this endpoint can serve them; return the one that needs a new endpoint."""
     bound = order.bind
     async with trio.open_nursery() as nursery:
         current: PluginOrder | None = order
@@ -188,7 +188,7 @@ async def _failed(
     orders: _Orders,
     ports: PluginPorts,
 ) -> PluginOrder | None:
-    """Posts that the endpoint could not be made or has failed, and waits for the order to try again."""
+    """Post that the endpoint could not be made or has failed, and wait for the order to try again."""
     if order is None:
         return None
     await ports.inbox.send(SocketFailed(resource, order.bind, reason))

@@ -25,7 +25,7 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
     cdi: CdiReader | None = None,
 ) -> None:
-    """Runs for ever. `cdi`: None where no claim has a GPU by a file."""
+    """Run for ever. `cdi`: None where no claim has a GPU by a file."""
 
     async def once(_: None, number: int) -> Event:
         return await read(number, wanted.value, ledger, cdi)
@@ -36,7 +36,7 @@ async def run(
 async def read(
     number: int, wanted: LedgerWanted, ledger: LedgerReader, cdi: CdiReader | None = None
 ) -> LedgerEvent:
-    """One read, as an event. The CDI files are read last: a claim that kubelet lists has its file by then."""
+    """Read once; return the event. The CDI files are read last: a claim that kubelet lists has its file by then."""
     event = await _read(number, wanted, ledger)
     if cdi is None:
         return event

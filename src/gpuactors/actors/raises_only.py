@@ -17,7 +17,7 @@ from gpuactors.process.resource_exhaustion import shortage
 E = TypeVar("E", bound=Exception)
 
 _SHOWN_CHARS: Final = 300
-"""Of an exception's own text, which may quote what came from outside."""
+"""Limit on quoted exception text, which may hold untrusted input."""
 
 _log = get_logger(__name__)
 

@@ -71,11 +71,11 @@ class ClaimCells(Struct, frozen=True):
 
     @classmethod
     def of(cls, wanted: ClaimsWanted) -> ClaimCells:
-        """The cells with their first values: each has the name of its output."""
+        """Make the cells with their first values: each has the name of its output."""
         return cls(**{name: Latest(getattr(wanted, name)) for name in cls.__struct_fields__})
 
     def show(self, wanted: ClaimsWanted) -> None:
-        """Puts each output into its cell."""
+        """Put each output into its cell."""
         for name in self.__struct_fields__:
             getattr(self, name).set(getattr(wanted, name))
 
@@ -88,11 +88,11 @@ class DomainCells(Struct, frozen=True):
 
     @classmethod
     def of(cls, wanted: DomainsWanted) -> DomainCells:
-        """The cells with their first values."""
+        """Make the cells with their first values."""
         return cls(Latest(wanted), ClaimCells.of(wanted.claims))
 
     def show(self, wanted: DomainsWanted) -> None:
-        """Puts each output into its cell."""
+        """Put each output into its cell."""
         self.wanted.set(wanted)
         self.claims.show(wanted.claims)
 
@@ -111,7 +111,7 @@ class Cells(Struct, frozen=True):
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
     role: Latest[Role]
-    """That of the state: for a reader that nothing else of it concerns."""
+    """The state's role: for a reader that needs nothing else of the state."""
     served: Latest[Mapping[ResourceName, frozenset[str]] | None]
     """The served resources with their models (`Published.served`); None while this daemon does not serve."""
 
@@ -124,7 +124,7 @@ async def run(
     log_line: Callable[[Log], None],
     record: Callable[[Step], None] | None = None,
 ) -> None:
-    """Runs for ever. Any exception in here is a bug and ends the process: it is never restarted.
+    """Run for ever. Any exception in here is a bug and ends the process: it is never restarted.
 
     `record` is called with every step, also with one that raised.
     """
@@ -133,7 +133,7 @@ async def run(
     published.show(project(state))
 
     def turn(first: Event) -> None:
-        """Takes the event, and those that wait with it: each reader is woken once, and gets the last outputs."""
+        """Take the event, and those that wait with it: each reader is woken once, and gets the last outputs."""
         nonlocal state
         for event in chain((first,), _waiting(inbox)):
             before, at = state, trio.current_time()
@@ -168,7 +168,7 @@ async def run(
 
 
 def _waiting(inbox: trio.MemoryReceiveChannel[Event]) -> Iterator[Event]:
-    """The events that wait, as far as one turn takes them: others are to have theirs, and what is due as well."""
+    """Yield the waiting events that this turn takes: other tasks and due deadlines get their turn too."""
     for _ in range(REGISTRY_EVENTS - 1):
         try:
             yield inbox.receive_nowait()
@@ -185,7 +185,7 @@ def _interpret(effect: Effect, replies: Replies[Answer], log_line: Callable[[Log
 
 
 class _Published:
-    """The writing ends. Those of a plugin are made here, when there is one."""
+    """The write ends of the cells. Those of a plugin are made when it appears."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -193,11 +193,11 @@ class _Published:
 
     @property
     def plugins(self) -> Set[ResourceName]:
-        """Those that have cells."""
+        """The resources that have cells."""
         return self._plugins.keys()
 
     def show(self, outputs: Outputs) -> None:
-        """Puts each output into its cell; an equal value wakes no reader."""
+        """Put each output into its cell; an equal value wakes no reader."""
         cells = self._cells
         cells.inspections.set(outputs.inspections)
         cells.ledger.set(outputs.ledger)

@@ -16,7 +16,7 @@ from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import ServedResources
 
 SERVED_RETRY_S: Final = 10.0
-"""After a failed write of the file of served resources."""
+"""The wait after a failed write of the file of served resources."""
 
 
 async def run(
@@ -24,8 +24,8 @@ async def run(
     file: ServedResources,
     on_problem: Callable[[str], None],
 ) -> None:
-    """Runs for ever. `wanted`: what is served; None while this daemon does not serve. A problem is logged once while it
-    lasts; meanwhile the write is retried."""
+    """Run for ever. `wanted`: the served resources with their models; None while this daemon does not serve. A problem
+    is logged once while it lasts; meanwhile the write is retried."""
     written: Mapping[ResourceName, frozenset[str]] | None = None
     logged = ""
     async for _ in wanted:

@@ -75,12 +75,12 @@ class PublisherPorts(Struct, frozen=True):
     slices: SliceApi
     node: NodeApi
     tell: Callable[[Publication], Awaitable[None]]
-    """Called with what was learnt, each time it is something else."""
+    """Called with what was learnt, each time it changes."""
 
 
 async def run(offers: LatestReader[Offer | None], ports: PublisherPorts) -> None:
-    """Runs for ever. While there is no offer (another daemon serves, or the host has not been read yet) nothing is
-    asked and nothing is written."""
+    """Run for ever. While there is no offer (another daemon serves, or the host has not been read yet) nothing is asked
+    and nothing is written."""
     async for offer in offers:
         if offer is None:
             continue
@@ -105,7 +105,8 @@ class _View:
         self.generation_seen = 0
         """The highest generation that any of them had."""
         self._awaited: dict[str, str | None] = {}
-        """By name, the version that a write of gpuactors has made of a slice; None: it has deleted the slice."""
+        """The version that a write of gpuactors has given a slice, by the slice's name; None: the write has deleted
+        it."""
         self._awaited_since = 0.0
         self._shown: set[tuple[str, str | None]] | None = None
         """Slices shown since an unanswered write began; None if there is no such write."""
@@ -131,11 +132,11 @@ class _View:
                 assert_never(other)
 
     def write_begins(self) -> None:
-        """The watch may show a write before it is answered."""
+        """Note that a write begins: the watch may show it before it is answered."""
         self._shown = set()
 
     def expect(self, name: str, version: str | None) -> None:
-        """A write was answered: the slice has this version now, or is deleted."""
+        """Note the answer to a write: the slice has this version now, or is deleted."""
         before = self.slices.get(name) if self.slices is not None else None
         shown, self._shown = self._shown or set(), None
         if (name, version) in shown or (before.version if before is not None else None) == version:
@@ -146,7 +147,7 @@ class _View:
 
     @property
     def waits_s(self) -> float | None:
-        """How long what was written may still take to be shown; None if all is."""
+        """How long the watch may still take to show the writes, in seconds; None if it has shown all."""
         if not self._awaited:
             return None
         return max(0.0, self._awaited_since + WRITE_SEEN_S - trio.current_time())
@@ -177,20 +178,20 @@ class _Publisher:
         self._ask_taints_at = -inf
         self._answers: dict[str, Answered] = {}
         self._written: Pool | None = None
-        """The pool that was written last."""
+        """The last written pool."""
         self._changed_at = 0.0
-        """When the pool was last another one, by the offer."""
+        """The time of the offer's last change of the pool."""
         self._unwritten_since = inf
-        """When it was first another one since the server had what was offered."""
+        """The time of its first change since the server had what was offered."""
         self._restored_at: deque[float] = deque()
         self._unfollowed = ""
-        """Why the slices cannot be followed; the other two: why they cannot be written, why taints cannot be asked."""
+        """Why the slices cannot be followed; the next two: why they cannot be written, why taints cannot be asked."""
         self._unwritten = ""
         self._unasked = ""
         self._told: Publication | None = None
 
     def offer(self, offer: Offer) -> None:
-        """The offer is another one. Whether a claim has a device is nearly always nothing that a slice says."""
+        """Take a new offer. Taking a device rarely changes a slice."""
         before = self._pool()
         self._offer = offer
         if self._pool() == before:
@@ -200,7 +201,7 @@ class _Publisher:
         self._wake()
 
     def _pool(self) -> Pool:
-        """The pool that the server is to have."""
+        """Return the pool that the server is to have."""
         return wanted_pool(self._offer, self._keeps)
 
     def _wake(self) -> None:
@@ -210,7 +211,7 @@ class _Publisher:
     # --- following ----------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Follows the slices, for ever."""
+        """Follow the slices, for ever."""
         await for_ever("slice_publisher", self._follow_once, self._lost)
 
     async def _lost(self, error: ApiError) -> None:
@@ -233,7 +234,7 @@ class _Publisher:
     # --- writing ------------------------------------------------------------------------------------------
 
     async def publish(self) -> None:
-        """Writes what is to be written, for ever."""
+        """Write what is to be written, for ever."""
         failures = 0
         while True:
             changed = self._changed
@@ -252,7 +253,7 @@ class _Publisher:
                 await changed.wait()
 
     async def _round(self) -> float:
-        """Compares once, and writes; returns after how many seconds to do it again if nothing changes. Raises
+        """Compare once, and write; return after how many seconds to do it again if nothing changes. Raises
         `ApiError`."""
         if self._view.slices is None:
             return inf
@@ -285,7 +286,7 @@ class _Publisher:
         return writes(self._pool(), owner, view.slices.values(), self._answers, view.generation_seen)
 
     def _pause_s(self) -> float:
-        """How long to wait before what others have changed is restored. What we have changed is written as soon as
+        """Return how long to wait before others' changes are undone. Changes of the offer are written as soon as
         nothing else follows from it: one reason for a taint comes within milliseconds of another."""
         now, pool = trio.current_time(), self._pool()
         if pool != self._written:
@@ -332,7 +333,7 @@ class _Publisher:
             self._ask_taints_at = -inf
 
     async def _ask_taints(self, owner: str) -> None:
-        """Finds out whether the server keeps taints. A refusal leaves it as it was known."""
+        """Find out whether the server keeps taints. A refusal leaves the answer as it was."""
         probe = probe_spec(self._offer.driver, self._offer.node)
         try:
             stored = await self._ports.slices.create(probe, 0, owner, dry_run=True)
@@ -346,7 +347,7 @@ class _Publisher:
         self._ask_taints_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
 
     def _list_anew(self) -> None:
-        """The watch has not shown what was written."""
+        """List everything anew: the watch has not shown a write."""
         self._view.slices = None
         self._watching.cancel()
 

@@ -48,15 +48,15 @@ async def run(
     use: UseReader,
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
-    """Runs until the cell is closed."""
+    """Run until the cell is closed."""
     done: dict[PciAddress, int] = {}
     """The number of the last inspection that was carried out, of the functions that are wanted."""
     slow: set[PciAddress] = set()
-    """Those that are inspected by themselves."""
+    """The functions that are inspected by themselves."""
     scanned = 0
     """The number of the last scan that was begun."""
     scans = False
-    """A scan is under way."""
+    """True while a scan is under way."""
 
     async def scan() -> None:
         nonlocal scanned, scans
@@ -107,7 +107,7 @@ class _Polls:
         self._inbox = inbox
         self._nursery = nursery
         self._last = PollWanted(0, ())
-        """The one that was begun last."""
+        """The last begun poll."""
 
     async def begin(self, wanted: PollWanted, *, with_inspections: bool) -> Observation | None:
         """Begin the poll if it is a new one. Returns what is to be carried out together with the inspections."""
@@ -125,7 +125,7 @@ class _Polls:
         return None
 
     async def carried_out(self, together: Observation | None) -> list[Event]:
-        """The result of the poll after the inspections; nothing if these have held it up: its result follows."""
+        """Return the result of the poll after the inspections; nothing if these have held it up: its result follows."""
         if together is None:
             return []
         result = partial(self._use.result, together)
@@ -139,7 +139,7 @@ class _Polls:
 
 
 async def _observed(wanted: PollWanted, observe: Observe) -> GroupsObserved | SomeGroupsObserved:
-    """One that failed has seen nothing: the core requests another one."""
+    """Make the event of a poll. A failed poll has seen nothing: the core requests another one."""
     assert wanted.poll is not None
     uses: tuple[GroupUse, ...] = ()
     with suppress(HostError), raises_only(HostError, "sysfs_inspector"):
@@ -159,7 +159,7 @@ async def _scan(number: int, allocated: frozenset[PciAddress], host: HostReader)
 def _due(
     functions: Mapping[PciAddress, int], done: Mapping[PciAddress, int], slow: set[PciAddress]
 ) -> dict[PciAddress, int]:
-    """The numbers of the inspections to carry out next, those that wait longest first."""
+    """Return the numbers of the inspections to carry out next, the longest waiting first."""
     waiting = ((number, a) for a, number in functions.items() if number > done.get(a, 0) and a not in slow)
     return {address: number for number, address in islice(sorted(waiting), INSPECTION_BATCH)}
 

@@ -22,7 +22,7 @@ meanwhile."""
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event], scans: trio.Event) -> None:
-    """Runs for ever. Changes before the source was open were missed, so a scan follows. `scans`: set when scans may
+    """Run for ever. Changes before the source was open were missed, so a scan follows. `scans`: set when scans may
     begin, which is after the first try, so that the first one misses no change and no second one is wanted."""
     while True:
         try:
@@ -49,5 +49,5 @@ async def _forward(source: UeventSource, inbox: trio.MemorySendChannel[Event]) -
 
 
 def _one_each(hints: Sequence[Hint]) -> Iterable[Hint]:
-    """The last hint of each place, in the order of the places' first ones."""
+    """Return the last hint of each place, in the order of the places' first hints."""
     return {(hint.address, hint.iommu_group): hint for hint in hints}.values()

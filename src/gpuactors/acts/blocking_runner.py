@@ -25,7 +25,8 @@ from gpuactors.host.threads import OneByOne, in_thread
 from gpuactors.ports.errors import HostShortError, StateFileError
 
 FILES_QUEUE_MAX: Final = 256
-"""Writes that wait for one thread: more than FILES_AT_ONCE, so that a full queue is a fault and not a crowd."""
+"""Limit on the writes that wait for one thread: more than FILES_AT_ONCE, so that a full queue is a fault and not a
+crowd."""
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ async def inline(call: Callable[[], T]) -> T:
 
 
 class Lock(Protocol):
-    """Implement `StateLock`."""
+    """The interface of `StateLock`."""
 
     def reading(self, *, owns: bool) -> AbstractContextManager[None]: ...
 
@@ -98,7 +99,7 @@ class Lock(Protocol):
 
 @final
 class NoLock:
-    """Of a simulation, in which no two writes overlap."""
+    """The lock of a simulation, in which no two writes overlap."""
 
     def reading(self, *, owns: bool) -> AbstractContextManager[None]:
         return nullcontext()
@@ -108,7 +109,7 @@ class NoLock:
 
 
 def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callable[[], T]:
-    """`call` with the lock, which is taken where the call is made."""
+    """Return `call` under the lock, which is taken where the call is made."""
 
     def locked() -> T:
         with lock:
@@ -162,8 +163,8 @@ class StoredFiles:
         await self._run_blocking(partial(self._write, contents))
 
     def _write(self, contents: ClaimContents) -> None:
-        """Kubelet prepares a claim again for each of its pods, and when it restarts: also while the disk is read-only,
-        as after an error of it. Files that are as they must be need no write, and no lock for one."""
+        """Write the files; on a read-only disk only check them. Kubelet prepares a claim again for each of its pods,
+        and when it restarts: correct files need no write then, and no lock."""
         try:
             with self._lock.writing():
                 self._files.write(contents)

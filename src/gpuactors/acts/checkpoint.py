@@ -53,7 +53,7 @@ each one must not fill up with them."""
 FILE_NAME: Final = "gpuactors-checkpoint.json"
 
 OLD_FILE_NAME: Final = "checkpoint.json"
-"""Of this program up to 0.1, and of NVIDIA's driver."""
+"""The name up to version 0.1, and that of NVIDIA's driver."""
 
 _CORRUPT: Final = f"{FILE_NAME}.corrupt-"
 _OLD_CORRUPT: Final = f"{OLD_FILE_NAME}.corrupt-"
@@ -104,7 +104,7 @@ class CheckpointFile:
         return restored
 
     def _content(self, path: str) -> bytes | None:
-        """None if it is not there. Raises `StateFileError`."""
+        """Read a file; None if it is not there. Raises `StateFileError`."""
         try:
             return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
         except FileNotFoundError:
@@ -116,7 +116,7 @@ class CheckpointFile:
             ) from None
 
     def _renamed(self) -> None:
-        """Our file by its old name has the new one when this returns."""
+        """Give gpuactors' own file the new name."""
         try:
             self._disk.rename(self._old_path, self._path)
             self._disk.sync_directory(self._directory)
@@ -126,7 +126,7 @@ class CheckpointFile:
             ) from None
 
     def _beside(self, restored: Restored, content: bytes) -> Restored:
-        """`restored` with what a file says that is not ours. Raises `StateFileError`."""
+        """Add to `restored` what a file of another program says. Raises `StateFileError`."""
         if whose(content) is Whose.THEIRS:
             return structs.replace(restored, theirs=self._read_theirs(content))
         unknown = f"{self._old_path} is neither gpuactors' nor NVIDIA's checkpoint, and is left as it is"
@@ -173,7 +173,7 @@ class CheckpointFile:
         return Restored(checkpoint, Origin.FOUND, f"{path}: {len(checkpoint.claims)} claims")
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint is on disk when this returns. Raises `StateFileError`; the old one is there then."""
+        """Write the checkpoint durably. Raises `StateFileError`; the old one is there then."""
         body = _encoded(encoded(checkpoint, self._boot_id))
         head = f'{{"checksum":"sha256:{sha256(body).hexdigest()}","checkpoint":'.encode()
         try:
@@ -188,7 +188,7 @@ class CheckpointFile:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _decoded(self, stored: bytes) -> tuple[str, Checkpoint]:
-        """Raises `ValueError` for a corrupt file, `CheckpointNewerError`."""
+        """Decode the boot id and the checkpoint. Raises `ValueError` for a corrupt file, `CheckpointNewerError`."""
         content = _content_of(stored)
         version = version_of(content)
         if version > VERSION:
@@ -225,7 +225,7 @@ class CheckpointFile:
         )
 
     def _next_name(self) -> str:
-        """The name for the next corrupt one; from CORRUPT_FILES_KEPT on it replaces the last."""
+        """Return the name for the next corrupt one; from CORRUPT_FILES_KEPT on it replaces the last."""
         corrupt = self._corrupt_ones(_CORRUPT)
         return f"{_CORRUPT}{min(len(corrupt) + 1, CORRUPT_FILES_KEPT)}"
 
@@ -238,8 +238,8 @@ class CheckpointFile:
 
 
 def newer_checkpoint(directory: str, disk: Disk) -> tuple[str, int] | None:
-    """Path and version of the checkpoint in a DRA driver's directory, if a newer gpuactors wrote it; None also if
-    there is none, if it is corrupt, or if it cannot be read."""
+    """Return the path and version of the checkpoint in a DRA driver's directory, if a newer gpuactors wrote it; None
+    also if there is none, if it is corrupt, or if it cannot be read."""
     path = os.path.join(directory, FILE_NAME)
     try:
         version = version_of(_content_of(disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)))
@@ -252,7 +252,7 @@ def newer_checkpoint(directory: str, disk: Disk) -> tuple[str, int] | None:
 
 
 def _content_of(stored: bytes) -> Json:
-    """The inner object of the file. Raises `ValueError` for a corrupt file."""
+    """Return the inner object of the file. Raises `ValueError` for a corrupt file."""
     if len(stored) > limits.CLAIMS_FILE_MAX_BYTES:
         raise ValueError(f"it has more than {limits.CLAIMS_FILE_MAX_BYTES:,} bytes")
     match = _FORM.fullmatch(stored)
@@ -269,14 +269,14 @@ def _encoded(content: Json) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """A frozen mapping, which the encoder does not know. Raises `TypeError`."""
+    """Thaw a frozen mapping, which the encoder does not know. Raises `TypeError`."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _json(value: Any) -> Json:
-    """A decoded value with tuples for arrays, as the core has them."""
+    """Convert a decoded value: tuples for arrays, as in the core."""
     if isinstance(value, list):
         return tuple(_json(item) for item in value)
     if isinstance(value, dict):

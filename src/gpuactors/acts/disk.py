@@ -25,7 +25,7 @@ class HeldDirectory(Protocol):
     """A directory that is held: another one that is made in its place is told from it."""
 
     def is_at(self, path: str) -> bool:
-        """Whether this is still the directory of that name."""
+        """Return whether this is still the directory of that name."""
         ...
 
 
@@ -33,48 +33,49 @@ class Disk(Protocol):
     """Operations on files, each as one system call would do it (more or less). All raise `OSError`."""
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        """The file's content; of a larger file `bytes_max` + 1 bytes. Raises `NotPlainError` for what is no file."""
+        """Read the file's content; of a larger file `bytes_max` + 1 bytes. Raises `NotPlainError` for what is no
+        file."""
         ...
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """The names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory. Raises `FileExistsError`."""
+        """Make a directory. Raises `FileExistsError`."""
         ...
 
     def hold(self, directory: str) -> HeldDirectory:
-        """Holds a directory as long as the result is kept."""
+        """Hold a directory as long as the result is kept."""
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Removes an empty directory."""
+        """Remove an empty directory."""
         ...
 
     def remove_tree(self, path: str, entries_max: int) -> None:
-        """Removes a directory with all that is in it, as `acts.tree.remove_tree`: at most so many entries in one call.
+        """Remove a directory with all that is in it, as `acts.tree.remove_tree`: at most so many entries in one call.
         Raises `FileNotFoundError` if it was gone."""
         ...
 
     def write(self, path: str, content: bytes) -> None:
-        """Makes the file, or gives the one that is there (the same inode) another content."""
+        """Make the file, or give the existing one (the same inode) another content."""
         ...
 
     def sync(self, path: str) -> None:
-        """The file's content is on the disk when this returns."""
+        """Sync the file's content to the disk."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """As rename(2): a file called `new` is replaced."""
+        """Rename a file, as rename(2): a file called `new` is replaced."""
         ...
 
     def unlink(self, path: str) -> None:
-        """Removes a name of a file."""
+        """Remove a name of a file."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """The names in a directory are on the disk when this returns."""
+        """Sync the names in a directory to the disk."""
         ...
 
 
@@ -178,14 +179,14 @@ def _sync(path: str, flags: int) -> None:
 
 
 def replace(disk: Disk, path: str, content: bytes) -> None:
-    """Puts a file of this content in the place of the one at `path`: at each moment, and after a power cut at any, one
-    of the two is there, whole. Raises `OSError`; the old file is there then."""
+    """Replace the file at `path`: at each moment, and after a power cut at any, the old or the new one is there, whole.
+    Raises `OSError`; the old file is there then."""
     replace_unsynced(disk, path, content)
     disk.sync_directory(os.path.dirname(path))
 
 
 def replace_unsynced(disk: Disk, path: str, content: bytes) -> None:
-    """Does as `replace`, but which of the two is there after a power cut is open until the directory is synced."""
+    """Do as `replace`, but until the directory is synced a power cut may leave either file."""
     temporary = temporary_of(path)
     disk.write(temporary, content)
     disk.sync(temporary)
@@ -193,13 +194,13 @@ def replace_unsynced(disk: Disk, path: str, content: bytes) -> None:
 
 
 def temporary_of(path: str) -> str:
-    """A hidden name: readers of a CDI directory take every `*.json` in it."""
+    """Return a hidden name: readers of a CDI directory take every `*.json` in it."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.new")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether it is the name of a temporary file of `replace`."""
+    """Return whether it is the name of a temporary file of `replace`."""
     return name.startswith(".") and name.endswith(".new")
 
 
@@ -221,7 +222,7 @@ class KeptDirectory:
 
 
 def ensure_directory(disk: Disk, path: str) -> None:
-    """Makes a directory, and those above it where they are missing, durably. Raises `OSError`."""
+    """Make a directory and its missing parents, durably. Raises `OSError`."""
     above = os.path.dirname(path)
     if not _is_directory(disk, path):
         if not _is_directory(disk, above):
@@ -241,7 +242,7 @@ def _is_directory(disk: Disk, path: str) -> bool:
 
 
 def unlink_if_there(disk: Disk, path: str) -> bool:
-    """Removes a file; False if it was gone. Raises `OSError` for other reasons."""
+    """Remove a file; return False if it was gone. Raises `OSError` for other reasons."""
     try:
         disk.unlink(path)
     except FileNotFoundError:

@@ -40,14 +40,14 @@ from gpuactors.ports.errors import HostShortError
 from gpuactors.process.logger import get_logger
 
 BIND_SETTLE_S: Final = 2.0
-"""From a write that returned to what it asked for: the kernel has done it by then, and devtmpfs makes the node within
-milliseconds. The rest is for a host directory that something else plays the kernel for."""
+"""The time from a write to its effect: the kernel is done when the write returns, and devtmpfs makes the node within
+milliseconds. The rest is for a host directory in which another program plays the kernel."""
 
 BIND_SETTLE_STEP_S: Final = 0.01
-"""How often that is looked at: a few readlinks."""
+"""The interval between two looks at it: a few readlinks."""
 
 HOLDERS_NAMED_MAX: Final = 4
-"""Processes named in one refusal to take a GPU; the others are counted."""
+"""Limit on the processes that a refusal to take a GPU names; the others are counted."""
 
 FITNESS_CHECKS_SIDE_BY_SIDE: Final = 32
 """GPUs of one check, each in a thread for some milliseconds: one whose sysfs hangs holds up no other."""
@@ -59,7 +59,7 @@ _log = get_logger(__name__)
 
 _NVIDIA: Final = "nvidia"
 _PERSISTENCED_COMMAND: Final = "nvidia-persiste"
-"""As much of its name as the kernel keeps (TASK_COMM_LEN)."""
+"""The part of its name that the kernel keeps (TASK_COMM_LEN)."""
 _OF_THE_NODE: Final = frozenset(
     (
         "nv-hostengine",
@@ -86,10 +86,10 @@ class _Move(Struct, frozen=True):
 
     function: GroupFunction
     driver: str | None
-    """None: it is to have none."""
+    """The driver to bind; None if it is to have none."""
     by_override: bool
     probe: bool = False
-    """It had no driver: whichever takes it, if any, has it."""
+    """True if it had no driver: any driver may take it."""
 
 
 class _Plan(Struct, frozen=True):
@@ -109,10 +109,10 @@ class _Plan(Struct, frozen=True):
 
 
 class _Task(Struct, frozen=True):
-    """An act: which devices are to be brought where."""
+    """An act: the devices, and the drivers they are brought to."""
 
     devices: tuple[PciAddress, ...]
-    """The GPU, and those of the same claim and IOMMU group."""
+    """The GPU, and the others of the same claim and IOMMU group."""
     target: Target
     noted: Mapping[PciAddress, OriginalDriver]
     """The original drivers that are on disk."""
@@ -122,7 +122,8 @@ class _Task(Struct, frozen=True):
         return self.devices[0]
 
     def functions(self, group: Group) -> list[GroupFunction]:
-        """The functions that it may touch: the GPUs, their companions, and others that an older version has bound."""
+        """Return the functions that the act may touch: the GPUs, their companions, and others that an older version has
+        bound."""
         own = {
             function.address
             for gpu in group.functions
@@ -132,7 +133,7 @@ class _Task(Struct, frozen=True):
         return [f for f in group.functions if f.address in own or self._was_bound(f.address)]
 
     def may_write_to(self, address: PciAddress) -> bool:
-        """The last guard, whatever was planned: it is in the slot of one of the GPUs."""
+        """Return whether it is in the slot of one of the GPUs: the last guard, whatever was planned."""
         return self._was_bound(address) or slot_of(address) in map(slot_of, self.devices)
 
     def _was_bound(self, address: PciAddress) -> bool:
@@ -164,7 +165,7 @@ class SysfsBinder:
         self._let_go_of: set[PciAddress] = set()
         """GPUs that nvidia-persistenced has closed for an act of gpuactors, and has not got again."""
         self._turns: dict[int, trio.Lock] = {}
-        """By IOMMU group: acts of this daemon, one after the other."""
+        """The lock of each IOMMU group, for the acts of this daemon."""
 
     async def bring(
         self,
@@ -247,8 +248,8 @@ class SysfsBinder:
         return findings
 
     async def _refuse_bind(self, device: PciAddress) -> Group | None:
-        """The group of the device; None if there is nothing to bind in it. Raises `ActError` for what a later act on it
-        would refuse, whoever uses it."""
+        """Return the group of the device; None if there is nothing to bind in it. Raises `ActError` for what a later
+        act on it would refuse, whoever uses it."""
         group = await self._look(device)
         functions = _not_on_vfio(device, group)
         for function in functions:
@@ -259,7 +260,7 @@ class SysfsBinder:
         return group if functions else None
 
     async def _refuse_used(self, device: PciAddress, group: Group, users: Users) -> None:
-        """Raises `ActError` if a later act on the device would refuse it for the users of its group."""
+        """Raise `ActError` if a later act on the device would refuse it for the users of its group."""
         gpus = [f.address for f in _not_on_vfio(device, group) if f.bound.driver == _NVIDIA]
         persisted = self._refuse_held(group, users, but_persistenced=bool(gpus))
         for address in gpus:
@@ -285,7 +286,7 @@ class SysfsBinder:
             return self._result(task, await self._look(task.device))
 
     async def _moved(self, task: _Task, before: Group) -> tuple[BoundFunction, ...]:
-        """The functions that are on another driver than before; none if that cannot be read."""
+        """Return the functions that are on another driver than before; none if that cannot be read."""
         drivers = {f.address: f.bound.driver for f in before.functions}
         with suppress(ActError):
             now = self._result(task, await self._look(task.device))
@@ -293,7 +294,7 @@ class SysfsBinder:
         return ()
 
     def _result(self, task: _Task, group: Group) -> tuple[BoundFunction, ...]:
-        """The GPU first, as its nodes are; then the others by address."""
+        """Return the bound functions: the GPU first, as its nodes are, then the others by address."""
         bound = [
             replace(function.bound, persistence=function.address in self._let_go_of)
             for function in task.functions(group)
@@ -320,7 +321,7 @@ class SysfsBinder:
         return group
 
     async def _plan(self, task: _Task, group: Group) -> _Plan:
-        """Raises `ActError` for what cannot be done."""
+        """Plan the act. Raises `ActError` for what cannot be done."""
         functions = task.functions(group)
         match task.target:
             case Target.VFIO:
@@ -374,7 +375,8 @@ class SysfsBinder:
         return _Plan(tuple(moves), tuple(leftovers))
 
     def _vfio_driver(self, function: GroupFunction) -> str:
-        """Its name on the PCI bus, or the module's where it is only loaded before the bind. Raises `ActError`."""
+        """Return its vfio driver's name on the PCI bus, or the module's where it is loaded only before the bind. Raises
+        `ActError`."""
         wanted = modules.vfio_driver(self._root, function.modalias)
         bus_name = modules.loaded(self._root, wanted)
         if bus_name is not None:
@@ -394,7 +396,7 @@ class SysfsBinder:
         return bus_name
 
     async def _with_driver(self, move: _Move) -> _Move:
-        """The move with its vfio driver loaded. Raises `ActError`, `HostShortError`."""
+        """Load the move's vfio driver, and return the move with its name. Raises `ActError`, `HostShortError`."""
         driver, modprobe = move.driver, self._modprobe
         if not move.by_override or driver is None or modprobe is None:
             return move
@@ -410,7 +412,7 @@ class SysfsBinder:
     # --- may it be done -----------------------------------------------------------------------------------------------
 
     async def _refuse_virtual_functions(self, writes: Writes, function: GroupFunction) -> None:
-        """Raises `ActError`; `OSError` if it cannot be known."""
+        """Raise `ActError` if the function has virtual functions; `OSError` if it cannot be known."""
         path = self._real(PCI_DEVICES, function.address, "sriov_numvfs")
         count = ""
         with suppress(FileNotFoundError):
@@ -419,13 +421,13 @@ class SysfsBinder:
             raise _virtual_functions(function.address, path)
 
     async def _refuse_users(self, group: Group, *, but_persistenced: bool) -> frozenset[PciAddress]:
-        """The functions that nvidia-persistenced has open. Raises `ActError` if another process has a device of the
-        group open, or any where it is not excepted."""
+        """Return the functions that nvidia-persistenced has open. Raises `ActError` if another process has a device of
+        the group open, or any where it is not excepted."""
         users = await self._run_blocking(lambda: ProcReader(self._root).users(self._groups.nodes(group)))
         return self._refuse_held(group, users, but_persistenced=but_persistenced)
 
     def _refuse_held(self, group: Group, users: Users, *, but_persistenced: bool) -> frozenset[PciAddress]:
-        """`_refuse_users` for users of this group and others."""
+        """Do as `_refuse_users`, with the users of this group and others."""
         own = {function.address for function in group.functions}
         held = {h: addresses & own for h, addresses in users.by_process.items() if addresses & own}
         named = [h for h in held if not (but_persistenced and h.command == _PERSISTENCED_COMMAND)]
@@ -444,7 +446,7 @@ class SysfsBinder:
         return frozenset(address for opened in held.values() for address in opened)
 
     def _end_of(self, holders: list[Holder]) -> str:
-        """How these processes let go of the GPU, as a sentence."""
+        """Return how these processes let go of the GPU, as a sentence."""
         if any(holder.command == _PERSISTENCED_COMMAND for holder in holders):
             return (
                 "It did not let go when it was asked, or has no socket at "
@@ -459,7 +461,7 @@ class SysfsBinder:
         return "End it, or wait until its pod has ended"
 
     async def _refuse_started(self, address: PciAddress, *, step_s: float = BIND_SETTLE_STEP_S) -> None:
-        """Raises `ActError` if NVIDIA's driver keeps the GPU started although no process has it open: an unbind would
+        """Raise `ActError` if NVIDIA's driver keeps the GPU started although no process has it open: an unbind would
         never end (open-gpu-kernel-modules issues 1119, 1374). It stops it a moment after the last user has closed
         it."""
         for _ in range(round(BIND_SETTLE_S / step_s)):
@@ -496,7 +498,7 @@ class SysfsBinder:
     async def _may_move(
         self, writes: Writes, group: Group, plan: _Plan, noted: Mapping[PciAddress, OriginalDriver]
     ) -> None:
-        """Raises `ActError` where a function may not change its driver now, and as `_refuse_virtual_functions`."""
+        """Raise `ActError` if a function may not change its driver now, and as `_refuse_virtual_functions`."""
         try:
             await self._refuse_moves(writes, group, plan)
         except (ActError, OSError):
@@ -518,7 +520,7 @@ class SysfsBinder:
             await self._refuse_started(address)
 
     async def _let_go(self, group: Group, gpus: list[PciAddress]) -> None:
-        """Has nvidia-persistenced let go of these GPUs. Raises `ActError` if somebody still uses one."""
+        """Have nvidia-persistenced let go of these GPUs. Raises `ActError` if somebody still uses one."""
         for address in gpus:
             self._let_go_of.add(address)
             await self._persist(address, on=False)
@@ -538,7 +540,8 @@ class SysfsBinder:
                     await self._persist(address, on=True)
 
     async def _clear_leftover(self, writes: Writes, address: PciAddress) -> None:
-        """Only what names a vfio driver can be ours; an operator may have written the name of another one."""
+        """Clear a `driver_override` that a killed act may have left. Only one that names a vfio driver can be
+        gpuactors' own."""
         path = self._real(PCI_DEVICES, address, "driver_override")
         try:
             if "vfio" in await writes.read(path):
@@ -583,7 +586,7 @@ class SysfsBinder:
                 await self._await_node(address)
 
     async def _override(self, writes: Writes, address: PciAddress, path: str) -> str:
-        """The function's `driver_override`; empty if it has none. Raises `ActError`."""
+        """Read the function's `driver_override`; empty if it has none. Raises `ActError`."""
         try:
             current = (await writes.read(path)).strip()
         except OSError as error:
@@ -593,8 +596,8 @@ class SysfsBinder:
     async def _change(
         self, writes: Writes, address: PciAddress, path: str, done: Callable[[BoundFunction], bool]
     ) -> None:
-        """Writes the address to `path` and looks whether it was done: an error that says that it was done before, by
-        somebody else, is none. Raises `ActError`."""
+        """Write the address to `path` and check the effect: an error does not count if somebody else has done it
+        before. Raises `ActError`."""
         refused: OSError | None = None
         try:
             await writes.write(path, f"{address}\n")
@@ -608,7 +611,8 @@ class SysfsBinder:
         raise self._refused(address, path, refused, now)
 
     async def _await_node(self, address: PciAddress) -> None:
-        """By which a virtual machine opens it. Its absence is no failure of the bind: the assessment says it."""
+        """Wait for the node by which a virtual machine opens it. Its absence is no failure of the bind: the assessment
+        reports it."""
         for _ in range(_LOOKS):
             group = await self._look(address)
             if group.has_node or any(f.bound.cdev for f in group.functions if f.address == address):
@@ -643,8 +647,8 @@ class SysfsBinder:
         )
 
     async def _persist(self, address: PciAddress, *, on: bool) -> None:
-        """Its refusal is no failure of the act: what it leaves open is found; what it does not take again costs its
-        next user time."""
+        """Ask nvidia-persistenced. Its refusal is no failure of the act: what it leaves open is found; what it does not
+        take back costs its next user time."""
         try:
             if await self._persistence.set(address, on=on):
                 _log.info("persistence.set", device=address, on=on)
@@ -656,7 +660,7 @@ class SysfsBinder:
 
 
 def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | None) -> str:
-    """The remedy for a write that was refused, or changed nothing."""
+    """Return the remedy for a write that was refused, or changed nothing."""
     if error is not None and error.errno in _FORBIDDEN:
         return "mount the host's /sys writable and run the daemon as root (deploy/overlays/dra)"
     again = f"see the kernel's log for {address}; the next attempt continues"
@@ -670,14 +674,14 @@ def _remedy(address: PciAddress, error: OSError | None, now: BoundFunction | Non
 
 
 def _not_loaded(address: PciAddress, driver: str, why: str = "") -> ActError:
-    """`why`: why it could not be loaded, and what to do."""
+    """Return the error of a driver that is not loaded. `why`: why it could not be loaded, and what to do."""
     name = quoted_id(driver)
     remedy = why or f"run `modprobe {name}` on the host, and have it loaded at boot (/etc/modules-load.d)"
     return ActError(ActFault.NO_DRIVER, f"{address} is to be bound to {name}, which is not loaded: {remedy}")
 
 
 def _refuse_not_viable(task: _Task, group: Group, to_bind: Iterable[GroupFunction]) -> None:
-    """Raises `ActError` if the host uses another member of the group: it may have come since the claim was allowed."""
+    """Raise `ActError` if the host uses another member of the group: it may have come since the claim was allowed."""
     gpu = next(function for function in group.functions if function.address == task.device)
     reason = not_viable(gpu, group, group.functions, {function.address for function in to_bind})
     if reason is not None:

@@ -48,8 +48,8 @@ from gpuactors.ports.errors import DirectoryLeftError, StateFileError
 from gpuactors.process.plain_files import NotPlainError
 
 TREE_ENTRIES_MAX: Final = 20_000
-"""So many files and directories are removed in one act of what a container has left in a directory that it had mounted:
-about a second. A daemon of a compute domain leaves four; the next try goes on (CLAIM_RETRY_S)."""
+"""Limit on the files and directories of a container's mounted directory that one act removes: about a second. A daemon
+of a compute domain leaves four; the next try goes on (CLAIM_RETRY_S)."""
 
 MOUNTED: Final = "domains"
 """The directory, in the driver's own, of the directories that containers mount: one for each compute domain."""
@@ -69,7 +69,7 @@ class _Seen:
 
 
 Contents = list[tuple[str, bytes]]
-"""Files by their path."""
+"""The content of files, by their path."""
 
 
 @final
@@ -102,8 +102,8 @@ class ClaimFiles:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, contents: ClaimContents) -> None:
-        """The files of a claim are there, of this content and durable, when this returns. Raises `FilesError`, also for
-        a UID or a request that is no part of a path.
+        """Write the files of a claim durably. Raises `FilesError`, also for a UID or a request that is no part of a
+        path.
         """
         uid = contents.claim.uid
         if not is_uid(uid) or not all(is_label(file.request) for file in contents.metadata):
@@ -130,7 +130,8 @@ class ClaimFiles:
             raise self._error("written", contents.claim.uid, error) from None
 
     def are_written(self, contents: ClaimContents) -> bool:
-        """The files are there, of this content, as far as can be read. Writes nothing: for a disk that is read-only."""
+        """Return whether the files are there with this content, as far as can be read. Writes nothing: for a read-only
+        disk."""
         files = (*self._placed(contents), *self._metadata(contents), *self._cdi(contents))
         try:
             for mounted in contents.directories:
@@ -152,7 +153,7 @@ class ClaimFiles:
         return os.path.join(self._claim_dir(uid), f"{request}{_JSON}")
 
     def _cdi(self, contents: ClaimContents) -> Contents:
-        """The mounts of its metadata, if there is any, and its devices."""
+        """Return the CDI files: the mounts of its metadata, if there is any, and its devices."""
         uid = contents.claim.uid
         mounts = [
             (file.request, self._metadata_path(uid, file.request), file.container_path)
@@ -165,8 +166,8 @@ class ClaimFiles:
         return files
 
     def _put(self, path: str, content: bytes) -> None:
-        """CDI's readers watch the directory and read it anew at each change: what is right is left alone. The directory
-        is the caller's to sync."""
+        """Write the file if it differs: CDI's readers read the directory anew at each change. The caller syncs the
+        directory."""
         if self._content(path) != content:
             replace_unsynced(self._disk, path, content)
 
@@ -181,7 +182,8 @@ class ClaimFiles:
         self._disk.sync_directory(os.path.dirname(path))
 
     def _content(self, path: str) -> bytes | None:
-        """None also if it is no file: a FIFO is replaced as if nothing were there, and a directory refuses that."""
+        """Read a file; None also if it is no file: a FIFO is replaced as if nothing were there, and a directory refuses
+        that."""
         try:
             return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
         except (FileNotFoundError, NotPlainError):
@@ -190,9 +192,9 @@ class ClaimFiles:
     # --- removing -----------------------------------------------------------------------------------------------------
 
     def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """No file of the claim is there when this returns, nor after a power cut; nor any of these directories, with
-        whatever its container has written into it. Raises `FilesError`; `DirectoryLeftError` where the files are gone,
-        and of a directory something is left: a next try goes on from there."""
+        """Remove the files of the claim durably, and these directories with whatever its container has written there.
+        Raises `FilesError`; `DirectoryLeftError` where the files are gone, and of a directory something is left: a next
+        try goes on from there."""
         if not is_uid(uid):  # so none was written
             return
         try:
@@ -234,7 +236,8 @@ class ClaimFiles:
         return tuple(left)
 
     def _unmounted(self, kept: Collection[DomainUid] | None) -> Iterable[str]:
-        """The directories to clear. Raises `OSError`: a CDI file that cannot be read whole may name any of them."""
+        """Return the directories to clear. Raises `OSError`: a CDI file that cannot be read whole may name any of
+        them."""
         names = self._names(self._mounted_dir)
         if kept is None:
             return names
@@ -249,7 +252,7 @@ class ClaimFiles:
         return sorted(ended)
 
     def _remove_mounted(self, directory: str) -> None:
-        """Raises `DirectoryLeftError`."""
+        """Remove a mounted directory. Raises `DirectoryLeftError`."""
         try:
             with suppress(FileNotFoundError):
                 self._disk.remove_tree(directory, TREE_ENTRIES_MAX)
@@ -262,12 +265,12 @@ class ClaimFiles:
             ) from None
 
     def _sync(self, directory: str) -> None:
-        """Also where nothing was removed now: a daemon that was killed may have removed it and not synced."""
+        """Sync a directory, also if nothing was removed now: a killed daemon may have removed files and not synced."""
         with suppress(FileNotFoundError):
             self._disk.sync_directory(directory)
 
     def sweep(self) -> None:
-        """Removes temporary files that a killed daemon left, and makes its removals durable. Raises `FilesError`."""
+        """Remove temporary files that a killed daemon left, and make its removals durable. Raises `FilesError`."""
         try:
             for directory in (self._cdi_dir, *self._claim_dirs()):
                 for name in self._names(directory):
@@ -279,7 +282,7 @@ class ClaimFiles:
             raise self._error("removed", ClaimUid("*"), error) from None
 
     def touches(self) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
-        """`cdi_watch.touches` for the CDI files."""
+        """Return `cdi_watch.touches` for the CDI files."""
         return touches(self._cdi_dir, self._claim_of)
 
     # --- what is there ------------------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ class ClaimFiles:
         return ClaimUid(middle) if name == f"{prefix}{middle}{_JSON}" and is_uid(middle) else None
 
     def _claim_of(self, name: str) -> ClaimUid | None:
-        """The claim of which it is the name of a CDI file."""
+        """Return the claim whose CDI file has this name."""
         return self._uid(name, f"k8s.{self._driver}-claim_") or self._uid(name, f"{self._driver}-metadata_")
 
     def _names(self, directory: str) -> tuple[str, ...]:
@@ -348,5 +351,5 @@ def _text(content: Json) -> bytes:
 
 
 def _stream(documents: Iterable[Json]) -> bytes:
-    """Objects one after the other, as Kubernetes' decoder of streams and KubeVirt's read them."""
+    """Encode objects one after the other, as Kubernetes' decoder of streams and KubeVirt's read them."""
     return b"".join(json.dumps(document).encode() + b"\n" for document in documents)

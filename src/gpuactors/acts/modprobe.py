@@ -28,10 +28,10 @@ MODPROBE_AGAIN_S: Final = 600.0
 Until then its GPUs are not offered."""
 
 MODPROBE_PATH_MAX_BYTES: Final = 256
-"""Of /proc/sys/kernel/modprobe, which the kernel keeps in as many (KMOD_PATH_LEN)."""
+"""Limit on /proc/sys/kernel/modprobe, which the kernel keeps in as many bytes (KMOD_PATH_LEN)."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,54}")
-"""A module's (MODULE_NAME_LEN: 56 with its end, include/linux/moduleparam.h); none is an option of modprobe."""
+"""A module's name (MODULE_NAME_LEN: 56 with its end, include/linux/moduleparam.h); none is an option of modprobe."""
 
 _OFF: Final = "its program is not named in /proc/sys/kernel/modprobe: load it yourself"
 
@@ -59,10 +59,11 @@ class Modprobe:
         self._now = now
         self._programs: dict[str, AskedProgram] = {}
         self._failed: dict[str, tuple[float, str]] = {}
-        """By driver: until when it is not tried again, and why."""
+        """Until when each driver is not tried again, and why."""
 
     def why_not(self, driver: str) -> str:
-        """Why this driver cannot be loaded, as a sentence; empty if it can be tried. Blocks for a file or two."""
+        """Return why this driver cannot be loaded, as a sentence; empty if it can be tried. Blocks for a file or
+        two."""
         if not _NAME.fullmatch(driver):
             return f"{quoted_id(driver)} is no module's name: see vfio_pci: in the host's modules.alias"
         until, why = self._failed.get(driver, (0.0, ""))
@@ -73,7 +74,7 @@ class Modprobe:
         return ""
 
     async def load(self, driver: str) -> str:
-        """The name on the PCI bus of the driver, which is loaded now. Raises `ModprobeError`, `HostShortError`."""
+        """Load the driver; return its name on the PCI bus. Raises `ModprobeError`, `HostShortError`."""
         if why := await self._run_blocking(lambda: self.why_not(driver)):
             raise ModprobeError(why)
         why = await self._tried(driver)
@@ -86,7 +87,7 @@ class Modprobe:
         raise ModprobeError(why)
 
     async def _tried(self, driver: str) -> str:
-        """Why it failed, as a sentence; empty if it ended well."""
+        """Run modprobe; return why it failed, as a sentence, or an empty text."""
         path = await self._run_blocking(self._path)
         if not path:
             return _OFF
@@ -110,7 +111,7 @@ class Modprobe:
         return ""
 
     def _path(self) -> str:
-        """Of modprobe on the host; empty if the kernel may have no module loaded, or does not say."""
+        """Return the path of modprobe on the host; empty if the kernel may load no module, or does not name it."""
         try:
             with open(self._root.real(MODPROBE), "rb") as file:
                 path = file.read(MODPROBE_PATH_MAX_BYTES).decode("ascii").strip()
@@ -119,5 +120,5 @@ class Modprobe:
         return path if path.startswith("/") and "\0" not in path else ""
 
     def _into(self) -> tuple[str, ...]:
-        """The prefix that runs a program in the host's file system; empty where that is this process's own."""
+        """Return the prefix that runs a program in the host's file system; empty where that is this process's own."""
         return () if self._root.prefix == "/" else ("chroot", self._root.real(FIRST_PROCESS_ROOT))

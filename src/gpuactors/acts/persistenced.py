@@ -50,11 +50,11 @@ class Persistence(Protocol):
 
     @property
     def sockets(self) -> tuple[str, ...]:
-        """Where it is looked for, by the host's own paths."""
+        """The sockets where it is looked for, by the host's own paths."""
         ...
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:
-        """It keeps the GPU open from now on, or not; False if there is no nvidia-persistenced. Raises
+        """Have it keep the GPU open from now on, or not; return False if there is no nvidia-persistenced. Raises
         `PersistenceError`."""
         ...
 
@@ -74,7 +74,7 @@ class Persistenced:
         self._deadline_s = deadline_s
         self._numbers = count(1)
         self._let_go: dict[PciAddress, str] = {}
-        """The socket at which each GPU was let go last: there it is taken again."""
+        """The socket at which each GPU was let go last; the GPU is given back there."""
 
     @property
     def sockets(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Persistenced:
         return is_done
 
     async def _set(self, socket: str, address: PciAddress, *, on: bool) -> bool:
-        """Asks at one socket; see `set`."""
+        """Ask at one socket; see `set`."""
         path = self._root.real(socket)
         with trio.move_on_after(self._deadline_s):
             try:
@@ -117,7 +117,7 @@ class Persistenced:
         raise PersistenceError(f"nvidia-persistenced has not answered within {self._deadline_s:g} s")
 
     async def _ask(self, stream: trio.SocketStream, address: PciAddress, *, on: bool) -> None:
-        """Raises `PersistenceError`."""
+        """Ask for the mode over an open socket. Raises `PersistenceError`."""
         match = _ADDRESS.fullmatch(address)
         assert match is not None
         number = next(self._numbers)
@@ -143,7 +143,8 @@ class Persistenced:
 
 
 def _is_absent(path: str, error: OSError) -> bool:
-    """An error without a number says that the path is longer than a socket's may be, whatever is there."""
+    """Return whether there is no socket. An error without a number means only that the path is too long for a
+    socket."""
     return error.errno == errno.ENOENT or (error.errno is None and not os.path.lexists(path))
 
 

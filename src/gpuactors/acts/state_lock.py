@@ -46,8 +46,9 @@ class StateLock:
 
     @contextmanager
     def reading(self, *, owns: bool) -> Iterator[None]:
-        """No daemon writes meanwhile. `owns`: from now on only this one may. Where the file cannot be made, nobody can
-        write, and it is read without. Raises `StateFileError`, also for want of descriptors."""
+        """Hold the lock for a read: no daemon writes meanwhile. `owns`: from now on only this one may write. If the
+        file cannot be made, nobody can write, and no lock is needed. Raises `StateFileError`, also for want of
+        descriptors."""
         try:
             descriptor = self._open()
         except OSError as error:
@@ -65,8 +66,8 @@ class StateLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """No other daemon reads or writes meanwhile. Raises `StateFileError`: also if another one owns the state; and
-        `ReadOnlyError`."""
+        """Hold the lock for a write: no other daemon reads or writes meanwhile. Raises `StateFileError`, also if
+        another one owns the state; and `ReadOnlyError`."""
         try:
             descriptor = self._open()
         except OSError as error:
@@ -85,7 +86,7 @@ class StateLock:
             os.close(descriptor)
 
     def taken(self) -> str:
-        """Why this daemon may write nothing any more, as a sentence; empty if it may. Does not wait for the lock."""
+        """Return why this daemon may no longer write, as a sentence; empty if it may. Does not wait for the lock."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -122,7 +123,7 @@ class StateLock:
                 return
 
     def _put(self, descriptor: int, mark: str) -> None:
-        """Always of the same length, in place: a full disk does not keep it from being written again."""
+        """Write the owner's mark, of constant length and in place: a full disk does not prevent it."""
         try:
             os.pwrite(descriptor, f"{mark} {os.getpid():>10}\n".encode(), 0)
         except OSError as error:
@@ -134,7 +135,7 @@ class StateLock:
         )
 
     def _line(self, descriptor: int) -> tuple[str, str]:
-        """The owner's mark, and the process that had the lock last; empty where there are none. Raises
+        """Return the owner's mark, and the process that had the lock last; empty where there are none. Raises
         `StateFileError`."""
         try:
             words = os.pread(descriptor, _LINE_BYTES_MAX, 0).decode(errors="replace").split()

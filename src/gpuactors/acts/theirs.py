@@ -41,7 +41,7 @@ from gpuactors.decoding import decode_json, without_deep
 from gpuactors.process.plain_files import NotPlainError
 
 STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
-"""Why a GPU that was taken over is not bound to another driver when its claim ends."""
+"""The reason why a taken-over GPU keeps its driver when its claim ends."""
 
 _DEPTH_MAX: Final = 64
 """Maximum nesting that is decoded; their checkpoint has 11 levels."""
@@ -91,12 +91,13 @@ class Places(Protocol):
 
 
 def cdi_path(cdi_dir: str, driver: str, uid: ClaimUid) -> str:
-    """The CDI file of a claim that NVIDIA's driver has prepared: certainly that claim's, as its UID is in the name."""
+    """Return the CDI file of a claim that NVIDIA's driver has prepared: certainly that claim's, as its UID is in the
+    name."""
     return os.path.join(cdi_dir, f"k8s.{driver}-claim_{uid}.yaml")
 
 
 def _metadata_path(cdi_dir: str, driver: str, uid: ClaimUid, request: str) -> str:
-    """The CDI file of the metadata of one request."""
+    """Return the CDI file of the metadata of one request."""
     return os.path.join(cdi_dir, f"{driver}_metadata_{uid}_{request}.json")
 
 
@@ -199,8 +200,8 @@ class TheirClaims:
         )
 
     def _with_metadata(self, uid: ClaimUid, prepared: PreparedDevice) -> PreparedDevice:
-        """As kubelet was answered: Kubernetes' helper put the CDI id of the metadata behind that of the driver, whose
-        checkpoint lacks it."""
+        """Return the device as kubelet was answered: Kubernetes' helper put the CDI id of the metadata behind that of
+        the driver, whose checkpoint lacks it."""
         requests = [r.partition("/")[0] for r in prepared.requests]
         ids = [
             f"{self._driver}/metadata={uid}_{request}"
@@ -217,7 +218,8 @@ class TheirClaims:
         return True
 
     def _places_of(self, claim: TheirClaim, device: TheirDevice) -> tuple[DeviceKey, ...]:
-        """Of a claim with several devices its CDI file does not say which node is whose: each has all of them."""
+        """Return the GPUs of a device. The CDI file of a claim with several devices does not say which node is whose:
+        each has all of them."""
         if device.key is not None:
             return (device.key,)
         if self._places is None:
@@ -230,7 +232,8 @@ class TheirClaims:
         )
 
     def _cdi_file(self, uid: ClaimUid) -> bytes | None:
-        """None if it is not there. Raises `OSError`: one that cannot be read now is no claim that has ended."""
+        """Read the claim's CDI file; None if it is not there. Raises `OSError`: an unreadable file does not mean that
+        the claim has ended."""
         try:
             path = cdi_path(self._cdi_dir, self._driver, uid)
             return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
@@ -241,7 +244,7 @@ class TheirClaims:
 
 
 def _json(value: Any) -> Any:
-    """A decoded value with tuples for arrays, as the core has them."""
+    """Convert a decoded value: tuples for arrays, as in the core."""
     if isinstance(value, list):
         return tuple(_json(item) for item in value)
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def remove_tree(path: str, entries_max: int) -> None:
-    """Removes a directory with all that is in it, or a link of that name itself. Raises `FileNotFoundError` if it was
+    """Remove a directory with all that is in it, or a link of that name itself. Raises `FileNotFoundError` if it was
     gone, and another `OSError`, with the path of what is left, if it cannot be removed: also after `entries_max` files
     and directories (ENOTEMPTY), so that a next try goes on from there."""
     above, name = os.path.split(path)
@@ -45,7 +45,7 @@ class _Removal:
         self._entries_max = entries_max
         self._removed = 0
         self._directories: list[str] = []
-        """Names in `top` of those that are still to be removed."""
+        """The names in `top` that are still to be removed."""
         token = os.urandom(8).hex()
         self._names = (f".{token}-{number}" for number in count())
 
@@ -58,7 +58,7 @@ class _Removal:
             os.rmdir(name, dir_fd=self._top)
 
     def _empty(self, directory: int) -> None:
-        """No file is in the directory when this returns, and its directories are among those that are to be removed."""
+        """Remove the files in a directory, and queue its directories."""
         with os.scandir(directory) as entries:
             names = [entry.name for entry, _ in zip(entries, range(self._entries_max + 1), strict=False)]
         for name in names:
@@ -95,6 +95,6 @@ def _opened(name: str, parent: int | None) -> Iterator[int]:
 
 
 def _mount_of(descriptor: int) -> bytes:
-    """The line of the mount that it is in. A bind mount of the same file system has no other number of a device."""
+    """Return the line of the mount that it is in. A bind mount of the same file system has the same device number."""
     with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
         return next(line for line in file if line.startswith(b"mnt_id:"))

@@ -22,11 +22,11 @@ import time
 from contextlib import suppress
 
 NOTE_AT = 32
-"""Where in the lock file the request under way begins, in bytes; before it is the number of this process."""
+"""The offset of the request under way in the lock file, in bytes; before it is the number of this process."""
 
 
 def write(path: str, text: str) -> None:
-    """One write(2). O_TRUNC as a shell's `>` has it; sysfs ignores it. Raises `OSError`."""
+    """Write to a file by one write(2). O_TRUNC as a shell's `>` has it; sysfs ignores it. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -35,7 +35,7 @@ def write(path: str, text: str) -> None:
 
 
 def read(path: str) -> str:
-    """One read(2) of an attribute. Raises `OSError`."""
+    """Read an attribute by one read(2). Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096).decode(errors="replace")
@@ -44,8 +44,8 @@ def read(path: str) -> str:
 
 
 def note(lock: int | None, request: str) -> None:
-    """The lock file says that this request is under way; that none is if it is empty. A disk that is full costs others
-    a word, and this process nothing."""
+    """Note the request under way in the lock file; an empty one clears the note. Errors are ignored: a full disk costs
+    others only the note."""
     if lock is None:
         return
     with suppress(OSError):

@@ -33,7 +33,7 @@ from gpuactors.process.resource_exhaustion import NO_THREAD, shortage
 _PROGRAM: Final = writer_process.__file__
 
 _LOCK_FILE_BYTES: Final = 16384
-"""As much of a lock file as is read: a path in hexadecimal, and what is written to it."""
+"""The bytes of a lock file that are read: a path in hexadecimal, and what is written to it."""
 
 
 class Writes(Protocol):
@@ -41,16 +41,16 @@ class Writes(Protocol):
     was none in time, and that this act can do nothing more."""
 
     async def write(self, path: str, text: str) -> None:
-        """Writes an attribute. Raises `OSError`, `ActError`."""
+        """Write an attribute. Raises `OSError`, `ActError`."""
         ...
 
     async def read(self, path: str) -> str:
-        """Reads an attribute that may block. Raises `OSError`, `ActError`."""
+        """Read an attribute that may block. Raises `OSError`, `ActError`."""
         ...
 
     async def at_the_end(self, path: str, text: str) -> None:
-        """Has this written when the act is over, however it ends: also if this process is killed, or the one that
-        writes; then unless somebody has written something else meanwhile. Raises `OSError`, `ActError`."""
+        """Have this written when the act is over, however it ends: also if this process is killed, or the writing one;
+        then only if nobody has written something else meanwhile. Raises `OSError`, `ActError`."""
         ...
 
 
@@ -132,7 +132,7 @@ class ProcessWrites:
                     ) from None
 
     def _start(self, group: int) -> subprocess.Popen[bytes]:
-        """The process, in a session of its own, so that a signal to the daemon's does not reach it. Raises
+        """Start the process in a session of its own, so that a signal to the daemon's does not reach it. Raises
         `ActError`."""
         lock = self._lock(group)
         try:
@@ -184,7 +184,7 @@ class ProcessWrites:
 
 
 def _streams(process: subprocess.Popen[bytes]) -> tuple[trio.lowlevel.FdStream, trio.lowlevel.FdStream]:
-    """Its input and its output. Raises `OSError`: both are closed then."""
+    """Return its input and its output. Raises `OSError`: both are closed then."""
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin, process.stdout:
@@ -209,7 +209,7 @@ async def _end_of(process: subprocess.Popen[bytes]) -> None:
 
 
 def _not_begun(what: str, error: OSError) -> ActError:
-    """The error of an act for which no process could be had."""
+    """Return the error of an act for which no process could be started."""
     why = NO_THREAD if error.errno == errno.EAGAIN else shortage(error) or error.strerror
     return ActError(
         ActFault.REFUSED,
@@ -223,9 +223,9 @@ class UnderWay(Struct, frozen=True):
 
     path: str
     text: str | None
-    """The text to write, the function's address for an unbind; None: it is read."""
+    """The text to write (the function's address for an unbind); None for a read."""
     since: float
-    """Unix seconds."""
+    """The time of the request, in Unix seconds."""
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -248,7 +248,7 @@ def _noted(words: str) -> UnderWay | None:
 
 
 def blocked(group: int, holder: str, under_way: UnderWay | None = None) -> ActError:
-    """The error of an act on a group on which an earlier one has not come to its end."""
+    """Return the error of an act on a group on which an earlier one has not come to its end."""
     what = under_way or "its write to sysfs has not returned"
     return ActError(
         ActFault.BLOCKED,
@@ -259,7 +259,7 @@ def blocked(group: int, holder: str, under_way: UnderWay | None = None) -> ActEr
 
 
 def hangs(under_way: UnderWay, pid: int | str, deadline_s: float) -> ActError:
-    """The error of a write that has not returned in time."""
+    """Return the error of a write that has not returned in time."""
     return ActError(
         ActFault.HANGS,
         f"{under_way}, and it was given up after {deadline_s:g} s: the kernel waits, usually until a process closes "
@@ -278,7 +278,7 @@ class _Act:
     answers: trio.lowlevel.FdStream
     deadline_s: float
     hangs: bool = False
-    """There was no answer in time."""
+    """True if there was no answer in time."""
     written: dict[str, str] = field(default_factory=dict)
     """The last text written to each file, or possibly written."""
     duties: dict[str, str] = field(default_factory=dict)
@@ -321,7 +321,7 @@ class _Act:
         raise hangs(under_way, self.pid, self.deadline_s)
 
     async def _answer(self) -> bytes:
-        """One line; empty if the process has ended."""
+        """Read one line; empty if the process has ended."""
         line = b""
         while not line.endswith(b"\n"):
             part = await self.answers.receive_some(8192)

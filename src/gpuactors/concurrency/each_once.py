@@ -21,7 +21,7 @@ class Numbered(Protocol):
 
     @property
     def number(self) -> int:
-        """From 1."""
+        """The request's number, from 1."""
 
 
 W = TypeVar("W")
@@ -36,7 +36,7 @@ async def each_once(
     carry_out: Callable[[K, R], Awaitable[E]],
     answers: trio.MemorySendChannel[E],
 ) -> None:
-    """Carries out the requests in the values of `wanted` until the cell is closed, and sends the answer to each.
+    """Carry out the requests in the values of `wanted` until the cell is closed, and send the answer to each.
 
     `carry_out` raises nothing that is expected: a failure is an answer as well.
     """
@@ -65,7 +65,7 @@ async def each_once(
 
 
 def only(request: R | None) -> Mapping[None, R]:
-    """The requests of a kind of which one is outstanding at a time; None and 0: none is."""
+    """Return the requests of a kind with at most one outstanding; None and 0 stand for none."""
     return {None: request} if request else {}
 
 

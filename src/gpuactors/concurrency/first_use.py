@@ -25,10 +25,10 @@ class FirstUse(Generic[T]):
         self._load = load
         self._loaded: list[T] = []
         self._thread = trio.CapacityLimiter(1)
-        """Its own: a thread of another one that hangs takes no place of it."""
+        """A limiter of its own: hanging threads elsewhere take no place in it."""
 
     async def get(self) -> T:
-        """Raises as `load`. A caller that is cancelled does not wait for it."""
+        """Return the result, loading it at the first use. Raises as `load`. A cancelled caller does not wait for it."""
         if not self._loaded:
             try:
                 loaded = await trio.to_thread.run_sync(

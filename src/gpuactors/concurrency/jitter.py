@@ -8,10 +8,10 @@ import random
 
 
 def shorter(plain_s: float, share: float) -> float:
-    """`plain_s`, or up to this share of it less."""
+    """Return `plain_s`, less a random part of up to this share."""
     return plain_s * (1 - share * random.random())
 
 
 def about(plain_s: float, share: float) -> float:
-    """`plain_s`, give or take this share of it."""
+    """Return `plain_s`, give or take a random part of up to this share."""
     return plain_s * (1 + share * (2 * random.random() - 1))

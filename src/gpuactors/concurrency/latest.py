@@ -38,7 +38,7 @@ class Latest(Generic[T]):
         return self._version
 
     def set(self, value: T) -> None:
-        """Replaces the value and wakes every reader. An equal value wakes no reader, nor does one that is no news."""
+        """Replace the value and wake every reader. An equal value wakes no reader, nor does one that is no news."""
         if self._closed:
             raise trio.ClosedResourceError("this cell is closed")
         before = self._value
@@ -51,11 +51,11 @@ class Latest(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """No value will follow the present one."""
+        """True if no value will follow the present one."""
         return self._closed
 
     def close(self) -> None:
-        """Each reader still gets the last value, then its iteration ends. Closing twice is no error."""
+        """Close the cell: each reader still gets the last value, then its iteration ends. Closing twice is no error."""
         self._closed = True
         self._wake()
 
@@ -64,7 +64,7 @@ class Latest(Generic[T]):
         self._changed = trio.Event()
 
     def subscribe(self) -> LatestReader[T]:
-        """A new read end, whose first `receive` returns the present value at once."""
+        """Make a new read end, whose first `receive` returns the present value at once."""
         return LatestReader(self)
 
 
@@ -95,11 +95,11 @@ class LatestReader(Generic[T]):
         return self._seen
 
     def subscribe(self) -> LatestReader[T]:
-        """Another read end of the same cell, as `Latest.subscribe`."""
+        """Make another read end of the same cell, as `Latest.subscribe`."""
         return self._latest.subscribe()
 
     async def receive(self) -> T:
-        """The newest value, once there is one that this reader has not had yet.
+        """Return the newest value, once there is one that this reader has not had yet.
 
         Raises `trio.EndOfChannel` if there will be none.
         """

@@ -16,7 +16,7 @@ _STEPS: Final = 20
 
 @final
 class Patience:
-    """How long somebody waits for one act, over all its waits.
+    """The time that somebody waits for one act, over all its waits.
 
     A deadline of trio also ends while the loop is held up, by long steps or as the process has no processor time: the
     result is there then, and the loop has not taken it. Here each wake-up counts for one step, however late it is.
@@ -28,7 +28,7 @@ class Patience:
         self._steps = _STEPS
 
     async def ends(self, over: trio.Event) -> bool:
-        """Waits for `over`; False once the patience is at its end. Cancelled, nothing is counted."""
+        """Wait for `over`; return False once the patience is at its end. A cancelled wait counts nothing."""
         while not over.is_set() and self._steps:
             with trio.move_on_after(self._step_s) as step:
                 await over.wait()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def post(channel: trio.MemorySendChannel[T], value: T) -> None:
-    """Send it; waits only while the channel is full. Raises as `send`."""
+    """Send the value; wait only while the channel is full. Raises as `send`."""
     await trio.lowlevel.checkpoint_if_cancelled()
     try:
         channel.send_nowait(value)

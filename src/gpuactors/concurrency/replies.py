@@ -32,7 +32,7 @@ class Pending(Generic[T]):
         del self._open[self.token]
 
     async def answer(self) -> T:
-        """The answer, once it is there."""
+        """Return the answer, once it is there."""
         await self._answered.wait()
         return self._answer[0]
 
@@ -51,11 +51,11 @@ class Replies(Generic[T]):
         self._open: dict[int, Pending[T]] = {}
 
     def ask(self) -> Pending[T]:
-        """A new question, to be opened as a context."""
+        """Make a new question, to be opened as a context."""
         return Pending(next(self._tokens), self._open)
 
     def reply(self, token: int, value: T) -> bool:
-        """Answers the question; False if no task waits for it any more."""
+        """Answer the question; return False if no task waits for it any more."""
         pending = self._open.get(token)
         if pending is None:
             return False

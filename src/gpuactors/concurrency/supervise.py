@@ -23,15 +23,15 @@ class RestartPolicy(Struct, frozen=True):
     """How often an actor may fail, and how long to wait before each restart."""
 
     max_failures: int | None
-    """None: it is restarted for ever."""
+    """The failures that are allowed within `within_s`; None: it is restarted for ever."""
     within_s: float
     backoff_initial_s: float
     backoff_max_s: float
     jitter: float = 0.2
-    """Share of each wait that is random, so that actors that failed together do not restart together."""
+    """The random share of each wait, so that actors that failed together do not restart together."""
 
     def wait_s(self, failures: int) -> float:
-        """The wait before the restart after `failures` failures in a row (1, 2, …)."""
+        """Return the wait before the restart after `failures` failures in a row (1, 2, …)."""
         plain_s = min(self.backoff_max_s, self.backoff_initial_s * 2.0 ** min(failures - 1, 30))
         return shorter(plain_s, self.jitter)
 
@@ -43,7 +43,7 @@ async def supervise(
     on_failure: Callable[[str, Exception, float], None],
     passes: Callable[[Exception], bool] = lambda _: False,
 ) -> None:
-    """Runs `actor` for ever; `on_failure` is called with the name, the exception and the wait in seconds.
+    """Run `actor` for ever; `on_failure` is called with the name, the exception and the wait in seconds.
 
     Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds. A failure
     that `passes` by itself (a shortage) is waited out, `backoff_max_s` each time, and never counts: an actor that finds

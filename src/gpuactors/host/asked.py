@@ -20,17 +20,17 @@ IMEX_SAID_MAX_BYTES: Final = 65536
 
 
 class Ended(Struct, frozen=True):
-    """It has ended in time."""
+    """The result of a program that ended in time."""
 
     status: int
     said: bytes
-    """Its output without surrounding blanks; the first IMEX_SAID_MAX_BYTES."""
+    """Its output without surrounding blanks, at most IMEX_SAID_MAX_BYTES."""
     complaint: bytes
-    """The same of its standard error."""
+    """Its standard error, likewise."""
 
 
 class Late(Struct, frozen=True):
-    """It has not."""
+    """The result of a program that did not end in time."""
 
     what: str
     """The failure as a sentence."""
@@ -41,15 +41,15 @@ class AskedProgram:
     """One program with its arguments."""
 
     def __init__(self, arguments: Sequence[str], name: str, deadline_s: float) -> None:
-        """`name`: of the thread that starts it."""
+        """`name`: the name of the thread that starts it."""
         self._arguments = [*arguments]
         self._deadline_s = deadline_s
         self._thread = OneByOne(name)
         self._left: subprocess.Popen[bytes] | None = None
-        """It was killed and has not ended yet."""
+        """A process that was killed and has not ended yet."""
 
     async def ask(self) -> Ended | Late:
-        """Runs it once. Raises `OSError` if it cannot be started."""
+        """Run it once. Raises `OSError` if it cannot be started."""
         if self._left is not None and self._left.poll() is None:
             return Late(f"process {self._left.pid} of an earlier question has not ended")
         self._left = None
@@ -60,7 +60,7 @@ class AskedProgram:
         return Late("it could not be started in this time") if child is None else await self._answer(child)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that what it starts can be killed with it. Raises `OSError`."""
+        """Start it in a session of its own, so that its children can be killed with it. Raises `OSError`."""
         return subprocess.Popen(
             self._arguments,
             stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ class AskedProgram:
             return Ended(child.returncode, _said(child.stdout.fileno()), _said(child.stderr.fileno()))
 
     async def _ended(self, child: subprocess.Popen[bytes]) -> bool:
-        """Whether it has ended in time; else, and if this is cancelled, it is killed."""
+        """Return whether it ends in time; kill it if it does not, or if this is cancelled."""
         try:
             await self._end_of(child)
         finally:
@@ -91,7 +91,7 @@ class AskedProgram:
         return self._left is not child
 
     async def _end_of(self, child: subprocess.Popen[bytes]) -> None:
-        """Until it has ended, or its time is over. Raises `OSError`."""
+        """Wait until it has ended, or its time is over. Raises `OSError`."""
         descriptor = os.pidfd_open(child.pid)
         try:
             with trio.move_on_after(self._deadline_s):

@@ -14,7 +14,7 @@ from gpuactors.process.plain_files import read_plain
 
 
 def names_in(directory: str) -> list[str]:
-    """The names in it, in no order."""
+    """Return the names in a directory, in no order."""
     try:
         return os.listdir(directory)
     except OSError as error:
@@ -23,7 +23,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def text_of(path: str, bytes_max: int) -> str:
-    """At most so many bytes of a regular file."""
+    """Read at most `bytes_max` bytes of a regular file."""
     try:
         return read_plain(path, bytes_max).decode(errors="replace")
     except OSError as error:

@@ -12,7 +12,8 @@ from gpuactors.ports.errors import HostError
 
 
 def boot_id(root: HostRoot) -> str:
-    """The id of this boot. Raises `HostError`: without it nobody knows whether the checkpoint is of this boot."""
+    """Return the id of this boot. Raises `HostError`: without it nobody knows whether the checkpoint is of this
+    boot."""
     text = _read(root, BOOT_ID)
     if not text:
         raise HostError(
@@ -23,7 +24,7 @@ def boot_id(root: HostRoot) -> str:
 
 
 def command_line(root: HostRoot) -> str:
-    """The kernel command line; empty if it cannot be read, as it is a hint only."""
+    """Return the kernel command line; empty if it cannot be read, as it is a hint only."""
     return _read(root, COMMAND_LINE)
 
 

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"""(?<![A-Za-z])["']?name["']?\s*:\s*["']?([A-Za-z0-9
 _NODE: Final = re.compile(
     r"/dev/(?:vfio/[0-9]{1,9}|vfio/devices/vfio[0-9]{1,9}|nvidia[0-9]{1,5}|dri/(?:card|renderD)[0-9]{1,5})(?![0-9A-Za-z])"
 )
-"""A node of one GPU: of its IOMMU group, its vfio device, or the driver of its host."""
+"""A device node of one GPU: its IOMMU group's, its vfio device's, or its host driver's."""
 
 _KINDS_MAX: Final = 8
 """A file has one kind, and the word may be elsewhere in it as well."""
@@ -45,7 +45,7 @@ class CdiFiles:
     """The CDI directory of a node. Implements `ports.node.CdiReader`."""
 
     def __init__(self, root: HostRoot, directory: str) -> None:
-        """`directory`: the host's own path, at which a daemon that writes claims' files has it as well."""
+        """`directory`: the host's own path; a daemon that writes claims' files has it at the same path."""
         self._root = root
         self._directory = directory
         self._cached: dict[str, tuple[Identity, CdiSpec | None]] = {}
@@ -57,7 +57,7 @@ class CdiFiles:
         return read.result() if read is not None else None
 
     def read_now(self) -> CdiSpecs:
-        """May block. Raises `HostShortError` for want of descriptors or memory."""
+        """Read every file now. May block. Raises `HostShortError` for want of descriptors or memory."""
         directory = next(filter(os.path.isdir, (self._root.real(self._directory), self._directory)), None)
         if directory is None:
             self._cached.clear()

@@ -18,7 +18,7 @@ GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO}
 
 
 def gone(directory: str) -> bool:
-    """It does not exist, as opposed to not accessible."""
+    """Return whether it does not exist, as opposed to not accessible."""
     try:
         os.stat(directory)
     except OSError as error:
@@ -27,7 +27,7 @@ def gone(directory: str) -> bool:
 
 
 def fault(address: str, path: str, problem: str) -> str:
-    """The sentence that the operator reads."""
+    """Return the sentence that the operator reads."""
     return encodable(
         f"{path} {problem}: look for {address} in the kernel's log and check it with lspci -vs {address}; it is read "
         "again automatically"
@@ -35,6 +35,6 @@ def fault(address: str, path: str, problem: str) -> str:
 
 
 def raise_if_short(error: OSError, path: str) -> None:
-    """A shortage is no fault of the file that was to be read. Raises `HostShortError`."""
+    """Raise `HostShortError` if the error is a shortage, which is no fault of the file."""
     if (problem := shortage(error)) is not None:
         raise HostShortError(f"{path} could not be read: {problem}") from error

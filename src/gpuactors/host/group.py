@@ -53,9 +53,10 @@ class GroupFunction(Struct, frozen=True):
     modalias: str
     """`pci:v…`; empty if it cannot be read."""
     interrupts: int = 0
-    """How many MSI or MSI-X vectors its driver has (`msi_irqs/`). NVIDIA's driver has them while it has started the
-    device, and none before its first user or after its last one (kernel-open/nvidia/nv.c, nv_start_device and
-    nv_shutdown_adapter, as of 595.45). With NVreg_EnableMSI=0 it never has any, with NVreg_GpuInitOnProbe=1 always."""
+    """The number of MSI or MSI-X vectors that its driver has (`msi_irqs/`). NVIDIA's driver has them while it has
+    started the device, and none before its first user or after its last one (kernel-open/nvidia/nv.c, nv_start_device
+    and nv_shutdown_adapter, as of 595.45). With NVreg_EnableMSI=0 it never has any, with NVreg_GpuInitOnProbe=1
+    always."""
 
     @property
     def address(self) -> PciAddress:
@@ -69,7 +70,7 @@ class GroupFunction(Struct, frozen=True):
 
     @property
     def vfio_bound(self) -> bool:
-        """That is a vfio driver."""
+        """True if that is a vfio driver."""
         return self.bound.vfio
 
 
@@ -80,7 +81,7 @@ class Group(Struct, frozen=True):
     functions: tuple[GroupFunction, ...]
     """Sorted by address, bridges included."""
     has_node: bool
-    """`/dev/vfio/<number>` exists."""
+    """True if `/dev/vfio/<number>` exists."""
     other_members: tuple[tuple[str, str], ...] = ()
     """See `PciFunction.other_members`."""
     direct_region: str = ""
@@ -100,7 +101,7 @@ class GroupReader:
         self._root = root
 
     def read(self, device: PciAddress) -> Group | None:
-        """The group of a function; None if it is not there or has none. Raises `OSError`, `HostError`."""
+        """Return the group of a function; None if it is not there or has none. Raises `OSError`, `HostError`."""
         number = _link_name(f"{self._directory(device)}/iommu_group")
         if number is None or not (number.isascii() and number.isdigit()):
             return None
@@ -155,9 +156,9 @@ class GroupReader:
     # --- the nodes by which a process uses it -------------------------------------------------------------------------
 
     def nodes(self, group: Group) -> dict[NodeId, PciAddress]:
-        """Every character device by which a process can have a function of the group open, whatever the driver: those
-        that sysfs shows below the function (vfio, DRM, sound, I²C, USB), NVIDIA's own, and the group's. By what it is,
-        as a container has nodes of its own. Raises `HostError` for a shortage."""
+        """Return every character device by which a process can have a function of the group open, whatever the driver:
+        those that sysfs shows below the function (vfio, DRM, sound, I²C, USB), NVIDIA's own, and the group's. Devices
+        are identified by number, because a container has nodes of its own. Raises `HostError` for a shortage."""
         by_node: dict[NodeId, PciAddress] = {}
         for function in group.functions:
             if is_bridge(function.class_code):  # below a bridge are other functions
@@ -181,7 +182,8 @@ class GroupReader:
 
 
 def _devices(directory: str) -> list[tuple[int, str]]:
-    """Device number and node (its path where it follows from sysfs, else empty) of each device below a function."""
+    """Return the device number and the node of each device below a function; the node is empty where sysfs does not
+    give its path."""
     devices: list[tuple[int, str]] = []
     for path, directories, files in os.walk(directory):
         depth = path.count("/") - directory.count("/")
@@ -199,7 +201,7 @@ def _node_name(path: str, directory: str) -> str:
 
 
 def _text(path: str) -> str:
-    """An attribute; empty if it cannot be read."""
+    """Read an attribute; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return encodable(file.read(4096).decode("utf-8", "surrogateescape").strip())

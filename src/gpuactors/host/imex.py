@@ -49,7 +49,7 @@ _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:\s*([0-9]{1,5})\s*$", re.
 
 
 _CLIQUE_ID: Final = re.compile(r"\bCLIQUE_ID=([0-9a-f.-]{1,64})")
-"""In a CDI file, YAML or JSON: the daemon's variable."""
+"""The daemon's variable in a CDI file, YAML or JSON."""
 
 
 class CliqueSource(Protocol):
@@ -87,7 +87,7 @@ class ImexFiles:
         return self._root.real(DEVICE_NUMBERS), self._root.real(self._clique_file)
 
     def read(self) -> ImexFacts:
-        """All of it but whether the operator's own daemon is ready. May block. Raises `HostError`."""
+        """Read the facts, except whether the operator's own daemon is ready. May block. Raises `HostError`."""
         path = self._root.real(DEVICE_NUMBERS)
         listed = _text(path)
         if listed is None:
@@ -152,7 +152,7 @@ class CliqueOfClaims:
         self._prefix = f"k8s.{driver}-claim_"
 
     def read(self) -> Said:
-        """May block. Raises `HostShortError`."""
+        """Read the clique from the files. May block. Raises `HostShortError`."""
         source = f"{self._prefix}* in {self._cdi_dir}"
         try:
             names = sorted(name for name in os.listdir(self._cdi_dir) if name.startswith(self._prefix))
@@ -218,7 +218,7 @@ class HostImex:
         return replace(facts, host_problem=await self._ctl.problem())
 
     def _read(self) -> tuple[ImexFacts, list[Said]]:
-        """With what is said of the clique by files, and with the signs of what was said before."""
+        """Read the facts, and what files and earlier answers say about the clique."""
         facts, in_files = self._files.read(), [self._files.clique()]
         if self._before is not None:
             in_files.append(self._before)
@@ -230,7 +230,7 @@ class HostImex:
         return facts, in_files
 
     async def _said(self) -> list[Said]:
-        """Of the sources before the file, as far as they must be asked."""
+        """Ask the sources that precede the file, until one settles the clique."""
         answers: list[Said] = []
         for source in self._sources:
             answers.append(await source.said())
@@ -258,7 +258,7 @@ class InlineImex:
 
 
 def with_clique(facts: ImexFacts, said: Iterable[Said]) -> ImexFacts:
-    """The facts with the clique, by what each source says."""
+    """Add the clique to the facts, by what each source says."""
     decision = found_by(said)
     return replace(
         facts,
@@ -270,7 +270,8 @@ def with_clique(facts: ImexFacts, said: Iterable[Said]) -> ImexFacts:
 
 
 def character_majors(listed: str) -> dict[str, int]:
-    """The major numbers of the character devices in /proc/devices, by name. Block devices have numbers of their own."""
+    """Return the major numbers of the character devices in /proc/devices, by name. Block devices have numbers of their
+    own."""
     characters, _, _ = listed.partition("Block devices:")
     lines = (line.split() for line in characters.splitlines())
     return {words[1]: int(words[0]) for words in lines if len(words) == 2 and _MAJOR.fullmatch(words[0])}

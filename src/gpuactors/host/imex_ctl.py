@@ -28,7 +28,7 @@ class ImexCtl:
         self._tool = AskedProgram((path, "-q"), "imex-ctl", deadline_s)
 
     async def problem(self) -> str:
-        """Why the host's IMEX daemon is not ready, as a sentence; empty if it is. Raises `HostShortError`."""
+        """Return why the host's IMEX daemon is not ready, as a sentence; empty if it is. Raises `HostShortError`."""
         try:
             answer = await self._tool.ask()
         except OSError as error:

@@ -24,7 +24,7 @@ _REGIONS_BYTES: Final = 65_536
 
 
 class IommuGroup(Struct, frozen=True):
-    """One group as it was read."""
+    """An IOMMU group as it was read."""
 
     functions: tuple[PciAddress, ...] = ()
     """Its PCI functions, sorted."""
@@ -35,7 +35,7 @@ class IommuGroup(Struct, frozen=True):
 
 
 def read_group(root: HostRoot, number: int) -> IommuGroup:
-    """Raises `OSError` if it is gone or cannot be read, `HostError` for want of descriptors."""
+    """Read an IOMMU group. Raises `OSError` if it is gone or cannot be read, `HostError` for want of descriptors."""
     directory = root.real(f"{IOMMU_GROUPS}/{number}")
     try:
         names = sorted(os.listdir(f"{directory}/devices"))
@@ -61,7 +61,7 @@ def _driver(device: str) -> str | None:
 
 
 def _direct_region(path: str) -> str:
-    """The first region of the type `direct`; empty if there is none, or no such file (before Linux 4.11)."""
+    """Return the first region of the type `direct`; empty if there is none, or no such file (before Linux 4.11)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

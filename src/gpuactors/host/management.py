@@ -32,7 +32,7 @@ class ManagementDevice:
         self._cdi_dir = cdi_dir
 
     def find(self) -> tuple[str, str]:
-        """Its CDI id, and why there is none as a sentence; both are empty where none is wanted. May block."""
+        """Return its CDI id, and why there is none as a sentence; both are empty where none is wanted. May block."""
         if self._setting == NONE:
             return "", ""
         if self._setting != AUTO:
@@ -50,7 +50,7 @@ class ManagementDevice:
         )
 
     def _kinds(self) -> set[str]:
-        """Of the files that have a device `all`. One that cannot be read is left out."""
+        """Return the kinds of the files that have a device `all`. A file that cannot be read is skipped."""
         kinds: set[str] = set()
         for name in sorted(names_in(self._cdi_dir))[: limits.CDI_SPECS_MAX]:
             if name.startswith(".") or not name.endswith(ENDINGS):

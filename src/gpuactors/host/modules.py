@@ -28,13 +28,13 @@ _FIELDS: Final = re.compile(
 
 
 def vfio_driver(root: HostRoot, modalias: str) -> str:
-    """The name of the module or driver for a function of this modalias (`pci:v…`). `vfio-pci` where no alias matches,
-    the modalias is not known (empty), or there is no modules.alias."""
+    """Return the name of the module or driver for a function of this modalias (`pci:v…`). `vfio-pci` where no alias
+    matches, the modalias is not known (empty), or there is no modules.alias."""
     return best(_aliases(root), modalias)
 
 
 def best(aliases: bytes, modalias: str) -> str:
-    """The same of the content of a modules.alias."""
+    """Do as `vfio_driver`, with the content of modules.alias."""
     closest, fewest = DEFAULT, 8
     match = _FIELDS.fullmatch(modalias.removeprefix("pci:"))
     if match is None:
@@ -53,8 +53,8 @@ def best(aliases: bytes, modalias: str) -> str:
 
 
 def loaded(root: HostRoot, driver: str) -> str | None:
-    """The name of the driver on the PCI bus for a module's or driver's name; None if it is not loaded. A module's name
-    has `_` where its driver's may have `-`."""
+    """Return the name of the driver on the PCI bus for a module's or driver's name; None if it is not loaded. A
+    module's name has `_` where its driver's may have `-`."""
     for name in (driver, driver.replace("-", "_"), driver.replace("_", "-")):
         if "/" not in name and name.strip(".") and os.path.isdir(root.real(f"{PCI_DRIVERS}/{name}")):
             return name
@@ -62,8 +62,8 @@ def loaded(root: HostRoot, driver: str) -> str | None:
 
 
 def is_installed(root: HostRoot, module: str) -> bool | None:
-    """Whether the running kernel has the module, as a file or built in; None where its modules are not to be seen, as
-    in a pod."""
+    """Return whether the running kernel has the module, as a file or built in; None where its modules are not to be
+    seen, as in a pod."""
     lists = [_content(root, name) for name in ("modules.dep", "modules.builtin")]
     if not any(lists):
         return None
@@ -78,7 +78,7 @@ def _aliases(root: HostRoot) -> bytes:
 
 
 def _content(root: HostRoot, name: str) -> bytes:
-    """A file of the running kernel's modules; empty if it cannot be read."""
+    """Read a file of the running kernel's modules; empty if it cannot be read."""
     release = os.uname().release
     try:
         with open(root.real(OS_RELEASE), encoding="ascii", errors="replace") as file:

@@ -21,7 +21,7 @@ DRIVER: Final = "nvidia"
 _UUID: Final = re.compile(
     rb"^GPU UUID:[ \t]*(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\s*$", re.MULTILINE
 )
-"""Of a GPU that was not started since the driver took it, there are question marks in the place of the digits."""
+"""A GPU that was not started since the driver took it has question marks instead of digits."""
 
 _MINOR: Final = re.compile(rb"^Device Minor:[ \t]*([0-9]{1,5})\s*$", re.MULTILINE)
 
@@ -38,17 +38,17 @@ class NvidiaGpus:
         """The text's inode, the UUID and the minor number."""
 
     def uuid(self, address: PciAddress, driver: str | None) -> str | None:
-        """`GPU-` and the UUID; None if the driver is another one, or does not say it. Raises `HostError` for want of
-        descriptors."""
+        """Return `GPU-` and the UUID; None if the driver is another one, or does not say it. Raises `HostError` for
+        want of descriptors."""
         return self._read(address, driver)[0] or None
 
     def node(self, address: PciAddress, driver: str | None) -> str | None:
-        """Its device node, `/dev/nvidia0`; None, and raises, as `uuid`."""
+        """Return its device node, `/dev/nvidia0`. None and errors as for `uuid`."""
         minor = self._read(address, driver)[1]
         return f"/dev/nvidia{minor}" if minor else None
 
     def has_parts(self, address: PciAddress, driver: str | None) -> bool | None:
-        """Whether the GPU is divided into MIG devices; None, and raises, as `uuid`."""
+        """Return whether the GPU is divided into MIG devices. None and errors as for `uuid`."""
         if not (minor := self._read(address, driver)[1]):
             return None
         path = self._root.real(f"{NVIDIA_CAPABILITIES}/gpu{minor}/mig")
@@ -59,7 +59,7 @@ class NvidiaGpus:
             return None
 
     def _read(self, address: PciAddress, driver: str | None) -> tuple[str, str]:
-        """The UUID and the minor number, each empty where it is not known."""
+        """Return the UUID and the minor number, each empty where it is not known."""
         if driver != DRIVER:
             self._cached.pop(address, None)
             return "", ""

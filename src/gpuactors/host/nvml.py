@@ -27,7 +27,7 @@ class NvmlClique:
     """Implements `host.imex.CliqueSource`."""
 
     def __init__(self, program: Sequence[str] = (), *, deadline_s: float = NVML_S) -> None:
-        """`program`: what is run; by default this package's child, where nvidia-ml-py is installed."""
+        """`program`: the command line to run; by default this package's child, where nvidia-ml-py is installed."""
         self._deadline_s = deadline_s
         self._is_there = bool(program) or importlib.util.find_spec("pynvml") is not None
         self._program = AskedProgram(program or (sys.executable, "-m", _CHILD), "nvml", deadline_s)

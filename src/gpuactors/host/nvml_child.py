@@ -18,7 +18,7 @@ _STATES: Final = ("not supported", "not started", "in progress", "completed")
 
 
 def main() -> int:
-    """Prints a list, of `{"state", "status", "cluster", "clique"}`; on failure a sentence on standard error."""
+    """Print a list, of `{"state", "status", "cluster", "clique"}`; on failure a sentence on standard error."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:

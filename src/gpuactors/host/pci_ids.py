@@ -27,7 +27,7 @@ from gpuactors.ports.errors import HostError
 from gpuactors.process.plain_files import read_plain
 
 PCI_IDS_MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of a pci.ids file, unpacked; today's has 1.5 MB."""
+"""Limit on a pci.ids file, unpacked; today's has 1.5 MB."""
 
 SHIPPED: Final = Path(__file__).with_name("data") / "pci.ids"
 """The snapshot that comes with the program; its licence is beside it."""
@@ -57,7 +57,7 @@ class PciIds:
 
     @classmethod
     def open(cls, explicit: str | os.PathLike[str] | None) -> PciIds:
-        """The names for this run: an `explicit` file is the only source, else the shipped one is.
+        """Open the names for this run: from the `explicit` file alone, or from the shipped one.
 
         Raises `HostError` if the explicit file cannot be read, or is no pci.ids: every GPU's resource would have
         another name, and those on the node would be lost.
@@ -73,7 +73,7 @@ class PciIds:
         return cls(path)
 
     def lookup(self, vendor: str, device: str) -> str | None:
-        """The name of a device id; both ids are four hex digits in lower case.
+        """Return the name of a device id; both ids are four hex digits in lower case.
 
         Raises `HostError` if the file has become unreadable: a GPU must not change its resource's name because of that.
         """
@@ -83,7 +83,8 @@ class PciIds:
         return self._found[model]
 
     def section(self, vendor: str) -> Mapping[str, str]:
-        """The names of all devices of a vendor by their ids; empty if the file does not know it. Raises `HostError`."""
+        """Return the names of all devices of a vendor by their ids; empty if the file does not know it. Raises
+        `HostError`."""
         return _names(self._of_vendor(vendor))
 
     def _of_vendor(self, vendor: str) -> bytes:
@@ -99,20 +100,20 @@ class Names(Struct, frozen=True):
 
     file: str
     date: str | None
-    """As in its head: `2026-06-16`."""
+    """The date in its head: `2026-06-16`."""
     names: Mapping[tuple[str, str], str | None]
-    """By vendor and device id; None: it has none."""
+    """The name by vendor and device id; None if the file has none."""
 
 
 def names_in(file: Path, models: Iterable[tuple[str, str]]) -> Names:
-    """The names of these models in `file`. Raises `HostError` if it cannot be read."""
+    """Return the names of these models in `file`. Raises `HostError` if it cannot be read."""
     ids = PciIds(file)
     return Names(str(file), date_of(file), {model: ids.lookup(*model) for model in models})
 
 
 def newest_other(used: Path, root: HostRoot) -> Path | None:
-    """The newest of the shipped file and the host's own that is newer than `used`, by the date in its head; None if
-    there is none, or `used` has no date. A file without NVIDIA's devices is none, as for `PciIds.open`. Raises
+    """Return the newest of the shipped file and the host's own that is newer than `used`, by the date in its head; None
+    if there is none, or `used` has no date. A file without NVIDIA's devices is none, as for `PciIds.open`. Raises
     `HostError` if `used` cannot be read."""
     dates = {used: date_of(used) or "9999"}
     for file in (SHIPPED, *(Path(root.real(path)) for path in PCI_IDS)):
@@ -124,7 +125,7 @@ def newest_other(used: Path, root: HostRoot) -> Path | None:
 
 
 def date_of(file: Path) -> str | None:
-    """The date in the head of a pci.ids file, as `2026-06-16`; None if it has none. Raises `HostError`."""
+    """Return the date in the head of a pci.ids file, as `2026-06-16`; None if it has none. Raises `HostError`."""
     date = _DATE.search(_read(file)[:_HEAD_BYTES])
     return date[1].decode() if date is not None else None
 
@@ -147,7 +148,7 @@ def _read(path: Path) -> bytes:
 
 
 def _section(content: bytes, vendor: str) -> bytes:
-    """The lines after a vendor's own, of its devices, from the end of its own on; empty if it is not there."""
+    """Return the device lines of a vendor, from the end of the vendor's line on; empty if it is not there."""
     line = re.escape(vendor.encode()) + rb"\s.*"
     heading = re.compile(line).match(content) or re.compile(rb"\n" + line).search(content)
     if not vendor or heading is None:
@@ -157,7 +158,7 @@ def _section(content: bytes, vendor: str) -> bytes:
 
 
 def _name(section: bytes, device: str) -> str | None:
-    """The name of one device of a section."""
+    """Return the name of one device of a section."""
     if not _ID.fullmatch(device):
         return None
     line = re.compile(rb"\n\t" + device.encode() + rb"[ \t]+(.*)").search(section)
@@ -165,7 +166,7 @@ def _name(section: bytes, device: str) -> str | None:
 
 
 def _names(section: bytes) -> Mapping[str, str]:
-    """The names of a section's devices. The first of two equal ids counts, as in NVIDIA's plugin."""
+    """Return the names of a section's devices. The first of two equal ids counts, as in NVIDIA's plugin."""
     names: dict[str, str] = {}
     for device, name in _DEVICE.findall(section):
         names.setdefault(device.decode(), _text(name))

@@ -23,7 +23,7 @@ from gpuactors.host.root import (
 )
 
 _DISPLAY: Final = "0x03"
-"""The first byte of the class of a GPU."""
+"""The first byte of a GPU's class."""
 
 
 @final
@@ -35,14 +35,14 @@ class Places:
         self._nvidia = NvidiaGpus(root)
 
     def of_uuid(self, uuid: str) -> PciAddress | None:
-        """The GPU with this UUID; None if none on NVIDIA's driver has it. Raises `HostError` for want of
+        """Return the GPU with this UUID; None if none on NVIDIA's driver has it. Raises `HostError` for want of
         descriptors."""
         addresses = (PciAddress(name) for name in self._names(NVIDIA_GPUS) if is_pci_address(name))
         return next((a for a in addresses if self._nvidia.uuid(a, DRIVER) == uuid), None)
 
     def of_node(self, node: str) -> tuple[PciAddress, ...]:
-        """The GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`. Raises as
-        `of_uuid`."""
+        """Return the GPUs that a container with this device node has, `/dev/vfio/51` or `/dev/vfio/devices/vfio3`.
+        Raises as `of_uuid`."""
         directory, name = os.path.split(node)
         if directory == CDEV_NODES:
             having = self._function_of(name)

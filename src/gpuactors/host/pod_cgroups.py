@@ -35,7 +35,7 @@ _USAGE: Final = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
 def uid_of(name: str) -> str | None:
-    """The UID of the pod whose cgroup has this name; None if it is no pod's."""
+    """Return the UID of the pod whose cgroup has this name; None if it is no pod's."""
     if match := _POD_SLICE.fullmatch(name):
         return match[1].replace("_", "-")
     match = _POD_DIRECTORY.fullmatch(name)
@@ -49,7 +49,7 @@ class PodCgroups:
     def __init__(self, root: HostRoot) -> None:
         self._cgroups = root.real(CGROUPS)
         self._kubepods: tuple[str, ...] = ()
-        """As found last; looked for again when one is gone."""
+        """The directories found last; they are looked for again when one is gone."""
         self._uids: frozenset[str] = frozenset()
         self._came = 0
 
@@ -75,7 +75,7 @@ class PodCgroups:
 
 
 def _kubepods(top: str) -> Iterator[str]:
-    """The directories of kubelets, at the top or below a --cgroup-root of one part."""
+    """Yield the directories of kubelets, at the top or below a --cgroup-root of one part."""
     for name in _directories(top):
         path = os.path.join(top, name)
         if _KUBEPODS.fullmatch(name):
@@ -85,7 +85,7 @@ def _kubepods(top: str) -> Iterator[str]:
 
 
 def _pods(kubepods: str) -> Iterator[tuple[str, str]]:
-    """The UID and the directory of each pod. Raises `OSError`, but for a class that is gone meanwhile."""
+    """Yield the UID and the directory of each pod. Raises `OSError`, but for a class that is gone meanwhile."""
     for name in os.listdir(kubepods):
         path = os.path.join(kubepods, name)
         if (uid := uid_of(name)) is not None:
@@ -103,7 +103,7 @@ def _directories(path: str) -> list[str]:
 
 
 def _life(path: str, *, is_v2: bool) -> PodLife:
-    """Raises `OSError`, and `ValueError` for what no kernel writes."""
+    """Return the life of the pod with this cgroup. Raises `OSError`, and `ValueError` for what no kernel writes."""
     try:
         # The time first: a process that starts between the two reads is no sign of a pod that has stopped.
         if is_v2:
@@ -119,7 +119,7 @@ def _life(path: str, *, is_v2: bool) -> PodLife:
 
 
 def _has_process(path: str) -> bool:
-    """Of v1: a process is in the pod's cgroup, or in one of its containers'."""
+    """Return whether a process is in the pod's cgroup, or in one of its containers' (cgroup v1)."""
     if _read(path, "cgroup.procs").strip():
         return True
     for container in _directories(path):

@@ -60,7 +60,7 @@ class Region(Struct, frozen=True):
     end: int
 
     def overlaps(self, other: Region) -> bool:
-        """Whether an address is in both."""
+        """Return whether an address is in both."""
         return self.start <= other.end and other.start <= self.end
 
 
@@ -70,11 +70,11 @@ class Console(Struct, frozen=True):
     devices: tuple[str, ...]
     """The platform devices that it is: `simple-framebuffer.0`; none where the kernel has none."""
     regions: tuple[Region, ...] | None
-    """Where it is; None where addresses are hidden: root alone, with CAP_SYS_ADMIN, sees them."""
+    """Its physical addresses; None where they are hidden: only root with CAP_SYS_ADMIN sees them."""
     boot_vga: frozenset[PciAddress]
-    """The functions that the firmware has used for it, by the kernel's word."""
+    """The functions that the firmware used for it, according to the kernel."""
     bars: Mapping[PciAddress, tuple[Region, ...]]
-    """Of each function that was asked for; none where they cannot be read."""
+    """The BARs of each requested function; empty where they cannot be read."""
 
 
 class LockedMemory(Struct, frozen=True):
@@ -82,15 +82,15 @@ class LockedMemory(Struct, frozen=True):
 
     runtime: str
     bytes: int
-    """Or UNLIMITED."""
+    """The limit in bytes, or UNLIMITED."""
 
 
 class Preflight(Struct, frozen=True):
-    """All of it."""
+    """The facts for `gpuactors doctor`."""
 
     console: Console
     interrupts_remapped: bool | None
-    """None on another machine than an x86, or where it cannot be seen."""
+    """True if interrupts are remapped; None on other machines than x86, or where it cannot be seen."""
     unsafe_interrupts: bool | None
     """`allow_unsafe_interrupts` of vfio_iommu_type1; None while that is not loaded."""
     locked_memory: tuple[LockedMemory, ...]
@@ -98,7 +98,7 @@ class Preflight(Struct, frozen=True):
 
 
 def read(root: HostRoot, functions: Iterable[PciAddress]) -> Preflight:
-    """The host below `root`. Raises `HostShortError`."""
+    """Read the host below `root`. Raises `HostShortError`."""
     interrupts = _text(root, INTERRUPTS, _MAP_MAX_BYTES)
     remapped = bool(_REMAPPED.search(interrupts)) if _OF_X86.search(interrupts) else None
     unsafe = _text(root, module_parameter("vfio_iommu_type1", "allow_unsafe_interrupts"), 16).strip()
@@ -128,7 +128,7 @@ def _framebuffers(root: HostRoot) -> tuple[str, ...]:
 
 
 def _regions(text: str) -> tuple[Region, ...] | None:
-    """The framebuffer's; None where all addresses are zero."""
+    """Return the framebuffer's regions; None where all addresses are zero."""
     regions = [
         Region(match[3].strip(), int(match[1], 16), int(match[2], 16))
         for line in text.splitlines()

@@ -43,10 +43,10 @@ class ProcPass(Struct, frozen=True):
     """The result of one pass over the processes."""
 
     holders: Mapping[int, tuple[Holder, ...]]
-    """By IOMMU group, in the order of their PIDs; no entry for a group without a holder."""
+    """The holders by IOMMU group, in the order of their PIDs; no entry for a group without a holder."""
     exhaustive: bool
-    """Every process was read, and for each open vfio device its group is known: a group without a holder in here is
-    held by no process."""
+    """True if every process was read and the group of each open vfio device is known: a group without an entry then has
+    no holder."""
     problem: str = ""
     """Why processes could not be read, as a sentence; empty if all could."""
 
@@ -75,7 +75,7 @@ class ProcReader:
         before: Mapping[int, tuple[Holder, ...]] = _NOBODY,
         go_on: Callable[[], bool] = lambda: True,
     ) -> ProcPass:
-        """The holders of the groups of `targets`, or of a device in them: one pass for all.
+        """Return the holders of the groups of `targets`, or of a device in them: one pass for all.
 
         `only` are the PIDs to read, else all; the answer is not exhaustive then. `before` are the holders that the last
         pass found: one of them that is ending holds what it held. When `go_on` returns False the pass ends early. A
@@ -116,8 +116,8 @@ class ProcReader:
         return ProcPass({group: tuple(of_group) for group, of_group in holders.items()}, exhaustive, problem)
 
     def users(self, nodes: Mapping[NodeId, PciAddress]) -> Users:
-        """The processes that have any of these devices open, in the order of their PIDs, with what they have open: one
-        pass over all processes, of every container. Raises `HostError` for want of descriptors."""
+        """Return the processes that have any of these devices open, in the order of their PIDs, with what they have
+        open: one pass over all processes, of every container. Raises `HostError` for want of descriptors."""
         by_process: dict[Holder, frozenset[PciAddress]] = {}
         unseen = ""
         try:
@@ -137,7 +137,7 @@ class ProcReader:
         return Users(by_process, unseen)
 
     def _open_nodes(self, pid: int) -> Iterator[NodeId]:
-        """The open files of a process that have a path; empty if it is gone. Raises `OSError`."""
+        """Yield the open files of a process that have a path; empty if it is gone. Raises `OSError`."""
         directory = f"{self._proc}/{pid}/fd"
         try:
             for name in os.listdir(directory):
@@ -152,7 +152,7 @@ class ProcReader:
     # --- nodes ----------------------------------------------------------------------------------------------
 
     def _nodes(self, targets: Iterable[PollTarget]) -> dict[NodeId, int]:
-        """Every group's node and every cdev's by what it is, with its group; -1 for a cdev of no target."""
+        """Return the group of each group node and cdev, by the node's identity; -1 for a cdev of no target."""
         group_of_cdev = {
             name: target.group
             for target in targets
@@ -170,7 +170,7 @@ class ProcReader:
     # --- processes ------------------------------------------------------------------------------------------
 
     def _pids(self) -> tuple[int, ...]:
-        """Every process but this one. Raises `OSError` if /proc cannot be listed."""
+        """Return every process but this one. Raises `OSError` if /proc cannot be listed."""
         names = os.listdir(self._proc)
         try:
             # Not getpid: the /proc of another PID namespace knows this process by another number.
@@ -180,7 +180,7 @@ class ProcReader:
         return tuple(int(n) for n in names if n != myself and n.isascii() and n.isdigit())
 
     def _groups_of(self, pid: int, nodes: Mapping[NodeId, int]) -> frozenset[int] | None:
-        """The groups of which a process has the node or a cdev open (-1: one of no target); empty if it is gone.
+        """Return the groups of which a process has the node or a cdev open (-1: one of no target); empty if it is gone.
 
         None if that cannot be known: it has a vfio device open but no node (it got the descriptor from another process,
         or closed the group's). Raises `OSError` if its descriptors may not be read.
@@ -203,7 +203,7 @@ class ProcReader:
         return None if has_device and not held else frozenset(held)
 
     def _is_ending(self, pid: int) -> bool:
-        """The kernel has taken all its descriptors from it, and may still be closing them.
+        """Return whether the kernel has taken all descriptors from the process, and may still be closing them.
 
         At its end a process loses them at once, and is a zombie when the last one is closed; a group's comes after its
         device's, which may take seconds (kernel/exit.c, exit_files and exit_task_work). Its first thread may be a
@@ -214,7 +214,7 @@ class ProcReader:
         return not names_in(f"{directory}/fd") and any(_runs(thread) for thread in threads)
 
     def _holder(self, pid: int) -> Holder | None:
-        """Its name and pod; None if it is gone."""
+        """Return the process with its name and pod; None if it is gone."""
         try:
             command = _read(f"{self._proc}/{pid}/comm")
         except (FileNotFoundError, ProcessLookupError):
@@ -231,7 +231,7 @@ class ProcReader:
 
 
 def pod_uid(cgroup: str) -> str | None:
-    """The UID of the pod that a process is in, by its /proc/PID/cgroup (v1 or v2); None if it is in no pod.
+    """Return the UID of the pod that a process is in, by its /proc/PID/cgroup (v1 or v2); None if it is in no pod.
 
     Seen from a container with a cgroup namespace of its own the paths begin with `/..`; the pod's part is there as
     well. Where a kubelet runs inside a pod of another one (kind), the innermost pod counts.
@@ -251,7 +251,7 @@ def _held(pid: int, holders: Mapping[int, tuple[Holder, ...]]) -> frozenset[int]
 
 
 def _runs(stat: str) -> bool:
-    """Whether a thread is neither a zombie nor gone."""
+    """Return whether a thread is neither a zombie nor gone."""
     try:
         # man 5 proc: `4711 (name) S …`, and the name may contain any characters.
         return _read(stat).rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -269,8 +269,8 @@ def _add(nodes: dict[NodeId, int], path: str, group: int) -> None:
 
 
 def _link(path: str) -> str:
-    """Empty if the descriptor was closed meanwhile; `/` if its path is longer than a link can tell (ENAMETOOLONG: a
-    page), which anyone's may be. Raises `PermissionError`."""
+    """Read a descriptor's link. Empty if it was closed meanwhile; `/` if its path is longer than a link can show
+    (ENAMETOOLONG: a page), which any user can cause. Raises `PermissionError`."""
     try:
         return os.readlink(path)
     except FileNotFoundError:
@@ -328,7 +328,7 @@ _statx = getattr(ctypes.CDLL(None), "statx", None)
 
 
 def node_id(path: str) -> NodeId | None:
-    """The device of a path; None for anything but a character device or a plain file, or if it does not exist.
+    """Return the device of a path; None for anything but a character device or a plain file, or if it does not exist.
 
     Does not ask a network filesystem's server (AT_STATX_DONT_SYNC): an ordinary stat of a file on one that does not
     answer waits for ever, and holds the thread and the pod that it is in.

@@ -68,12 +68,12 @@ class ThreadedReader:
         self._scan_function_s = scan_function_s
         self._inspection_stall_s = inspection_stall_s
         self._scans: list[_Scan] = []
-        """Those whose threads run: the present one, and those that hang."""
+        """The scans whose threads run: the present one, and those that hang."""
         self._inspection_deadline_s = inspection_deadline_s
         self._scan_deadline_s = scan_deadline_s
         self._slots = trio.CapacityLimiter(INSPECTION_CONCURRENCY)
         self._threads: dict[PciAddress, trio.Event] = {}
-        """Ends of the threads that inspect a function."""
+        """The end of the thread that inspects each function."""
 
     async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
         """Implement `ports.node.HostReader.scan`."""
@@ -137,13 +137,13 @@ class ThreadedReader:
         return dict(batch.found)
 
     def _release(self, batch: _Batch, addresses: Collection[PciAddress]) -> None:
-        """The thread does not inspect these any more."""
+        """Forget that the batch's thread inspects these functions."""
         for address in addresses:
             if self._threads.get(address) is batch.over:
                 del self._threads[address]
 
     async def _begin_scan(self, allocated: Collection[PciAddress]) -> _Scan:
-        """Starts one that leaves out at which functions earlier ones hang. Raises `HostError`."""
+        """Start a scan that skips the functions at which earlier scans hang. Raises `HostError`."""
         while (lost := next((s for s in self._scans if s.at is None), None)) is not None:
             await lost.over.wait()
         if len(self._scans) >= SCANS_HANGING_MAX:
@@ -163,7 +163,8 @@ class ThreadedReader:
         return scan
 
     async def _has_ended(self, scan: _Scan) -> bool:
-        """Waits for its end; False if it hangs at a function. Given up then, and where the wait is cancelled."""
+        """Wait for its end; return False if it hangs at a function. It is given up then, and when the wait is
+        cancelled."""
         try:
             while not scan.over.is_set():
                 read = scan.read
@@ -178,7 +179,8 @@ class ThreadedReader:
     async def _begin_inspection(
         self, address: PciAddress, allocated: Collection[PciAddress], patience: Patience
     ) -> Running[tuple[PciFunction, ...]] | None:
-        """Starts one in its turn, and waits for it while it has a slot. None if an earlier one hangs there."""
+        """Start an inspection in its turn, and wait for it while it has a slot. Return None if an earlier one hangs
+        there."""
         while True:
             while (earlier := self._threads.get(address)) is not None:
                 if not await patience.ends(earlier):
@@ -207,8 +209,7 @@ class ThreadedReader:
 
 @final
 class _Batch:
-    """Inspections one after the other in one thread, and what is carried out beside them. Given up by the task that
-    waits for it."""
+    """Inspections one after the other in one thread, and the poll after them. The waiting task may give it up."""
 
     def __init__(self, addresses: list[PciAddress], beside: Observation | None) -> None:
         self.addresses = addresses
@@ -220,8 +221,8 @@ class _Batch:
         self.over = trio.Event()
 
     def run(self, sysfs: SysfsReader, allocated: Collection[PciAddress]) -> None:
-        """Called in the thread. An unexpected error ends it: who then inspects that function by itself gets it, and the
-        others are not concerned."""
+        """Inspect the functions, in the thread. An unexpected error ends the batch: the later inspection of that
+        function alone reports it."""
         look = sysfs.look()
         for address in self.addresses:
             self.at = address  # first: who gives up reads it afterwards
@@ -251,13 +252,13 @@ class _Scan:
         self.at: str | None = None
         """The function that is being read; None before the first one, and after the last."""
         self.read = 0
-        """How many functions it has begun to read."""
+        """The number of functions that it has begun to read."""
         self.given_up = False
         self.results: list[outcome.Outcome[tuple[PciFunction, ...]]] = []
         self.over = trio.Event()
 
     def run(self, sysfs: SysfsReader, allocated: Collection[PciAddress]) -> tuple[PciFunction, ...]:
-        """Called in the thread. Raises as `SysfsReader.scan`."""
+        """Scan, in the thread. Raises as `SysfsReader.scan`."""
         try:
             return sysfs.scan(allocated, unanswered=self.unanswered, reads=self._reads)
         finally:

@@ -27,8 +27,7 @@ MEMORY_MAP: Final = "/proc/iomem"
 """The owners of physical addresses, which are zeros without CAP_SYS_ADMIN."""
 INTERRUPTS: Final = "/proc/interrupts"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-"""The kernel's own, the same in every namespace: to be read without the prefix, as a pod does not have the host's
-/proc."""
+"""The id of this boot, the same in every namespace: it is read without the prefix, as a pod lacks the host's /proc."""
 
 COMMAND_LINE: Final = "/proc/cmdline"
 OS_RELEASE: Final = "/proc/sys/kernel/osrelease"
@@ -50,7 +49,7 @@ NVIDIA_PARAMS: Final = "/proc/driver/nvidia/params"
 GPU_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 """The output file of NVIDIA's GPU Feature Discovery about this node's GPUs, one label a line (its --output-file)."""
 PCI_IDS: Final = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids", "/usr/share/pci.ids")
-"""Where distributions have the names of PCI ids."""
+"""The paths of pci.ids in distributions."""
 CONTAINERD_CONFIGS: Final = (
     "/etc/containerd/config.toml",
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -71,17 +70,17 @@ IOMMUFD_NODE: Final = "/dev/iommu"
 
 
 def group_node(group: int) -> str:
-    """The node of an IOMMU group, as the host's own path."""
+    """Return the node of an IOMMU group, as the host's own path."""
     return f"{GROUP_NODES}/{group}"
 
 
 def module_parameter(module: str, name: str) -> str:
-    """The value of a loaded module's parameter, by the host's own path; a module's name has `_` here."""
+    """Return the value of a loaded module's parameter, by the host's own path; a module's name has `_` here."""
     return f"/sys/module/{module}/parameters/{name}"
 
 
 def cdev_node(name: str) -> str:
-    """The character device of one vfio device (`vfio0`), as the host's own path."""
+    """Return the character device of one vfio device (`vfio0`), as the host's own path."""
     return f"{CDEV_NODES}/{name}"
 
 
@@ -91,5 +90,5 @@ class HostRoot(Struct, frozen=True):
     prefix: str = "/"
 
     def real(self, path: str) -> str:
-        """The path at which this process reads the host's `path`."""
+        """Return the path at which this process reads the host's `path`."""
         return self.prefix.rstrip("/") + path

@@ -31,19 +31,19 @@ class Runtime(Struct, frozen=True):
     name: str
     """`containerd` or `CRI-O`."""
     path: str
-    """Of the file, by the host's own path."""
+    """The file's path on the host."""
     version: int = 0
-    """Of a containerd configuration: 3 is one of containerd 2.x; 0 if it is not said."""
+    """The version of a containerd configuration: 3 in containerd 2.x; 0 if the file has none."""
     enable_cdi: bool | None = None
-    """As it says; None if it does not."""
+    """The setting; None if it is not in the file."""
     cdi_dirs: tuple[str, ...] | None = None
-    """As it says; None if it does not."""
+    """The setting; None if it is not in the file."""
     problem: str = ""
     """Why it could not be read, as a part of a sentence; the rest does not count then."""
 
 
 def read(root: HostRoot) -> tuple[Runtime, ...]:
-    """Those whose configuration is below `root`. Raises `HostShortError`."""
+    """Read the runtimes whose configuration is below `root`. Raises `HostShortError`."""
     return (*_containerd(root), *_crio(root))
 
 
@@ -73,7 +73,7 @@ def _containerd(root: HostRoot) -> Iterator[Runtime]:
 
 
 def _imports(root: HostRoot, config: dict[str, Any]) -> list[str]:
-    """The files that it imports, whose last name may be a pattern."""
+    """Return the files that it imports; their last name may be a pattern."""
     paths: list[str] = []
     for pattern in _texts(config.get("imports")) or ():
         directory, name = os.path.split(pattern)
@@ -99,7 +99,7 @@ def _crio(root: HostRoot) -> Iterator[Runtime]:
 
 
 def _decoded(root: HostRoot, path: str) -> dict[str, Any] | None:
-    """None if it is not there. Raises `OSError`, and ValueError for what is no TOML."""
+    """Decode a TOML file; None if it is not there. Raises `OSError`, and `ValueError` for what is no TOML."""
     real = root.real(path)
     try:
         return tomllib.loads(read_plain(real, _FILE_MAX_BYTES).decode())

@@ -86,7 +86,7 @@ class SysfsReader:
         self._choosing = tuple(s for s in selectors if not s.exclude)
         self._excluding = tuple(s for s in selectors if s.exclude)
         self._vendors = frozenset(s.vendor for s in self._choosing)
-        """Those of the functions that may be selected; None among them: of any."""
+        """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names
         self._own_names = own_names
         self._nvidia = NvidiaGpus(root)
@@ -98,9 +98,9 @@ class SysfsReader:
         unanswered: Collection[str] = (),
         reads: Callable[[str], None] = lambda name: None,
     ) -> tuple[PciFunction, ...]:
-        """Every function that is selected or `given`, and the other members of their IOMMU groups, sorted by address.
-        Reads the vendor of each function on the bus, but the rest only of the selected ones: a host has thousands of
-        functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
+        """Return every function that is selected or `allocated`, and the other members of their IOMMU groups, sorted by
+        address. Reads the vendor of each function on the bus, but the rest only of the selected ones: a host has
+        thousands of functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
 
         `unanswered`: functions of which only links are read, as reads of their attributes hang; they are at fault.
         `reads` is called with the name of each function before its attributes are read, and may raise.
@@ -130,14 +130,14 @@ class SysfsReader:
         return tuple(functions[address] for address in sorted(functions))
 
     def look(self) -> Look:
-        """Begins inspections that were all requested before, and share it."""
+        """Begin inspections that share what they read."""
         return Look(self._root)
 
     def inspect(
         self, address: PciAddress, allocated: Collection[PciAddress] = (), look: Look | None = None
     ) -> tuple[PciFunction, ...]:
-        """The function and its IOMMU group, sorted by address, if any of them is selected or `given`; nothing if it
-        does not exist. Raises `HostError` if there is no PCI bus to read.
+        """Return the function and its IOMMU group, sorted by address, if any of them is selected or `allocated`;
+        nothing if it does not exist. Raises `HostError` if there is no PCI bus to read.
         """
         look = look or self.look()
         function, chosen = self._function(look, address)
@@ -162,12 +162,13 @@ class SysfsReader:
             ) from error
 
     def _check_bus(self) -> None:
-        """An unreadable bus is not a bus without this function. Raises `HostError`."""
+        """Raise `HostError` if the bus is unreadable, which says nothing about the function."""
         if not os.path.isdir(self._bus):
             self._list_bus()
 
     def _vendor(self, name: str) -> str | None:
-        """Its vendor, the one read for most functions of a large host; None if it cannot be read or makes no sense."""
+        """Return its vendor, the one read for most functions of a large host; None if it cannot be read or makes no
+        sense."""
         try:
             match = _ID.fullmatch(_read(f"{self._bus}/{name}/vendor"))
         except OSError:
@@ -175,7 +176,7 @@ class SysfsReader:
         return None if match is None else match[1].decode()
 
     def _chosen(self, address: str, identity: _Identity) -> bool:
-        """Whether a selector matches it, or might if the unreadable parts were known."""
+        """Return whether a selector matches it, or might if the unreadable parts were known."""
         # An unreadable part counts as a match: the core knows what the function was before, and ignores it if it never
         # knew it. For the same reason a function is excluded only by parts that could be read.
         return any(
@@ -205,7 +206,7 @@ class SysfsReader:
         members: Iterable[PciAddress],
         reads: Callable[[str], None] = lambda name: None,
     ) -> bool:
-        """Adds those that are not found yet; whether one of them is chosen."""
+        """Add the members that are missing; return whether one of them is chosen."""
         any_chosen = False
         for member in members:
             if member in functions:
@@ -220,7 +221,7 @@ class SysfsReader:
     def _with_group(
         self, look: Look, function: PciFunction
     ) -> tuple[PciFunction | None, Sequence[PciAddress]]:
-        """The function and the addresses in its IOMMU group.
+        """Return the function and the addresses in its IOMMU group.
 
         At fault if the group cannot be listed, as the other functions that a tenant would get are not known then; None
         if the function is gone, and its group with it.
@@ -251,7 +252,7 @@ class SysfsReader:
         """Everything about one function, and whether it is chosen; None if it vanished meanwhile, or `name` is no
         function's. One that is not chosen is read no further than that, and is None, without `unless_chosen`.
 
-        `vendor`: what was read of it just before.
+        `vendor`: its vendor, if that was read just before.
         """
         if (address := _address(name)) is None:
             return None, False
@@ -328,7 +329,7 @@ class SysfsReader:
         )
 
     def _host_nodes(self, address: PciAddress, directory: _Directory, driver: str | None) -> tuple[str, ...]:
-        """The value of `PciFunction.host_nodes`."""
+        """Return the value of `PciFunction.host_nodes`."""
         if driver is None:
             return ()
         node = self._nvidia.node(address, driver)
@@ -343,7 +344,7 @@ class SysfsReader:
             return _NO_GROUP
 
     def _unanswered(self, name: str) -> PciFunction:
-        """A function whose attributes are not read, as that hangs: links and listings do not."""
+        """Return a function whose attributes are not read, as that hangs: links and listings do not."""
         directory = _Directory(name, f"{self._bus}/{name}")
         driver = directory.link("driver")
         return PciFunction(
@@ -363,7 +364,7 @@ class SysfsReader:
         )
 
     def _is_without_iommu(self, group: int) -> bool:
-        """The group was made by vfio itself for a function without an IOMMU (drivers/vfio/group.c,
+        """Return whether vfio itself made the group for a function without an IOMMU (drivers/vfio/group.c,
         vfio_noiommu_group_alloc); only such a group, and those of a few platforms, have a name."""
         try:
             return _read(f"{self._groups}/{group}/name").strip() == b"vfio-noiommu"
@@ -371,7 +372,8 @@ class SysfsReader:
             return False
 
     def _cdevs(self, look: Look, directory: _Directory, driver: str) -> tuple[str, ...] | None:
-        """The names of its vfio devices, which matter where there are nodes of them; None if it is no vfio device."""
+        """Return the names of its vfio devices, which matter where there are nodes of them; None if it is no vfio
+        device."""
         if driver in VFIO_DRIVERS and look.node(CDEV_NODES) is False:
             return ()
         return _vfio_devices(f"{directory.path}/vfio-dev")
@@ -379,7 +381,8 @@ class SysfsReader:
     def _nodes(
         self, look: Look, directory: _Directory, group: int | None, cdevs: tuple[str, ...]
     ) -> tuple[str, ...]:
-        """The nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the container."""
+        """Return the nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the
+        container."""
         own = [] if group is None else [group_node_of(group)]
         own += map(cdev_node_of, cdevs)
         candidates = [(CONTAINER_NODE, look.node(CONTAINER_NODE))]
@@ -394,16 +397,15 @@ class SysfsReader:
         return tuple(nodes)
 
     def _left(self, group: int | None) -> tuple[str, ...]:
-        """The group's node, if it is there for a function without a driver: its unbind may wait for its holder, which
-        may be older than this daemon."""
+        """Return the group's node, if it is there for a function without a driver: its unbind may wait for its holder,
+        which may be older than this daemon."""
         node = group_node_of(group) if group is not None else None
         return (node,) if node is not None and _exists(self._root.real(node)) is True else ()
 
 
 @final
 class Look:
-    """One scan, or inspections one after the other. What its functions have in common is read once, when it is first
-    asked for."""
+    """The shared reads of one scan, or of inspections one after the other. Each is read at its first use."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
@@ -411,13 +413,13 @@ class Look:
         self._groups: dict[int, IommuGroup] = {}
 
     def node(self, node: str) -> bool | str:
-        """Whether that path of the host's /dev exists, as `_exists`."""
+        """Return whether that path of the host's /dev exists, as `_exists`."""
         if node not in self._nodes:
             self._nodes[node] = _exists(self._root.real(node))
         return self._nodes[node]
 
     def group(self, number: int) -> IommuGroup:
-        """An IOMMU group. Raises `OSError`; `HostError` for want of descriptors."""
+        """Return an IOMMU group. Raises `OSError`; `HostError` for want of descriptors."""
         if (group := self._groups.get(number)) is None:
             group = self._groups[number] = read_group(self._root, number)
         return group
@@ -435,11 +437,11 @@ class _Directory:
         self.faults: list[str] = []
 
     def at_fault(self, path: str, problem: str) -> None:
-        """Adds a fault."""
+        """Add a fault."""
         self.faults.append(fault(self.name, path, problem))
 
     def identity(self, vendor: str | None) -> _Identity:
-        """The function's identity, as far as it can be read; `vendor` if that was read already."""
+        """Return the function's identity, as far as it can be read; `vendor` if that was read already."""
         return _Identity(
             vendor or self._attribute("vendor", _ID, "a PCI vendor id such as 0x10de"),
             self._attribute("device", _ID, "a PCI device id such as 0x2330"),
@@ -447,7 +449,7 @@ class _Directory:
         )
 
     def _attribute(self, attribute: str, form: re.Pattern[bytes], expected: str) -> str:
-        """The hex digits of an attribute; empty, with a fault, if it cannot be read or makes no sense."""
+        """Return the hex digits of an attribute; empty, with a fault, if it cannot be read or makes no sense."""
         try:
             content = self._content(attribute)
         except OSError as error:
@@ -461,7 +463,7 @@ class _Directory:
         return match[1].decode()
 
     def link(self, link: str) -> str | None:
-        """The last component of a link's target (which need not exist any more); None if there is no link.
+        """Return the last component of a link's target (which need not exist any more); None if there is no link.
 
         A driver's name may be any bytes, UTF-8 or not.
         """
@@ -478,11 +480,11 @@ class _Directory:
         return encodable(target.rpartition("/")[2])
 
     def drm(self) -> list[str]:
-        """The names of its DRM devices that a container may get: `card1`, `renderD128`."""
+        """Return the names of its DRM devices that a container may get: `card1`, `renderD128`."""
         return sorted(n for n in names_in(f"{self.path}/drm") if n.startswith(("card", "renderD")))
 
     def group(self) -> int | None:
-        """The number of its IOMMU group."""
+        """Return the number of its IOMMU group."""
         group = self.link("iommu_group")
         if group is None:
             return None
@@ -493,7 +495,7 @@ class _Directory:
         return int(group)
 
     def numa_node(self) -> int | None:
-        """None for -1 (no topology), and for anything unreadable: a GPU is usable without it."""
+        """Return the NUMA node; None for -1 (no topology), and for anything unreadable: a GPU is usable without it."""
         try:
             node = int(self._content("numa_node"))
         except (OSError, ValueError):
@@ -515,7 +517,7 @@ class _Directory:
         return 1 << (total - 1).bit_length() if total else 0
 
     def _content(self, attribute: str) -> bytes:
-        """An attribute, as `_read`."""
+        """Read an attribute, as `_read`."""
         try:
             descriptor = os.open(attribute, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
         except OSError as error:
@@ -528,7 +530,7 @@ class _Directory:
 
 
 def _number_of(descriptor: int) -> int:
-    """The number of an open directory, as `presence_of`; 0 if it is unknown."""
+    """Return the number of an open directory, as `presence_of`; 0 if it is unknown."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:
@@ -536,8 +538,8 @@ def _number_of(descriptor: int) -> int:
 
 
 def presence_of(directory: str) -> int | None:
-    """The number of a function's directory in sysfs, as `PciFunction.presence`; None if it is gone. Raises `HostError`
-    for want of descriptors."""
+    """Return the number of a function's directory in sysfs, as `PciFunction.presence`; None if it is gone. Raises
+    `HostError` for want of descriptors."""
     try:
         return os.stat(directory).st_ino
     except OSError as error:
@@ -549,7 +551,7 @@ def presence_of(directory: str) -> int | None:
 
 
 def _opened(directory: str) -> int:
-    """A descriptor that finds the files in it. Raises `OSError`; `HostError` for want of descriptors."""
+    """Open a directory, to read the files in it. Raises `OSError`; `HostError` for want of descriptors."""
     try:
         return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -558,7 +560,7 @@ def _opened(directory: str) -> int:
 
 
 def _read(path: str) -> bytes:
-    """Raises `OSError`; `HostError` for want of descriptors."""
+    """Read an attribute. Raises `OSError`; `HostError` for want of descriptors."""
     # Three system calls: no buffering, no encoding, no fstat. A scan of a large host does this 12,000 times.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -572,7 +574,7 @@ def _read(path: str) -> bytes:
 
 
 def _listing(directory: str) -> list[str]:
-    """The names in it. Raises `OSError`; `HostError` for want of descriptors."""
+    """Return the names in it. Raises `OSError`; `HostError` for want of descriptors."""
     try:
         return os.listdir(directory)
     except OSError as error:
@@ -581,7 +583,7 @@ def _listing(directory: str) -> list[str]:
 
 
 def _exists(path: str) -> bool | str:
-    """Whether there is such a node; if that cannot be known, why. Raises `HostError` for want of memory."""
+    """Return whether there is such a node; if that cannot be known, why. Raises `HostError` for want of memory."""
     try:
         os.stat(path)
     except OSError as error:
@@ -591,7 +593,8 @@ def _exists(path: str) -> bool | str:
 
 
 def _vfio_devices(path: str) -> tuple[str, ...] | None:
-    """Names of the vfio devices of a function (`vfio0`), of which there is one; None if it is no vfio device.
+    """Return the names of the vfio devices of a function (`vfio0`), of which there is one; None if it is no vfio
+    device.
 
     The kernel makes no other names than such (drivers/vfio/vfio_main.c, vfio_init_device): any other is no node's.
     Their directory is there on kernels without cdev support as well, which have no node of that name.
@@ -611,7 +614,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _address(name: str) -> PciAddress | None:
-    """`name` as an address; None if it is none."""
+    """Return `name` as an address; None if it is none."""
     try:
         return pci_address(name)
     except ValueError:

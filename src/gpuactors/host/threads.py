@@ -42,7 +42,7 @@ class Running(Generic[T]):
     """
 
     def __init__(self, call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> None:
-        """Begins with it.
+        """Start the thread.
 
         `ended` is called once, in the trio run, as soon as the thread is over, whether or not a task still waits; not
         at all if the run is over by then. Raises `HostShortError` if no thread can be started; `ended` has been called
@@ -71,8 +71,8 @@ class Running(Generic[T]):
             raise
 
     async def ends_within(self, seconds: float, patience: Patience | None = None) -> bool:
-        """Whether the call ends in this time, which begins when the thread does (`Patience`). `patience`: what is left
-        of that time. Raises `HostShortError` where as long no thread begins with it."""
+        """Return whether the call ends in this time, which begins when the thread does (`Patience`). `patience`: what
+        is left of that time. Raises `HostShortError` where as long no thread begins with it."""
         if not await Patience(seconds).ends(self._began):
             raise HostShortError(
                 f"{self._name}: its thread has not begun within {seconds:g} s, as this machine has no processor time "
@@ -86,7 +86,8 @@ class Running(Generic[T]):
 
 
 def start_thread(call: Callable[[], T], end: Callable[[outcome.Outcome[T]], None], *, name: str) -> None:
-    """Begins `call`, and waits for nothing. `end` is called as `ended` of `Running`, with what it returned or raised.
+    """Start `call` in a thread, without waiting. `end` is called as `ended` of `Running`, with what it returned or
+    raised.
 
     Raises `HostShortError` if no thread can be started; `end` is not called then.
     """
@@ -122,7 +123,7 @@ class OneByOne:
         self._is_free = True
         self._waiting: deque[trio.Event] = deque()
         self.ended = 0
-        """How many calls have come to their end."""
+        """The number of calls that have ended."""
 
     async def __call__(self, call: Callable[[], T]) -> T:
         """Implement `in_thread`. Cancelled while it waits for an earlier call, it does not make its own."""
@@ -137,16 +138,16 @@ class OneByOne:
         return running.result()
 
     async def in_time(self, call: Callable[[], T], seconds: float) -> Running[T] | None:
-        """The call, once it is over; None if it is not in this time (`Running.ends_within`), or an earlier one hangs.
-        Raises `HostShortError`."""
+        """Return the call once it is over; None if it does not end in this time (`Running.ends_within`), or an earlier
+        one hangs. Raises `HostShortError`."""
         if not await self.comes(seconds):
             return None
         running = self.begin(call)
         return running if await running.ends_within(seconds) else None
 
     async def comes(self, seconds: float) -> bool:
-        """Waits until it is its turn, for as long as calls come to their end; False if none has for so long. Then or
-        cancelled, it has no place in the queue any more; who has the turn calls `begin`."""
+        """Wait for its turn, as long as calls end; return False if none has ended for `seconds`. Then, or when
+        cancelled, it has left the queue. Whoever gets the turn calls `begin`."""
         turn = self.queue()
         try:
             while not turn.is_set():
@@ -160,7 +161,7 @@ class OneByOne:
         return True
 
     def queue(self) -> trio.Event:
-        """A place in the queue, which is set when it is its turn. Who has one calls `begin` then, or `leave` at any
+        """Return a place in the queue, set when its turn comes. Its holder calls `begin` then, or `leave` at any
         time."""
         turn = trio.Event()
         if self._is_free:
@@ -171,14 +172,14 @@ class OneByOne:
         return turn
 
     def leave(self, turn: trio.Event) -> None:
-        """Gives up a place in the queue."""
+        """Give up a place in the queue."""
         if turn.is_set():
             self._pass_on()
         else:
             self._waiting.remove(turn)
 
     def begin(self, call: Callable[[], T]) -> Running[T]:
-        """Begins with it, for whose turn it is. Raises `HostShortError`."""
+        """Start the call whose turn it is. Raises `HostShortError`."""
 
         def ended() -> None:
             self.ended += 1

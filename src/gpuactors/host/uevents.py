@@ -55,7 +55,7 @@ _KERNEL_PORT: Final = 0
 
 
 def parse_datagram(datagram: bytes) -> Mapping[str, str] | None:
-    """The properties of a message in the kernel's format; None for anything else.
+    """Return the properties of a message in the kernel's format; None for anything else.
 
     `action@devpath`, then `KEY=value`, each ended by a NUL (lib/kobject_uevent.c, alloc_uevent_skb). The heading must
     agree with ACTION and DEVPATH.
@@ -69,7 +69,7 @@ def parse_datagram(datagram: bytes) -> Mapping[str, str] | None:
 
 
 def hint_of(properties: Mapping[str, str]) -> Hint | None:
-    """The target of a uevent; None if it is not relevant or names nothing that can be inspected."""
+    """Return the target of a uevent; None if it is not relevant or names nothing that can be inspected."""
     action, subsystem = properties.get("ACTION", ""), properties.get("SUBSYSTEM", "")
     if subsystem not in SUBSYSTEMS or action not in ACTIONS:
         return None
@@ -161,7 +161,7 @@ class DatagramSource:
 
 
 def open_uevents(setting: str) -> OpenUevents | None:
-    """How to open the source that `--uevents` names: `kernel` or `unix:PATH`; None for `off`.
+    """Return how to open the source that `--uevents` names: `kernel` or `unix:PATH`; None for `off`.
 
     Raises `ValueError` for anything else.
     """
@@ -179,7 +179,7 @@ def open_uevents(setting: str) -> OpenUevents | None:
 
 @asynccontextmanager
 async def kernel_uevents() -> AsyncIterator[UeventSource]:
-    """The kernel's own uevents (netlink group `kernel`), which a pod's network namespace receives as well.
+    """Yield the kernel's own uevents (netlink group `kernel`), which a pod's network namespace receives as well.
 
     Raises `HostError` if the kernel refuses the socket, or would send nothing there.
     """
@@ -207,8 +207,8 @@ async def kernel_uevents() -> AsyncIterator[UeventSource]:
 
 
 def _is_deaf() -> bool:
-    """Whether our network namespace belongs to a user namespace: then the socket is given, and nothing is ever sent to
-    it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is an ancestor of this process's
+    """Return whether our network namespace belongs to a user namespace: then the socket is given, and nothing is ever
+    sent to it (lib/kobject_uevent.c, uevent_net_init). Where the owner is not shown it is an ancestor of this process's
     namespace, and may be the initial one."""
     try:
         namespace = os.open(_NETWORK_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
@@ -243,7 +243,7 @@ async def unix_uevents(path: Path) -> AsyncIterator[UeventSource]:
 
 @contextmanager
 def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
-    """Binds at `path`, in the place of a stale socket; at the end the file is removed if it is still this one."""
+    """Bind at `path`, replacing a stale socket; at the end remove the file if it is still this one."""
     length = len(os.fsencode(path))
     if length > limits.SOCKET_PATH_MAX_BYTES:
         raise HostError(
@@ -268,7 +268,7 @@ def _bound(receiver: socket.socket, path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket file that no process receives on. Raises `HostError` for anything else that is in the way."""
+    """Remove a socket file that no process receives on. Raises `HostError` for anything else that is in the way."""
     try:
         existing = os.lstat(path)
     except FileNotFoundError:

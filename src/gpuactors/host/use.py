@@ -91,7 +91,7 @@ class _Passive(Struct, frozen=True):
 
 
 class _FullPass(Struct, frozen=True):
-    """The last pass over all processes, and what sysfs showed then."""
+    """The last pass over all processes, with what sysfs showed then."""
 
     holders: Mapping[int, tuple[Holder, ...]]
     enabled: Mapping[PciAddress, int]
@@ -101,7 +101,7 @@ class _FullPass(Struct, frozen=True):
     """Why processes could not be read; empty if all could."""
 
     def restricted_to(self, groups: Set[int], functions: Set[PciAddress]) -> _FullPass:
-        """The results for these groups only."""
+        """Return the results for these groups only."""
         return replace(
             self,
             holders={g: held for g, held in self.holders.items() if g in groups},
@@ -110,11 +110,11 @@ class _FullPass(Struct, frozen=True):
         )
 
     def without(self, groups: Set[int], functions: Set[PciAddress]) -> _FullPass:
-        """The results for all groups but these."""
+        """Return the results for all groups but these."""
         return self.restricted_to(self.groups - groups, self.enabled.keys() - functions)
 
     def merged_with(self, others: _FullPass) -> _FullPass:
-        """These results, and the known ones of the other groups."""
+        """Return these results together with those of the other groups."""
         return replace(
             self,
             holders={**others.holders, **self.holders},
@@ -149,22 +149,22 @@ class _Observation:
         self._open_node = open_node
         self.targets = targets
         self.whole = whole
-        """There are no other groups."""
+        """True if there are no other groups."""
         self._skip = skip
         self._rested = rested
         self._open_until = open_until
         self.full_pass = last_pass
-        """The last pass over all processes, this observation's included; of other groups what it was known before."""
+        """The last pass over all processes, with this observation's results; for other groups the earlier ones."""
         self.at: int | None = None
         """The group that is being read, or `_PROC`."""
         self.given_up = False
-        """No task waits for it any more."""
+        """True once no task waits for it any more."""
         self.begun = False
         self.over = trio.Event()
-        """Its thread is done with it."""
+        """Set when its thread is done with it."""
         self.failure: Exception | None = None
         self.passed_all = False
-        """All processes were read, for every group. Only such a pass is followed by a rest: any other one renews
+        """True if all processes were read for every group. Only such a pass is followed by a rest: any other one renews
         nothing for the other groups."""
         self._passive: list[_Passive] = []
         self._proc_pass: ProcPass | None = None
@@ -215,7 +215,7 @@ class _Observation:
     # --- the holders ----------------------------------------------------------------------------------------
 
     def _find(self) -> ProcPass:
-        """The holders: those known from the last pass if nothing changed since, else by a new pass."""
+        """Return the holders: of the last pass if nothing has changed since, else of a new one."""
         proc = ProcReader(self._root)
         enabled = {a: count for passive in self._passive for a, count in passive.enabled.items()}
         groups = frozenset(target.group for target in self.targets)
@@ -273,7 +273,7 @@ class _Observation:
     # --- what is known now ----------------------------------------------------------------------------------
 
     def uses(self) -> tuple[GroupUse, ...]:
-        """The findings so far."""
+        """Return the findings so far."""
         holders, passives = self._proc_pass, tuple(self._passive)
         seen = {passive.target.group for passive in passives}
         hanging = tuple(
@@ -292,7 +292,7 @@ class _Observation:
         )
 
     def _use(self, passive: _Passive, proc: ProcPass | None) -> GroupUse | None:
-        """None if nothing is known of the group."""
+        """Return the use of one group; None if nothing is known."""
         group = passive.target.group
         holders = None if proc is None else proc.holders.get(group, () if proc.exhaustive else None)
         if passive.unseen:
@@ -384,7 +384,7 @@ class SysfsUse:
             self._hanging.remove(observation)
 
     async def _result(self, observation: _Observation) -> tuple[GroupUse, ...]:
-        """Waits for its end, or for its deadline."""
+        """Wait for its end or its deadline, and return its findings."""
         try:
             await Patience(self._deadline_s).ends(observation.over)
         finally:
@@ -402,13 +402,13 @@ class SysfsUse:
         return observation.uses()
 
     def _log_shortage(self, shortage: str) -> None:
-        """Logs once which shortage hides the use of the groups."""
+        """Log once which shortage hides the use of the groups."""
         if shortage and not self._short:
             _log.warning("host.short", reason=f"the processes that use each GPU are unknown now: {shortage}")
         self._short = shortage
 
     def _log_problem(self, problem: str | None) -> None:
-        """Logs what is missing, once, and when it is available again."""
+        """Log once what is missing, and when it is available again."""
         if problem is None or problem == self._problem:
             return
         self._problem = problem
@@ -494,7 +494,7 @@ def _unseen(address: PciAddress, path: str, error: OSError | ValueError) -> str:
 
 
 def _function(directory: str) -> tuple[int, bool]:
-    """The enable count and whether the function is active, as they were at one moment.
+    """Return the enable count and whether the function is active, as they were at one moment.
 
     A device is resumed before it is enabled, and suspended after it is disabled (drivers/vfio/pci/vfio_pci_core.c,
     vfio_pci_core_enable and _disable). If one closes between the two reads, they show enabled and suspended, as a count
@@ -510,8 +510,8 @@ def _function(directory: str) -> tuple[int, bool]:
 
 
 def _is_active(directory: str) -> bool:
-    """Only `suspended` shows that no descriptor is open: a kernel without CONFIG_PM has no such file, and `resuming`,
-    `suspending` and `error` can be either."""
+    """Return False only for `suspended`, which shows that no descriptor is open: a kernel without CONFIG_PM has no such
+    file, and `resuming`, `suspending` and `error` can be either."""
     try:
         return _read(f"{directory}/power/runtime_status").strip() != b"suspended"
     except OSError:
@@ -519,7 +519,7 @@ def _is_active(directory: str) -> bool:
 
 
 def _read(path: str) -> bytes:
-    """Raises `OSError`; `HostError` for want of descriptors."""
+    """Read a file. Raises `OSError`; `HostError` for want of descriptors."""
     # Three system calls: this is done twice per function and poll, for the life of the process.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

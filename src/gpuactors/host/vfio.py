@@ -38,7 +38,7 @@ class DeviceNode(Struct, frozen=True):
     """A device node that exists."""
 
     path: str
-    """The host's own: `/dev/vfio/51`."""
+    """The host's own path: `/dev/vfio/51`."""
     mode: int
     """Permission bits: 0o600."""
 
@@ -47,15 +47,15 @@ class VfioHost(Struct, frozen=True):
     """The host as one reading found it."""
 
     groups: int
-    """How many IOMMU groups there are."""
+    """The number of IOMMU groups."""
     iommus: tuple[str, ...]
     """The IOMMUs that the kernel drives, by its own names; empty also where it does not list them."""
     command_line: str
-    """Of the kernel; empty if it cannot be read."""
+    """The kernel command line; empty if it cannot be read."""
     loaded: bool
-    """The driver vfio-pci is registered with the PCI bus."""
+    """True if the driver vfio-pci is registered with the PCI bus."""
     installed: bool | None
-    """The running kernel has the module; None where its modules are not to be seen, as in a pod."""
+    """True if the running kernel has the module; None where its modules are not visible, as in a pod."""
     disable_idle_d3: bool | None
     """The parameter of vfio-pci; None while it is not loaded."""
     unsafe_noiommu: bool | None
@@ -69,7 +69,7 @@ class VfioHost(Struct, frozen=True):
 
 
 def read(root: HostRoot) -> VfioHost:
-    """The host below `root`. Raises `HostError` for what is there and cannot be read."""
+    """Read the host below `root`. Raises `HostError` for what is there and cannot be read."""
     return VfioHost(
         groups=len(_names(root, IOMMU_GROUPS)),
         iommus=_names(root, IOMMUS),
@@ -88,7 +88,7 @@ def read(root: HostRoot) -> VfioHost:
 
 
 def _names(root: HostRoot, directory: str) -> tuple[str, ...]:
-    """The names in it, sorted; none if it is not there."""
+    """Return the names in a directory, sorted; none if it is not there."""
     path = root.real(directory)
     try:
         return tuple(sorted(map(encodable, os.listdir(path))))
@@ -99,7 +99,7 @@ def _names(root: HostRoot, directory: str) -> tuple[str, ...]:
 
 
 def _switch(root: HostRoot, parameter: str) -> bool | None:
-    """A parameter that is on or off; None if it is not there."""
+    """Return a parameter that is on or off; None if it is not there."""
     path = root.real(parameter)
     try:
         with open(path, encoding="ascii", errors="replace") as file:

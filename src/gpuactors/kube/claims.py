@@ -40,7 +40,7 @@ class KubeClaims:
         return tuple(objects.pods_of(stored))
 
     async def _stored(self, claim: ClaimName) -> objects.ClaimObject | None:
-        """The claim of this name as the server has it; None if there is none. Raises `ApiError`."""
+        """Return the claim of this name as the server has it; None if there is none. Raises `ApiError`."""
         what = f"read the claim {quoted_name(claim.namespace)}/{quoted_name(claim.name)}"
         # The names are kubelet's: whatever they are, they stay one part of the path each.
         namespace, name = quote(claim.namespace, safe=""), quote(claim.name, safe="")
@@ -58,8 +58,8 @@ class KubeClaims:
 
 
 def _is_absence(refused: ApiRefused, claim: ClaimName) -> bool:
-    """The server says of this very claim that it is not there. A server or proxy that does not serve claims answers 404
-    as well, and what is prepared must not be released for that."""
+    """Return whether the server says of this very claim that it is not there. A server or proxy that does not serve
+    claims answers 404 as well, and what is prepared must not be released for that."""
     said = refused.refusal
     return (
         said.code == 404

@@ -30,7 +30,7 @@ API_REQUEST_S: Final = 10.0
 within 35 s; a server that is well takes milliseconds."""
 
 API_CONNECT_S: Final = 5.0
-"""The connection's part of it, with TLS."""
+"""The part of API_REQUEST_S for the connection, with TLS."""
 
 API_BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 """One answer of the API server. A slice with 128 devices has 60 KB; etcd stores no object above 1.5 MiB."""
@@ -75,14 +75,14 @@ _FAILURES: Final = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
-"""How a connection fails."""
+"""The errors of a connection."""
 
 
 class Call(Struct, frozen=True):
     """One request."""
 
     what: str
-    """For the sentence of an error: `read the claim default/vm`."""
+    """The act, for the sentence of an error: `read the claim default/vm`."""
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Call(Struct, frozen=True):
 class _Answer(Struct, frozen=True):
     status: int
     retry_after: bytes
-    """The header `Retry-After`, or nothing."""
+    """The header `Retry-After`; empty if there is none."""
     chunks: AsyncIterator[bytes]
 
 
@@ -152,7 +152,7 @@ class _Kept(Struct, frozen=True):
     until: float
     """When it is closed, by trio's clock."""
     reads: int
-    """How often its stream had been read by then: see `_Stream`."""
+    """The number of reads of its stream by then: see `_Stream`."""
 
 
 @final
@@ -174,7 +174,8 @@ class ApiClient:
         return str(self._access.server)
 
     async def ask(self, call: Call) -> bytes:
-        """The body of the answer. Raises `ApiError`, and `AccessError` if our credentials cannot be read."""
+        """Make the request; return the body of the answer. Raises `ApiError`, and `AccessError` if our credentials
+        cannot be read."""
         try:
             with trio.fail_after(API_REQUEST_S):
                 async with self._answer(call, API_REQUEST_S) as answer:
@@ -189,7 +190,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def lines(self, call: Call, silent_s: float) -> AsyncIterator[AsyncGenerator[bytes]]:
-        """The lines of an answer that goes on: a watch. The iteration ends when the server ends it, and raises
+        """Yield the lines of an answer that goes on: a watch. The iteration ends when the server ends it, and raises
         `ApiAway` if the connection breaks or says nothing for `silent_s`; else as `ask`."""
         async with self._answer(call, silent_s) as answer:
             if answer.status >= 300:
@@ -202,7 +203,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def _answer(self, call: Call, silent_s: float) -> AsyncIterator[_Answer]:
-        """The beginning of the answer, within API_REQUEST_S; the connection is closed with the context."""
+        """Yield the beginning of the answer, within API_REQUEST_S; the connection is closed with the context."""
         connection: httpcore.AsyncHTTPConnection | None = None
         response: httpcore.Response | None = None
         chunks: AsyncIterator[bytes] | None = None
@@ -246,7 +247,7 @@ class ApiClient:
     # --- the kept connection ------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Keeps the connection of an answer for the next read, API_KEPT_S at most. Runs for ever; while it does not,
+        """Keep the connection of an answer for the next read, at most for API_KEPT_S. Runs for ever; while it does not,
         each request has a connection of its own."""
         self._keeps = True
         try:
@@ -265,7 +266,7 @@ class ApiClient:
                 await _close(kept.connection)
 
     async def _taken(self, tls: ssl.SSLContext | None) -> _Kept | None:
-        """The kept connection, if it still leads to the server, and is of the authorities and the identity of now."""
+        """Return the kept connection, if it still leads to the server and has the present authorities and identity."""
         if (kept := self._kept) is None:
             return None
         self._kept = None
@@ -277,7 +278,7 @@ class ApiClient:
     async def _left(
         self, connection: httpcore.AsyncHTTPConnection | None, tls: ssl.SSLContext | None, reads: int
     ) -> None:
-        """Keeps a connection that is idle now, if none is; closes it otherwise."""
+        """Keep a connection that is idle now, if none is kept; close it otherwise."""
         if connection is None or not self._keeps or self._kept is not None or not connection.is_available():
             await _close(connection)
             return
@@ -319,7 +320,7 @@ class ApiClient:
         )
 
     def _context(self, credentials: Credentials) -> ssl.SSLContext:
-        """The TLS context, made anew when a certificate or key has changed."""
+        """Return the TLS context, made anew when a certificate or key has changed."""
         trusted = replace(credentials, token=None)
         if self._tls is None or self._tls[0] != trusted:
             self._tls = trusted, tls_context(trusted)

@@ -29,7 +29,7 @@ KUBECONFIG_MAX_BYTES: Final = 1024 * 1024
 """A kubeconfig file; a few kilobytes for each cluster."""
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where kubelet puts a pod's token and the CA (plugin/pkg/admission/serviceaccount)."""
+"""The directory in which kubelet puts a pod's token and the CA (plugin/pkg/admission/serviceaccount)."""
 
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -61,7 +61,7 @@ class Credentials:
 
     token: str | None = None
     ca: str | None = None
-    """None: the system's."""
+    """The certificates of the authorities; None for the system's."""
     certificate: str | None = None
     key: str | None = None
 
@@ -73,7 +73,7 @@ class Access(Protocol):
     def server(self) -> Server: ...
 
     async def credentials(self) -> Credentials:
-        """The credentials of now. Raises `AccessError`."""
+        """Return the present credentials. Raises `AccessError`."""
         ...
 
 
@@ -100,7 +100,7 @@ class FileAccess:
         return await trio.to_thread.run_sync(self.read, abandon_on_cancel=True)
 
     def read(self) -> Credentials:
-        """The credentials, read in this thread. Raises `AccessError`."""
+        """Return the credentials, read in this thread. Raises `AccessError`."""
         token = _content(self.token, "token")
         return Credentials(
             token=token.strip() if token is not None else None,
@@ -111,7 +111,7 @@ class FileAccess:
 
 
 def in_cluster(environment: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> FileAccess:
-    """The access of a pod. Raises `AccessError` if this process is in none, or has no service account."""
+    """Return the access of a pod. Raises `AccessError` if this process is in none, or has no service account."""
     host, port = (
         environment.get("KUBERNETES_SERVICE_HOST", ""),
         environment.get("KUBERNETES_SERVICE_PORT", ""),
@@ -144,7 +144,7 @@ def _content(source: Source | None, what: str) -> str | None:
 
 
 _USER_KEYS: Final = {"token_file": "tokenFile", "as_": "as"}
-"""The others are in kebab case."""
+"""The keys that are not in kebab case."""
 
 
 class _Cluster(msgspec.Struct, rename="kebab"):
@@ -201,7 +201,7 @@ _NO_YAML: Final = (ValueError, TypeError, AttributeError, KeyError, RecursionErr
 
 
 def from_kubeconfig(path: Path) -> FileAccess:
-    """The access of the current context of a kubeconfig file; paths in it are relative to its directory. Raises
+    """Return the access of the current context of a kubeconfig file; paths in it are relative to its directory. Raises
     `AccessError`, also for what a daemon should not do: run a plugin, skip the server's certificate."""
     import yaml  # 20 ms that only such a file is worth
 
@@ -288,7 +288,7 @@ def _refuse_what_is_not_done(path: Path, context: _Context, cluster: _Cluster, u
 
 
 def _pem(path: Path, file: str, data: str) -> Source | None:
-    """Data overrides a file (client-go tools/clientcmd/api/v1/types.go)."""
+    """Return the PEM text, or its file. Data overrides a file (client-go tools/clientcmd/api/v1/types.go)."""
     return _decoded(path, data) or _file(path, file)
 
 

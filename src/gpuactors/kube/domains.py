@@ -61,20 +61,20 @@ class _Clique(msgspec.Struct):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where the server has an object."""
+    """The place of an object at the server."""
 
     path: str
     """The list that it is in."""
     selector: str
-    """Selects it in the list: a right to `get` it is not needed."""
+    """The field selector of the object in the list: it needs no right to `get`."""
 
 
 class _Lookup(msgspec.Struct):
-    """Where the domain of one UID is."""
+    """The place of the domain with one UID."""
 
     place: _Place | None = None
     under_way: trio.Event | None = None
-    """It is being looked for: whoever else asks waits for that."""
+    """Set when the search in progress ends; None if there is none."""
 
 
 @final
@@ -84,7 +84,7 @@ class KubeDomains:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._lookups: dict[DomainUid, _Lookup] = {}
-        """The last DOMAINS_FOUND_MAX that were looked for."""
+        """The last DOMAINS_FOUND_MAX domains that were looked for."""
 
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
         """Implement `DomainApi.find_domain`."""
@@ -97,7 +97,7 @@ class KubeDomains:
         return next((_domain(item) for item in listed.items or () if item.metadata.uid == uid), None)
 
     async def _place(self, uid: DomainUid) -> _Place | None:
-        """Where it is; None if the server has no such domain. Raises `ApiError`."""
+        """Find the domain's place; None if the server has no such domain. Raises `ApiError`."""
         lookup = self._lookups.pop(uid, None) or _Lookup()
         self._lookups[uid] = lookup
         while len(self._lookups) > DOMAINS_FOUND_MAX:

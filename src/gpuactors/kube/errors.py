@@ -56,7 +56,7 @@ _REMEDIES: Final = {
 
 
 def refusal(status: int, body: bytes, retry_after: bytes = b"") -> Refusal:
-    """The text of the server's refusal. A body that is no `Status` (a proxy's page, or the plain text of priority and
+    """Decode the server's refusal. A body that is no `Status` (a proxy's page, or the plain text of priority and
     fairness) is its own message. `retry_after`: the header; of its two forms only the seconds are understood."""
     asked_s = int(retry_after) if _SECONDS.fullmatch(retry_after) else None
     try:
@@ -70,7 +70,7 @@ def refusal(status: int, body: bytes, retry_after: bytes = b"") -> Refusal:
 
 
 def refused(what: str, server: str, said: Refusal) -> ApiRefused:
-    """The error for an answer that was none of success."""
+    """Return the error for an answer that was none of success."""
     what_it_is = f"{said.code} {quoted_name(said.reason)}".strip()
     words = ": ".join(filter(None, [what_it_is, quoted(said.message)]))
     remedy = _REMEDIES.get(said.code, "It is tried again; see the API server's log")
@@ -78,21 +78,21 @@ def refused(what: str, server: str, said: Refusal) -> ApiRefused:
 
 
 def away(what: str, server: str, error: BaseException) -> ApiAway:
-    """The error for a request that was not answered."""
+    """Return the error for a request that was not answered."""
     if (reason := shortage(error)) is not None:
         return ApiAway(f"could not {what} (the API server {server}): {reason}")
     return ApiAway(f"could not {what}: the API server {server} {_why(error)}. It is tried again.")
 
 
 def late(what: str, server: str, within_s: float) -> ApiAway:
-    """The error for a request that was not answered in time."""
+    """Return the error for a request that was not answered in time."""
     return ApiAway(
         f"could not {what}: the API server {server} did not answer in {within_s:g} s. It is tried again."
     )
 
 
 def malformed(what: str, server: str, problem: str) -> ApiMalformed:
-    """The error for an answer that makes no sense."""
+    """Return the error for an answer that makes no sense."""
     return ApiMalformed(
         f"could not {what}: the answer of the API server {server} cannot be read: {quoted(problem)}. "
         "Check that this address is a Kubernetes API server's of 1.34 or newer."
@@ -100,7 +100,7 @@ def malformed(what: str, server: str, problem: str) -> ApiMalformed:
 
 
 def answered(what: str, server: str, body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """The server's answer as a value. Raises ApiMalformed."""
+    """Decode the server's answer. Raises `ApiMalformed`."""
     try:
         return decode_json(body, kind)
     except TooDeepError as exc:
@@ -112,7 +112,7 @@ def answered(what: str, server: str, body: bytes | msgspec.Raw, kind: type[T]) -
 
 
 def _why(error: BaseException) -> str:
-    """The cause that says most: the innermost of the kernel's or of TLS."""
+    """Return the cause that says most: the innermost of the kernel's or of TLS."""
     sentence = f"cannot be reached ({error})" if str(error) else f"cannot be reached ({type(error).__name__})"
     for cause in _causes(error):
         match cause:

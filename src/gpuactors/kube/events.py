@@ -22,13 +22,13 @@ from gpuactors.kube.client import MERGE_PATCH, ApiClient, Call
 from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
 
 EVENT_MESSAGE_MAX_BYTES: Final = 1024
-"""Of an event's message; the API server takes no longer note by events.k8s.io/v1 (pkg/apis/core/validation)."""
+"""Limit on an event's message; events.k8s.io/v1 takes no longer note (pkg/apis/core/validation)."""
 
 COMPONENT: Final = "gpuactors"
 
 _DIGEST_BYTES: Final = 8
 _NAME_MAX_CHARS: Final = 253 - 2 * _DIGEST_BYTES - 1
-"""Of the object's name in that of an event: all of it is a DNS subdomain."""
+"""Limit on the object's name in an event's name, which is a DNS subdomain."""
 
 _OF_NODES: Final = "default"
 """The namespace of events about what has none (core/v1 validation; client-go, tools/record)."""
@@ -121,7 +121,7 @@ class KubeEvents:
         return await self._counted(Call(what, "POST", _path(about), body=msgspec.json.encode(event)))
 
     async def _renew(self, note: EventNote, count: int | None) -> int:
-        """The event gets this count, or keeps its own, and the time of now."""
+        """Give the event this count, or keep its own, and the present time."""
         patch = {"lastTimestamp": _time(note.last_at), **({} if count is None else {"count": count})}
         what = f"repeat an event about {_words(note.about)}"
         path = f"{_path(note.about)}/{_name(note)}"
@@ -146,7 +146,7 @@ def _name(note: EventNote) -> str:
 
 
 def _message(note: EventNote) -> str:
-    """Cut where it is too long, at a whole character."""
+    """Return the message, cut at a whole character if it is too long."""
     text = encodable(note.message).encode()
     if len(text) <= EVENT_MESSAGE_MAX_BYTES:
         return text.decode()

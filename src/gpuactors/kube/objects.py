@@ -30,11 +30,11 @@ T = TypeVar("T")
 API: Final = "resource.k8s.io/v1"
 
 POD_CLAIM_NAME: Final = "resource.kubernetes.io/pod-claim-name"
-"""On a claim that was made from a template: its name in the pod (k8s.io/api/resource/v1,
+"""The annotation of a claim that was made from a template: its name in the pod (k8s.io/api/resource/v1,
 PodResourceClaimAnnotation)."""
 
 _FOREIGN_MAX: Final = 16
-"""Unknown fields of a slice that are named."""
+"""Limit on the unknown fields of a slice that are named."""
 
 
 class OwnerReference(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -64,8 +64,8 @@ class ListOf(msgspec.Struct, Generic[T]):
     """A list of objects, as the server answers it."""
 
     items: list[T] | None
-    """None is none: where only the metadata is asked for, the server (1.35.3, 1.36.2) writes `null` for an empty list.
-    An answer without the field is no list."""
+    """The objects; None stands for an empty list: where only the metadata is asked for, the server (1.35.3, 1.36.2)
+    writes `null` for an empty list. An answer without the field is no list."""
     metadata: Meta = msgspec.field(default_factory=Meta)
 
 
@@ -128,7 +128,7 @@ class ClaimObject(msgspec.Struct):
 
 
 def claim(stored: ClaimObject, driver: str, pool: str) -> Claim:
-    """The claim's part for one driver and pool."""
+    """Return the claim's part for one driver and pool."""
     meta, allocation = stored.metadata, stored.status.allocation
     return Claim(
         name=ClaimName(meta.namespace, meta.name, ClaimUid(meta.uid)),
@@ -140,7 +140,7 @@ def claim(stored: ClaimObject, driver: str, pool: str) -> Claim:
 
 
 def pods_of(stored: ClaimObject) -> Iterator[ObjectRef]:
-    """The pods that the claim is reserved for. Others may be in the list (`apiGroup`, `resource`)."""
+    """Yield the pods that the claim is reserved for. Other objects may be in the list (`apiGroup`, `resource`)."""
     for consumer in stored.status.reserved_for or ():
         if (consumer.api_group, consumer.resource) == ("", "pods"):
             yield ObjectRef("Pod", stored.metadata.namespace, consumer.name, consumer.uid)
@@ -166,11 +166,12 @@ def _configs(devices: _Devices, driver: str) -> Iterator[OpaqueConfig]:
 
 
 _PARAMETERS_DEPTH_MAX: Final = 32
-"""Of the parameters for this driver. Its kinds have two levels; a mistake of the user's is named by its field."""
+"""Limit on the nesting of the parameters for this driver. Its kinds have two levels; a mistake of the user's is named
+by its field."""
 
 
 def _frozen(value: Any) -> Json:
-    """Without what no configuration of ours has, but for its name: no field of theirs is an array."""
+    """Freeze the value. Of what no configuration of ours has only the name is kept: no field of ours is an array."""
     match value:
         case list():
             return tuple(None for _ in value)
@@ -204,7 +205,7 @@ class _Attribute(msgspec.Struct, omit_defaults=True):
 
 
 _FIELDS: Final = {"string": "string", "int": "integer", "bool": "boolean", "version": "version"}
-"""By the type of an attribute, the field that has its value."""
+"""The field of an attribute's value, by the attribute's type."""
 
 
 class _Taint(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -247,7 +248,7 @@ class _WrittenSlice(msgspec.Struct, rename="camel"):
 
 
 def stored_slice(stored: SliceObject) -> StoredSlice:
-    """The slice as the server has it. Raises `msgspec.ValidationError`."""
+    """Convert a slice of the server. Raises `msgspec.ValidationError`."""
     fields = {key: value for key, value in stored.spec.items() if value is not None}
     spec = msgspec.convert(fields, _Spec)
     owners = [o.uid for o in stored.metadata.owner_references if o.kind == "Node" and o.controller]
@@ -274,7 +275,7 @@ def stored_slice(stored: SliceObject) -> StoredSlice:
 
 
 def written_slice(spec: SliceSpec, metadata: Meta) -> bytes:
-    """The slice as it is sent."""
+    """Encode a slice for the server."""
     devices = [_api_device(device) for device in spec.devices]
     pool = _Pool(spec.pool, spec.generation, spec.slice_count)
     return msgspec.json.encode(_WrittenSlice(metadata, _Spec(spec.driver, spec.node, pool, devices)))
@@ -302,7 +303,7 @@ def _api_device(device: SliceDevice) -> _Device:
 
 
 def _unknown(raw: object, decoded: object, path: str) -> Iterator[str]:
-    """The paths of `raw` that are not in `known`."""
+    """Yield the paths of `raw` that are not in `decoded`."""
     match raw, decoded:
         case dict(), Mapping():
             for key, value in raw.items():

@@ -11,7 +11,7 @@ from gpuactors.kube.config import AccessError, Credentials
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """A client's context. Raises `AccessError` for a CA, certificate or key that is none."""
+    """Make a client's context. Raises `AccessError` for an invalid CA, certificate or key."""
     if credentials.ca is not None and not credentials.ca.strip():
         # For OpenSSL an empty one would be none at all, and the system's would be trusted.
         raise AccessError("the CA of the API server is empty; renew the file")

@@ -29,7 +29,7 @@ WATCH_S: Final = 3600.0
 one request an hour. The server's own choice would be 30 to 60 minutes (kube-apiserver --min-request-timeout)."""
 
 WATCH_LATE_S: Final = 30.0
-"""So much later we end it ourselves."""
+"""How long after WATCH_S gpuactors ends the watch itself."""
 
 WATCH_SILENT_S: Final = 300.0
 """A watch that says nothing for so long is ended, and all is listed anew: the server sends a bookmark every minute,
@@ -65,13 +65,13 @@ class _WatchEvent(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a watch begins, and what became of it."""
+    """The version from which a watch begins, and its history."""
 
     version: str
     said: bool = False
-    """The last watch said anything."""
+    """True if the last watch had an event."""
     short: int = 0
-    """How many watches in a row were cut short."""
+    """The number of watches in a row that were cut short."""
 
 
 @final
@@ -89,7 +89,7 @@ class Watch:
         self._accept = accept
 
     async def changes(self, version: str = "") -> AsyncGenerator[Change]:
-        """Each change after `version`; from nothing ("") first each object as it is now, as `ADDED`.
+        """Yield each change after `version`; from nothing ("") first each present object, as `ADDED`.
 
         Ends when all is to be learnt anew, and not at once then: a server that answers each watch with 410 must not be
         asked without pause. Raises `ApiError`.
@@ -109,7 +109,7 @@ class Watch:
         await trio.sleep(_again_s(1))
 
     async def _once(self, place: _Place) -> AsyncGenerator[Change]:
-        """One watch from `place`, which it moves on. Raises `ApiRefused` with code 410 if that is too old."""
+        """Watch once from `place`, and advance it. Raises `ApiRefused` with code 410 if that is too old."""
         place.said = False
         began = trio.current_time()
         asked_s = round(about(WATCH_S, limits.API_HOUR_JITTER))
@@ -146,6 +146,6 @@ class Watch:
 
 
 def _again_s(short: int) -> float:
-    """The wait before the next watch, after so many in a row that were cut short."""
+    """Return the wait before the next watch, after so many in a row that were cut short."""
     waits = WATCH_AGAIN_S
     return about(waits[min(short, len(waits) - 1)], WATCH_AGAIN_JITTER)

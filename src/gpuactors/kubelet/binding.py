@@ -17,7 +17,7 @@ Hanging = LatestReader[frozenset[Owner]]
 
 
 def bound(bind: Bind, path: str, hanging: Hanging | None) -> BoundListener:
-    """A socket at `path`. Raises `KubeletError` if it cannot be made."""
+    """Make a socket at `path`. Raises `KubeletError` if it cannot be made."""
     evict = hanging.value if hanging is not None else frozenset[Owner]()
     try:
         return bind(path, evict=evict)
@@ -27,6 +27,6 @@ def bound(bind: Bind, path: str, hanging: Hanging | None) -> BoundListener:
 
 
 def short_of(problem: str, exc: BaseException) -> str | None:
-    """`problem` with the shortage; None if that is not the cause."""
+    """Return `problem` with the shortage; None if no shortage is the cause."""
     short = shortage(exc)
     return f"{problem}: {short}" if short is not None else None

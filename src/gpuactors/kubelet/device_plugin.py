@@ -95,8 +95,8 @@ class DevicePluginService(TrioService, pb.DevicePluginBase):
 
 
 def options(*, pre_start: bool) -> pb.DevicePluginOptions:
-    """The options: kubelet calls GetPreferredAllocation, and (by default) PreStartContainer before each container
-    start."""
+    """Return the options: kubelet calls GetPreferredAllocation, and (by default) PreStartContainer before each
+    container start."""
     return pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
 
 
@@ -107,12 +107,12 @@ class _Stream:
     sent: int = -1
     """The version of the last list that has been sent."""
     reads: bool = True
-    """False after a wait for it timed out, until it has caught up."""
+    """True, except from a wait for it that timed out until it has caught up."""
 
 
 @final
 class _Sent:
-    """The last list that was sent on each open stream."""
+    """The open streams, with the list that each was sent last."""
 
     def __init__(self) -> None:
         self._streams: set[_Stream] = set()
@@ -120,7 +120,7 @@ class _Sent:
 
     @contextmanager
     def stream(self) -> Iterator[_Stream]:
-        """A stream, as long as it is open."""
+        """Yield a stream, as long as it is open."""
         stream = _Stream()
         self._streams.add(stream)
         try:
@@ -130,13 +130,12 @@ class _Sent:
             self._wake()
 
     def note(self, stream: _Stream, version: int) -> None:
-        """That list has been sent on this stream, or is the same for kubelet as the one before."""
+        """Record that this list has been sent on the stream, or equals the one before for kubelet."""
         stream.sent, stream.reads = version, True
         self._wake()
 
     async def wait(self, version: int) -> None:
-        """Returns when that list, or a newer one, has been sent on every stream that reads; at the latest after
-        LIST_FIRST_S."""
+        """Wait until that list, or a newer one, has been sent on every stream that reads; at most for LIST_FIRST_S."""
         if not self._late(version):
             return
         with trio.move_on_after(LIST_FIRST_S):

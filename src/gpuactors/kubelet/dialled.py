@@ -20,13 +20,13 @@ from gpuactors.kubelet.sockets import OURS
 
 
 async def unreachable(paths: Iterable[str], dial: Dial = connect_unix) -> tuple[str, ...]:
-    """Those that do not answer within DIAL_OWN_S, each as a sentence, sorted. All are dialled at once."""
+    """Dial all sockets at once; return those that do not answer within DIAL_OWN_S, each as a sentence, sorted."""
     return tuple(sorted(problem for problem in (await _problems(paths, dial)).values() if problem))
 
 
 async def served_endpoints(directory: str) -> tuple[str, ...]:
-    """The names of gpuactors' sockets in kubelet's directory of device plugins at which a server answers, sorted; none
-    if the directory may not be read. A process that listens and is no server is none."""
+    """Return the names of gpuactors' sockets in kubelet's directory of device plugins at which a server answers,
+    sorted; none if the directory may not be read. A process that listens and is no server is none."""
     try:
         paths = [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(OURS)]
     except OSError:
@@ -36,7 +36,7 @@ async def served_endpoints(directory: str) -> tuple[str, ...]:
 
 
 async def _problems(paths: Iterable[str], dial: Dial) -> dict[str, str]:
-    """Why each does not answer; empty where it does."""
+    """Return why each socket does not answer; empty where it does."""
     problems: dict[str, str] = {}
 
     async def ask(path: str) -> None:

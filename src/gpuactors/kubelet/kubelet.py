@@ -89,7 +89,8 @@ class UnixKubelet:
         *,
         pre_start: bool,
     ) -> AsyncIterator[UnixEndpoint]:
-        """The socket is directly in kubelet's directory, where operators expect it."""
+        """Implement `ports.node.Kubelet.serve`. The socket is directly in kubelet's directory, where operators expect
+        it."""
         name = socket_name(resource, self._directory)
         listener = bound(self._io.bind, os.path.join(self._directory, name), self._hanging)
         server = Server(
@@ -110,7 +111,8 @@ class UnixKubelet:
         return await unreachable(self._serving, self._io.dial)
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
-        """Kubelet dials the endpoint and asks for its options before it answers."""
+        """Implement `ports.node.Kubelet.register`. Kubelet dials the endpoint and asks for its options before it
+        answers."""
         try:
             with trio.fail_after(REGISTER_DEADLINE_S):
                 async with open_unix_channel(
@@ -156,7 +158,7 @@ class UnixEndpoint:
 
 
 async def _register_over(channel: Channel, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
-    """Calls Register over an open channel to kubelet. Raises `GRPCError` if kubelet refuses."""
+    """Call Register over an open channel to kubelet. Raises `GRPCError` if kubelet refuses."""
     request = pb.RegisterRequest(
         version=API_VERSION,
         endpoint=endpoint,
@@ -167,7 +169,7 @@ async def _register_over(channel: Channel, resource: ResourceName, endpoint: str
 
 
 def socket_name(resource: ResourceName, directory: str) -> str:
-    """The socket's file name: readable, or a digest where that would be longer than the kernel allows."""
+    """Return the socket's file name: readable, or a digest where that would be longer than the kernel allows."""
     name = f"{OURS}{resource.replace('/', '_')}.sock"
     if len(os.fsencode(os.path.join(directory, name))) <= limits.SOCKET_PATH_MAX_BYTES:
         return name
@@ -175,7 +177,7 @@ def socket_name(resource: ResourceName, directory: str) -> str:
 
 
 def _cause(exc: BaseException) -> str:
-    """The text of the one exception inside groups of one, as nurseries raise them."""
+    """Return the text of the one exception inside groups of one, as nurseries raise them."""
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
         exc = exc.exceptions[0]
     return quoted(str(exc)) or type(exc).__name__

@@ -99,7 +99,7 @@ _GET_IS_OFF: Final = "Get method disabled"
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 
 _DAMAGED_MAX: Final = 4
-"""At most so many are named."""
+"""The number of damaged entries that are named."""
 
 # A List that hangs, its connection's end, and the file after it fit into one read.
 assert LEDGER_LIST_DEADLINE_S + GRPC_CLOSE_S + limits.CHECKPOINT_DEADLINE_S < limits.LEDGER_DEADLINE_S
@@ -111,12 +111,12 @@ class LedgerIo(Struct, frozen=True):
     dial: Dial
     socket_file: Callable[[str], SocketFile | None]
     read_file: Callable[[str, int], bytes | None]
-    """At most so many bytes of a file; None if there is none in a directory that is there. May block; raises
+    """Reads at most so many bytes of a file; None if an existing directory has no such file. May block; raises
     `OSError`."""
     run_blocking: Callable[[Callable[[], FileAndPods]], Awaitable[FileAndPods]]
     """Runs blocking code apart from the event loop. A cancelled call is no longer awaited."""
     pods: PodsSeen | None = None
-    """See `ports.node.PodsSeen`; None: nothing is seen of pods."""
+    """See `ports.node.PodsSeen`; None if pods cannot be seen."""
 
 
 @final
@@ -153,8 +153,8 @@ class KubeletLedger:
             ) from exc
 
     async def keep(self) -> None:
-        """Keeps the connection of a read for the next one, as long as this runs: for ever. To make one takes more than
-        to ask over it. Without this each read has a connection of its own."""
+        """Keep the connection of a read for the next one, for ever. Making one takes longer than asking over it.
+        Without this each read makes its own connection."""
         async with trio.open_nursery() as nursery:
             self._keeper = nursery
             try:
@@ -183,13 +183,13 @@ class KubeletLedger:
         return replace(answered, kubelet=_running(socket), file=file, pods=pods)
 
     def _is_another(self, before: SocketFile | None) -> bool:
-        """Another kubelet's socket is there than before: which of the two has answered cannot be known, and a new one
-        may not know its pods yet. A socket that is gone now is no such case."""
+        """Return whether another kubelet's socket is there than before: which of the two answered is unknown, and a new
+        one may not know its pods yet. False if the socket is gone."""
         now = self._io.socket_file(self._socket)
         return now is not None and (before is None or now.identity != before.identity)
 
     async def _beside(self) -> tuple[LedgerFile | None, SeenPods]:
-        """The file of a kubelet that runs, and its pods. One that cannot be read, or not soon, counts as absent."""
+        """Read the file of a running kubelet, and its pods. A file that cannot be read soon counts as absent."""
         with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S):
             file, pods = await self._file_and_pods()
             return None if isinstance(file, LedgerError) else file, pods
@@ -198,7 +198,7 @@ class KubeletLedger:
     # --- PodResources -------------------------------------------------------------------------------------
 
     async def _answered(self, question: LedgerQuestion, socket: SocketFile | None) -> LedgerContents | None:
-        """None if no kubelet runs."""
+        """Ask kubelet; return None if none runs."""
         try:
             with trio.fail_after(LEDGER_LIST_DEADLINE_S):
                 return await self._asked(question, socket)
@@ -228,7 +228,7 @@ class KubeletLedger:
 
     @asynccontextmanager
     async def _connected(self, socket: SocketFile | None) -> AsyncIterator[Channel]:
-        """A channel to the kubelet of this socket: that of the last read, while connections are kept."""
+        """Yield a channel to the kubelet of this socket: that of the last read, while connections are kept."""
         if self._keeper is None:
             async with self._dialled() as channel:
                 yield channel
@@ -261,7 +261,7 @@ class KubeletLedger:
         )
 
     async def _over(self, channel: Channel, question: LedgerQuestion) -> LedgerContents:
-        """Asks the question over an open channel to kubelet. Raises `GRPCError` if kubelet refuses List.
+        """Ask the question over an open channel to kubelet. Raises `GRPCError` if kubelet refuses List.
 
         Kubelet may not answer the rest: it is too old, the feature is switched off, its rate limit is reached, it is
         stopping. Nothing follows from that."""
@@ -298,7 +298,7 @@ class KubeletLedger:
         return file, NO_PODS if seen is None else seen.look(uids)
 
     def _read_file(self) -> bytes | None:
-        """None if there is none in a directory that exists."""
+        """Read the ledger file; None if an existing directory has none."""
         try:
             content = self._io.read_file(self._file, CHECKPOINT_MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError) as exc:
@@ -330,14 +330,14 @@ class _Kept:
         self._socket = socket
 
     def is_to(self, socket: SocketFile | None) -> bool:
-        """It is to the kubelet that made this socket, as far as is known."""
+        """Return whether it is to the kubelet that made this socket, as far as is known."""
         if socket is None or self._socket is None or self.channel.lost.is_set():
             return False
         return self._socket.identity == socket.identity
 
 
 FileAndPods = tuple[LedgerFile | LedgerError, SeenPods]
-"""The file, or why it cannot be read, and what is seen of pods."""
+"""The file, or the error of its read; and the pods that are seen."""
 
 
 class _GetIsOffError(Exception):
@@ -345,7 +345,7 @@ class _GetIsOffError(Exception):
 
 
 async def _pod_answer(channel: Channel, asked: Pod) -> tuple[PodAnswer, ...]:
-    """Kubelet's answer to Get; empty if it has none now. Raises `_GetIsOffError`."""
+    """Return kubelet's answer to Get; empty if it has none now. Raises `_GetIsOffError`."""
     request = pb.GetPodResourcesRequest(pod_name=asked.name, pod_namespace=asked.namespace)
     pod = Pod(asked.namespace, asked.name, "")
     try:
@@ -371,7 +371,7 @@ def _io_of_the_node(pods: PodsSeen | None) -> LedgerIo:
     threads = trio.CapacityLimiter(2)
 
     async def in_thread(function: Callable[[], FileAndPods]) -> FileAndPods:
-        """A disk that hangs must not stop the daemon."""
+        """Run it in a thread: a disk that hangs must not stop the daemon."""
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=threads)
 
     return LedgerIo(connect_unix, socket_file, _read_file, in_thread, pods)
@@ -387,7 +387,7 @@ def _read_file(path: str, max_bytes: int) -> bytes | None:
 
 
 def _running(socket: SocketFile | None) -> RunningKubelet:
-    """The kubelet that answered at this socket; if the socket was gone by then, that kubelet counts as old."""
+    """Return the kubelet that answered at this socket; if the socket was gone by then, that kubelet counts as old."""
     if socket is None:
         return RunningKubelet("", limits.LEDGER_SETTLE_S)
     return RunningKubelet(socket.identity, min(socket.age_s, limits.LEDGER_SETTLE_S))
@@ -398,14 +398,14 @@ Decoded = TypeVar("Decoded")
 
 
 class DecodeCache(Generic[Encoded, Decoded]):
-    """Keeps what was decoded of the last read."""
+    """The parts of the last read, each with what it was decoded to."""
 
     def __init__(self, decoded: Callable[[Encoded], Decoded]) -> None:
         self._decoded = decoded
         self._cached: Mapping[Encoded, Decoded] = {}
 
     def of(self, read: Iterable[Encoded]) -> Mapping[Encoded, Decoded]:
-        """Each with what it is decoded to; the same object where they are those of the last read, in whatever order."""
+        """Decode each part; return the same object if the parts are those of the last read, in whatever order."""
         now, cached = {*read}, self._cached
         if now != cached.keys():
             cached = self._cached = {e: cached[e] if e in cached else self._decoded(e) for e in now}
@@ -413,7 +413,7 @@ class DecodeCache(Generic[Encoded, Decoded]):
 
 
 class _OfPod(Struct, frozen=True):
-    """One pod of the answer of List, each device once: kubelet names it once per container and NUMA node."""
+    """One pod in the answer of List, with each device once: kubelet names it once per container and NUMA node."""
 
     name: str
     entries: frozenset[LedgerEntry]
@@ -447,8 +447,8 @@ class Answers:
         self._listed: tuple[Mapping[bytes, _OfPod] | None, LedgerContents] = (None, LedgerContents())
 
     def listed(self, encoded: bytes) -> LedgerContents:
-        """The answer of List; the same object where it says the same as the last one. Raises GRPCError for one that is
-        none."""
+        """Decode the answer of List; return the same object if it says the same as the last one. Raises GRPCError for a
+        malformed answer."""
         with _valid("ListPodResourcesResponse"):
             pods = self._pods.of(parts(encoded, 1))
         if self._listed[0] is not pods:
@@ -458,8 +458,8 @@ class Answers:
     def healthy(
         self, encoded: bytes, resources: Collection[ResourceName]
     ) -> Mapping[ResourceName, tuple[DeviceId, ...]]:
-        """The answer of GetAllocatableResources about `resources`: other plugins' devices are not kept. Raises
-        GRPCError for one that is none."""
+        """Decode the answer of GetAllocatableResources about `resources`; other plugins' devices are dropped. Raises
+        GRPCError for a malformed answer."""
         ids_by_resource: dict[ResourceName, set[str]] = {}
         with _valid("AllocatableResourcesResponse"):
             for resource, ids in self._devices.of(parts(encoded, 1)).values():
@@ -532,7 +532,7 @@ class _Entry(msgspec.Struct, rename="pascal"):
     resource_name: str
     pod_uid: str = msgspec.field(name="PodUID")
     device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
-    """By NUMA node; before Kubernetes 1.20 a plain list. A device with two nodes is there twice."""
+    """The devices by NUMA node; before Kubernetes 1.20 a plain list. A device with two nodes is there twice."""
     answer: object = msgspec.field(name="AllocResp", default="")
     """The container's part of AllocateResponse, in base64. If it is anything else, the rest of the file still
     counts."""
@@ -550,7 +550,8 @@ class _Checkpoint(msgspec.Struct):
 def checkpoint_contents(
     content: bytes, path: str, cache: DecodeCache[str, frozenset[str] | None] | None = None
 ) -> LedgerFile:
-    """The contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is known.
+    """Decode the contents of the ledger file. Unknown fields and the checksum are not checked; of a pod only the UID is
+    known.
 
     Raises `LedgerError`, which names `path`, for contents that kubelet cannot have written.
     """
@@ -590,7 +591,7 @@ _NO_NODES: Final = frozenset[str]()
 
 
 def _nodes(answer: str) -> frozenset[str] | None:
-    """The nodes below /dev/vfio that an AllocResp gives the container; None if it is none that kubelet can have
+    """Return the nodes below /dev/vfio that an AllocResp gives the container; None if it is none that kubelet can have
     written."""
     try:
         content = base64.b64decode(answer, validate=True)
@@ -603,7 +604,7 @@ def _nodes(answer: str) -> frozenset[str] | None:
 
 
 def _damage(damaged: list[str], path: str) -> str:
-    """See `LedgerFile.damaged`."""
+    """Return the value of `LedgerFile.damaged`."""
     if not damaged:
         return ""
     more = f" and of {len(damaged) - _DAMAGED_MAX} more" if len(damaged) > _DAMAGED_MAX else ""
@@ -620,7 +621,7 @@ def _ids(entry: _Entry) -> Iterable[str]:
 
 
 def _of_error(error: OSError | RuntimeError) -> LedgerError:
-    """Raises `error` itself if it is neither of the system nor a shortage."""
+    """Return the error of a failed read. Raises `error` itself if it is neither of the system nor a shortage."""
     if (problem := shortage(error)) is not None:
         return LedgerError(f"kubelet's ledger cannot be read: {problem}")
     if isinstance(error, OSError):
@@ -632,7 +633,7 @@ def _of_error(error: OSError | RuntimeError) -> LedgerError:
 
 
 def _is_not_running(error: ConnectError) -> bool:
-    """No socket, or one that no kubelet listens on any more."""
+    """Return whether there is no socket, or none that a kubelet listens on."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED)
 

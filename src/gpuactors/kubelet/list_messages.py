@@ -15,7 +15,7 @@ from gpuactors.grpc_trio.protobuf import encode, part
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 _Fields = tuple[DeviceId, Health, int | None]
-"""The advertised fields of a device; there is none for our reason."""
+"""The advertised fields of a device; the API has none for the reason."""
 
 
 class ListMessage(pb.ListAndWatchResponse):
@@ -37,7 +37,7 @@ class ListMessages:
         self._devices: dict[_Fields, bytes] = {}
 
     def of(self, device_list: DeviceList) -> ListMessage:
-        """The message of a device list: the same object as before where its contents are the same."""
+        """Return the message of a device list: the same object as before if its contents are the same."""
         if device_list is self._device_list:
             return self._message
         entries = [(entry.id, entry.health, entry.numa_node) for entry in device_list]
@@ -51,13 +51,14 @@ class ListMessages:
 
 
 def encoded_device(device_id: DeviceId, health: Health, numa_node: int | None) -> bytes:
-    """A device, as its part of the list: lists in a row are one list (protobuf.dev, Encoding, "Last One Wins")."""
+    """Encode a device as its part of the list: lists in a row are one list (protobuf.dev, Encoding, "Last One
+    Wins")."""
     return part(1, part(1, device_id.encode()) + _rest(health, numa_node))
 
 
 @lru_cache
 def _rest(health: Health, numa_node: int | None) -> bytes:
-    """The fields of a device after its ID, of which a node has few values. One without a NUMA node has no topology at
-    all: kubelet would read an empty one as node 0."""
+    """Encode the fields of a device after its ID, of which a node has few values. A device without a NUMA node has no
+    topology: kubelet would read an empty one as node 0."""
     topology = None if numa_node is None else pb.TopologyInfo(nodes=[pb.NumaNode(id=numa_node)])
     return encode(pb.Device(health=str(health), topology=topology))

@@ -22,9 +22,9 @@ class PluginDirectory(Struct, frozen=True):
     path: str
     exists: bool
     writable: bool
-    """By this process."""
+    """True if this process may write there."""
     kubelet_listens: bool
-    """A process listens at `kubelet.sock`."""
+    """True if a process listens at `kubelet.sock`."""
     ours: tuple[str, ...]
     """Names of gpuactors' sockets that a process listens at."""
     others: tuple[str, ...]
@@ -32,7 +32,7 @@ class PluginDirectory(Struct, frozen=True):
 
 
 def look(path: str) -> PluginDirectory:
-    """The directory at `path`. May block. Raises `KubeletError` if it may not be read."""
+    """Look at the directory at `path`. May block. Raises `KubeletError` if it may not be read."""
     try:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):

@@ -27,7 +27,7 @@ from gpuactors.process.resource_exhaustion import shortage
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 OURS: Final = "gpuactors-"
-"""How the names of our own sockets begin."""
+"""The prefix of the names of our own sockets."""
 
 _CHANGES: Final = (
     flags.CREATE
@@ -48,20 +48,20 @@ class Change(Struct, frozen=True):
     """Something in a directory appeared or disappeared."""
 
     name: str
-    """Empty if it is the directory itself."""
+    """Its name; empty for the directory itself."""
     lost: bool = False
-    """The directory is no longer watched: it was removed, renamed or unmounted."""
+    """True if the directory is no longer watched: it was removed, renamed or unmounted."""
 
 
 class Changes(Protocol):
     """The changes in one directory from now on."""
 
     async def wait(self) -> None:
-        """Returns when there is a change to read."""
+        """Wait until there is a change to read."""
         ...
 
     def read(self) -> Sequence[Change]:
-        """The changes since the last read; perhaps none."""
+        """Return the changes since the last read; perhaps none."""
         ...
 
 
@@ -76,16 +76,16 @@ class DirectoryIo(Struct, frozen=True):
     """How kubelet's directory is read: the node's, or a simulation's."""
 
     watch: Callable[[str], AbstractContextManager[Changes]]
-    """Raises `OSError` when it is entered."""
+    """Watches a directory. Raises `OSError` when it is entered."""
     directory: Callable[[str], Directory]
-    """Raises `OSError`."""
+    """Returns the directory at a path. Raises `OSError`."""
     names: Callable[[str], AbstractContextManager[Iterable[str]]]
     """The names in a directory. Raises `OSError`, also during the iteration."""
     socket_file: Callable[[str], SocketFile | None]
 
 
 def directory_of_the_node() -> DirectoryIo:
-    """By inotify: the directory is an ordinary one, made by a program and not by the kernel."""
+    """Return the node's, by inotify: the directory is an ordinary one, made by a program and not by the kernel."""
     return DirectoryIo(_inotify, _directory, _names, socket_file)
 
 
@@ -160,7 +160,7 @@ class SocketsWatch:
     async def _seen(
         self, stack: ExitStack, changes: Changes | None, watched: Directory | None
     ) -> AsyncIterator[Sockets]:
-        """Kubelet's own socket is reported at once, the others together and at most once in ODD_SIGHT_S."""
+        """Yield kubelet's own socket at once, the others together and at most once in ODD_SIGHT_S."""
         kubelet: str | None = ""
         others: dict[str, str] = {}
         others_at = -math.inf
@@ -191,14 +191,14 @@ class SocketsWatch:
             self._check_still(watched, reported)
 
     def _check_still(self, watched: Directory | None, reported: Iterable[Change]) -> None:
-        """Raises `KubeletError` unless the path leads to the directory that is watched."""
+        """Raise `KubeletError` unless the path leads to the watched directory."""
         directory = self._directory()
         _check_not_removed(directory, self._path)
         if any(change.lost for change in reported) or _identity(directory) != _identity(watched):
             raise KubeletError(f"waiting for kubelet: the directory {self._path} has disappeared")
 
     def _others(self, before: dict[str, str]) -> dict[str, str]:
-        """The sockets that are neither kubelet's nor ours, and the identity of each. As `before` for want of
+        """Return the identity of each socket that is neither kubelet's nor ours. Return `before` for want of
         descriptors: that is no evidence about any socket."""
         identities: dict[str, str] = {}
         try:
@@ -220,13 +220,14 @@ class SocketsWatch:
             return None
 
     def _identity(self, path: str) -> str | None:
-        """Which socket it is: a restarted kubelet makes a new one, perhaps with the same inode."""
+        """Return which socket it is: a restarted kubelet makes a new one, perhaps with the same inode."""
         file = self._io.socket_file(path)
         return None if file is None else file.identity
 
 
 def is_others(name: str) -> bool:
-    """Whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being made."""
+    """Return whether a socket of that name in the directory is neither kubelet's nor ours, nor one that is being
+    made."""
     reserved = (KUBELET_SOCKET, CHECKPOINT, CONTROL_DIRECTORY)
     return not name.startswith((".", OURS)) and name not in reserved and "/" not in name
 
@@ -236,7 +237,7 @@ def _identity(directory: Directory | None) -> tuple[int, int] | None:
 
 
 def _check_not_removed(directory: Directory | None, path: str) -> None:
-    """Raises `KubeletError` if it was removed: a mount still shows the removed directory, and never another one of that
+    """Raise `KubeletError` if it was removed: a mount still shows the removed directory, and never a new one of that
     name."""
     if directory is not None and directory.links == 0:
         raise KubeletError(

@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 def allocate_requests(request: pb.AllocateRequest) -> tuple[tuple[DeviceId, ...], ...]:
-    """One tuple of device IDs per container. Raises `GRPCError` if there are more than any node has."""
+    """Return one tuple of device IDs per container. Raises `GRPCError` if there are more than any node has."""
     requests = tuple(_ids(c.devices_ids) for c in _bounded(request.container_requests))
     _refuse_too_many(requests)
     return requests
 
 
 def preference_requests(request: pb.PreferredAllocationRequest) -> tuple[PreferenceRequest, ...]:
-    """One preference request per container. Raises as `allocate_requests`."""
+    """Return one preference request per container. Raises as `allocate_requests`."""
     requests = tuple(
         PreferenceRequest(
             available=_ids(c.available_deviceIDs),
@@ -48,7 +48,7 @@ def preference_requests(request: pb.PreferredAllocationRequest) -> tuple[Prefere
 
 
 def pre_start_devices(request: pb.PreStartContainerRequest) -> tuple[DeviceId, ...]:
-    """The device IDs of the container. Raises as `allocate_requests`."""
+    """Return the device IDs of the container. Raises as `allocate_requests`."""
     ids = _ids(request.devices_ids)
     _refuse_too_many([ids])
     return ids
@@ -59,7 +59,7 @@ def _ids(ids: Sequence[str]) -> tuple[DeviceId, ...]:
 
 
 def _bounded(items: Sequence[T]) -> Sequence[T]:
-    """Devices or containers. Raises `GRPCError` INVALID_ARGUMENT where there are more than any node has."""
+    """Return the devices or containers. Raises `GRPCError` INVALID_ARGUMENT where there are more than any node has."""
     if len(items) > limits.CALL_DEVICES_MAX:
         raise GRPCError(
             Status.INVALID_ARGUMENT,
@@ -69,7 +69,7 @@ def _bounded(items: Sequence[T]) -> Sequence[T]:
 
 
 def _refuse_too_many(requests: Sequence[Sequence[DeviceId]]) -> None:
-    """Raises `GRPCError` INVALID_ARGUMENT where all containers together name more than any node has."""
+    """Raise `GRPCError` INVALID_ARGUMENT where all containers together name more than any node has."""
     count, chars = sum(map(len, requests)), sum(len(i) for ids in requests for i in ids)
     if count > CALL_IDS_MAX or chars > CALL_TEXT_MAX_CHARS:
         raise GRPCError(
@@ -89,7 +89,7 @@ class AllocateMessage(pb.AllocateResponse):
 
 
 def allocate_response(answer: Answer) -> AllocateMessage:
-    """Allocate's answer. Raises `GRPCError` for a refusal.
+    """Encode Allocate's answer. Raises `GRPCError` for a refusal.
 
     It is put together from encoded parts: 5 µs for eight devices, and 48 by messages for all their nodes.
     """
@@ -107,14 +107,14 @@ def _container(grant: Grant) -> bytes:
 
 @lru_cache(maxsize=limits.CALL_DEVICES_MAX)
 def _encoded_node(node: str) -> bytes:
-    """A device node, as its part of a container's answer in bytes: repeated fields in a row are one list
-    (protobuf.dev, Encoding, "Last One Wins")."""
+    """Encode a device node as its part of a container's answer: repeated fields in a row are one list (protobuf.dev,
+    Encoding, "Last One Wins")."""
     spec = pb.DeviceSpec(container_path=node, host_path=node, permissions="mrw")
     return bytes(pb.ContainerAllocateResponse(devices=[spec]))
 
 
 def preferred_response(answer: Answer) -> pb.PreferredAllocationResponse:
-    """GetPreferredAllocation's answer. Raises `GRPCError` if there is none."""
+    """Make GetPreferredAllocation's answer. Raises `GRPCError` if there is none."""
     if not isinstance(answer, Preferred):
         raise refusal(answer)
     return pb.PreferredAllocationResponse(
@@ -125,14 +125,14 @@ def preferred_response(answer: Answer) -> pb.PreferredAllocationResponse:
 
 
 def pre_start_response(answer: Answer) -> pb.PreStartContainerResponse:
-    """PreStartContainer's answer. Raises `GRPCError` for a refusal."""
+    """Make PreStartContainer's answer. Raises `GRPCError` for a refusal."""
     if not isinstance(answer, Ready):
         raise refusal(answer)
     return pb.PreStartContainerResponse()
 
 
 def refusal(answer: Answer) -> GRPCError:
-    """A refusal as a gRPC error: the status by name, the reason as its message."""
+    """Return a refusal as a gRPC error: the status by name, the reason as its message."""
     if not isinstance(answer, Refused):
         raise TypeError(f"the core answered another question: {answer!r}")
     return GRPCError(Status[answer.status.value], answer.reason)

@@ -21,11 +21,11 @@ METHODS: Final = (
     "NodePrepareResources",
     "NodeUnprepareResources",
 )
-"""Kubelet's calls that are timed; a prepare and an unprepare are of one claim."""
+"""The calls of kubelet that are timed; a prepare and an unprepare are of one claim."""
 
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 12.0, 25.0, 45.0)
-"""From the fastest Allocate, 2 ms, to the longest bounds: 12 s of gpuactors for an Allocate, 45 s of kubelet for a
-claim."""
+"""The upper bounds of the buckets, in seconds: from the fastest Allocate, 2 ms, to the longest bounds: 12 s of
+gpuactors for an Allocate, 45 s of kubelet for a claim."""
 
 OUTCOMES: Final = ("granted", "refused", "abandoned")
 
@@ -66,15 +66,15 @@ _COUNTED_LEVELS: Final = (Level.WARNING, Level.ERROR)
 
 @final
 class Durations:
-    """How long the calls of one method took: how many in each bucket, and seconds in all."""
+    """The durations of one method's calls: the number in each bucket, and the sum."""
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(BUCKETS_S) + 1)
-        """The last one has those that took longer than every bound."""
+        """The number of calls in each bucket; the last bucket has those that took longer than every bound."""
         self.sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count one more call."""
         self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
 
@@ -87,16 +87,16 @@ class Counts:
         self.steps = 0
         """See `ports.http.Meter.steps`."""
         self.seconds = defaultdict(Durations, {method: Durations() for method in METHODS})
-        """By method."""
+        """The durations of calls, by method."""
         self.calls = Counter[tuple[str, str]]()
-        """By method and outcome."""
+        """The number of calls, by method and outcome."""
         self.refusals = Counter[str]()
-        """By cause."""
+        """The number of refusals, by cause."""
         self.restarts = Counter[str]()
-        """By actor."""
+        """The number of restarts, by actor."""
         self.connections_turned_away = 0
         self.lines = Counter[str]()
-        """By the name of the line."""
+        """The number of log lines, by event name."""
 
     def called(self, method: str, seconds: float, answer: Answer | None) -> None:
         """Implement `ports.http.Meter.called`. The time of an abandoned call is kubelet's, and is not counted."""

@@ -53,10 +53,10 @@ JOURNAL_ROUTINE_S: Final = 60.0
 common fields are written once. A process that is killed loses a minute in which nothing happened."""
 
 JOURNAL_RETRY_S: Final = 30.0
-"""After a failed write (disk full, read-only) the next one is tried, in a new file."""
+"""The wait after a failed write (disk full, read-only); the next one goes to a new file."""
 
 JOURNAL_LAST_S: Final = 1.0
-"""How long the end of the process waits for the last steps to be written; a disk that hangs must not delay it."""
+"""The wait for the last steps at the end of the process; a disk that hangs must not delay it."""
 
 DIRECTORY: Final = "journal"
 """Its name below the state directory."""
@@ -67,7 +67,7 @@ log = get_logger()
 
 
 WriteBytes = Callable[[int, bytearray], int]
-"""As os.write: file descriptor and bytes to the number written. Raises `OSError`."""
+"""The type of os.write: file descriptor and bytes to the number written. Raises `OSError`."""
 
 BlockingRunner = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a function that may block, where it delays no other task."""
@@ -78,7 +78,7 @@ async def _in_thread(function: Callable[[], None]) -> None:
 
 
 def files_of(directory: str) -> list[str]:
-    """The paths of the journal's files in a directory, oldest first. Raises `OSError`."""
+    """Return the paths of the journal's files in a directory, oldest first. Raises `OSError`."""
     return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if _NAME.fullmatch(name)]
 
 
@@ -109,12 +109,12 @@ class Anchor(msgspec.Struct, frozen=True):
     wall: float
 
     def time_of_day(self, at: float) -> str:
-        """The time of day at another moment of the daemon's clock, as ISO 8601."""
+        """Return the time of day at another moment of the daemon's clock, as ISO 8601."""
         return datetime.fromtimestamp(self.wall + at - self.at, UTC).isoformat(timespec="microseconds")
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """So many steps are missing; the next one begins with its state."""
+    """A gap of so many steps; the next step begins with its state."""
 
     steps: int
 
@@ -136,13 +136,13 @@ class JournalFiles:
         self._others = (0, 0.0)
 
     def kept(self) -> tuple[int, float]:
-        """The bytes of the files that are kept, and since when at the latest they have every event, in seconds since
-        1970 (0: there is none). Reads no disk: the other files are counted when one is begun."""
+        """Return the bytes of the files that are kept, and since when at the latest they have every event, in seconds
+        since 1970 (0 if there is none). Reads no disk: the other files are counted when one is begun."""
         others, oldest = self._others
         return others + (self._size if self._file is not None else 0), oldest
 
     def write(self, steps: Sequence[Step | Missed], now: Anchor) -> None:
-        """Writes the steps. Raises `OSError`; they count as missed then, and the next call begins a new file."""
+        """Write the steps. Raises `OSError`; they count as missed then, and the next call begins a new file."""
         missed_before = self._missed
         waiting = bytearray()
         try:
@@ -169,7 +169,7 @@ class JournalFiles:
             raise
 
     def close(self) -> None:
-        """Ends the file."""
+        """End the file."""
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)
@@ -181,7 +181,7 @@ class JournalFiles:
         return line
 
     def _put(self, waiting: bytearray) -> None:
-        """Writes all of it, and empties it."""
+        """Write the buffer, and empty it."""
         while waiting:
             assert self._file is not None
             written = self._write(self._file, waiting)
@@ -189,7 +189,7 @@ class JournalFiles:
             del waiting[:written]
 
     def _begin(self, at: float, now: Anchor) -> None:
-        """Begins a new file and makes room for it."""
+        """Begin a new file and make room for it."""
         self.close()
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         older = files_of(self._directory)
@@ -213,7 +213,8 @@ class JournalFiles:
         self._others = sum(sizes.values()), min((dates[path] for path in sizes), default=now.wall)
 
     def _remove_oldest(self, older: Sequence[str]) -> tuple[dict[str, int], dict[str, float]]:
-        """The sizes of those that stay, and when each of the older ones was last written."""
+        """Remove the oldest files; return the sizes of those that stay, and when each of the older ones was last
+        written."""
         sizes, dates = {}, {}
         for path in older:
             with suppress(OSError):
@@ -253,12 +254,13 @@ class FileJournal:
         self._waiting: deque[Step | Missed] = deque()
         self._missed = 0
         self._dropped_again_at = -math.inf
-        """When the log may have the next line about a gap: a flood of events makes one after the other."""
+        """The time from which the log may have the next line about a gap: a flood of events makes one after the
+        other."""
         self._arrived = trio.Event()
         self._problem = ""
 
     def record(self, step: Step) -> None:
-        """Takes a step. One without room is counted: the waiting steps are older, and without a gap."""
+        """Take a step. One without room is counted: the waiting steps are older, and without a gap."""
         if len(self._waiting) >= self._bounds.waiting_steps:
             self._missed += 1
             if (at := trio.current_time()) >= self._dropped_again_at:
@@ -277,7 +279,7 @@ class FileJournal:
             self._arrived.set()
 
     async def run(self) -> None:
-        """Writes until it is cancelled, then what still waits, and closes the file. Only one may run at a time."""
+        """Write until cancelled, then write what still waits, and close the file. Only one may run at a time."""
         try:
             while True:
                 with trio.move_on_after(JOURNAL_ROUTINE_S):
@@ -295,12 +297,12 @@ class FileJournal:
         return self._files.kept()
 
     def close(self) -> None:
-        """Ends the file; what waits is not written."""
+        """End the file; what waits is not written."""
         with self._lock:
             self._files.close()
 
     async def _write(self, *, last: bool = False) -> bool:
-        """Writes the waiting steps, and closes the file behind the `last`; returns whether that succeeded."""
+        """Write the waiting steps, and close the file behind the `last`; return whether that succeeded."""
         try:
             now = Anchor(trio.current_time(), time.time())
             await self._run_blocking(lambda: self._write_all(now, last=last))
@@ -319,7 +321,7 @@ class FileJournal:
                 self._files.close()
 
     def _fails(self, exc: Exception) -> None:
-        """Logs why, each time the reason changes."""
+        """Log why, each time the reason changes."""
         why = shortage(exc) or (exc.strerror if isinstance(exc, OSError) and exc.strerror else repr(exc))
         if why != self._problem:
             self._problem = why

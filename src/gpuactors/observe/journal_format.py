@@ -33,30 +33,30 @@ from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, di
 from gpuactors.ports.node import Step
 
 FORMAT: Final = 17
-"""Raised when a reader of the last format would misread the next, or miss something in it. Format 2 has no causes; in
-format 3 a state says of each request by itself whether it is outstanding, wanted again and due; in format 4 it is not
-in parts, and a read of the ledger has the entries that counted, not what kubelet's list and its file said; in format
-5 what stands in a claim's way has no cause; in format 6 a look at what a claim could bind is of one GPU; in format 7
-what is known of a function is in one value with when it was seen; in format 9 what only claims of GPUs need is among
-what is known of all claims, and the label has a form of request of its own; in format 10 original drivers are called
-first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and fitness checks are called
-neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a digest is of
-whole lists; in format 15 a read of the ledger has no CDI files, and nothing is known of a group but its PCI
-functions; in format 16 a claim has the fields of both kinds of devices, and a waiting call one function of
-each, and a poll says whether it comes with inspections."""
+"""The number of the format. It is raised when a reader of the last format would misread the next, or miss something in
+it. Format 2 has no causes; in format 3 a state says of each request by itself whether it is outstanding, wanted again
+and due; in format 4 it is not in parts, and a read of the ledger has the entries that counted, not what kubelet's list
+and its file said; in format 5 what stands in a claim's way has no cause; in format 6 a look at what a claim could bind
+is of one GPU; in format 7 what is known of a function is in one value with when it was seen; in format 9 what only
+claims of GPUs need is among what is known of all claims, and the label has a form of request of its own; in format 10
+original drivers are called first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and
+fitness checks are called neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a
+digest is of whole lists; in format 15 a read of the ledger has no CDI files, and nothing is known of a group but its
+PCI functions; in format 16 a claim has the fields of both kinds of devices, and a waiting call one function of each,
+and a poll says whether it comes with inspections."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line of a file."""
+    """Return the first line of a file."""
 
     journal: int
-    """FORMAT."""
+    """The value of FORMAT."""
     version: str
-    """Of gpuactors."""
+    """The version of gpuactors."""
     run: str
-    """The same in every file of one process."""
+    """The id of the process, the same in every file of one process."""
     part: int
-    """Counts the files of one process, from 1."""
+    """The number of the file, of one process, from 1."""
     boot: str
     """The host's boot id, empty if it is not known."""
     pid: int
@@ -72,9 +72,9 @@ class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     at: float
     missed: int
-    """Steps before this that are not in the journal: the disk was full, or too slow."""
+    """The number of steps before this that are not in the journal: the disk was full, or too slow."""
     state: Any
-    """By part; one that is off is left out."""
+    """The state by part; a part that is off is left out."""
 
 
 # A field whose value is the default object itself is left out.
@@ -92,23 +92,23 @@ class StepLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     effects: msgspec.Raw = NO_EFFECTS
     digest: str = ""
     failed: str = ""
-    """The step raised this: a bug. There are no effects and no digest then."""
+    """The exception that the step raised, a bug; there are no effects and no digest then."""
 
 
 class AgainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Steps in a row that were each like the last one of its kind, and without any consequence."""
 
     at: float
-    """Of the first one."""
+    """The time of the first step."""
     again: str
-    """The kind of each, a letter of `ROUTINE`."""
+    """The kind of each step, a letter of `ROUTINE`."""
     after: tuple[float, ...]
     """Seconds from each step to the next; added up one by one they give exactly the `at` of each."""
     digest: str
     """The outputs' digest after the last one."""
 
     def times(self) -> Iterator[float]:
-        """The `at` of each step."""
+        """Yield the `at` of each step."""
         at = self.at
         yield at
         for seconds in self.after:
@@ -147,14 +147,14 @@ _LETTERS: Final = {kind: letter for letter, (kind, _) in ROUTINE.items()}
 
 
 def is_routine(step: Step) -> bool:
-    """It had no consequence, and its kind happens every few seconds."""
+    """Return whether the step had no consequence, and its kind happens every few seconds."""
     return type(step.event).__name__ in _LETTERS and all(
         isinstance(effect, Log) and effect.level is Level.DEBUG for effect in step.effects
     )
 
 
 def outstanding(state: NodeState, letter: str) -> int | None:
-    """The number of the next routine event of this kind; None if none was requested."""
+    """Return the number of the next routine event of this kind; None if none was requested."""
     return state.host.polls.outstanding if letter == "P" else state.kubelet.ledger.outstanding
 
 
@@ -167,7 +167,7 @@ _canonical = msgspec.json.Encoder(order="deterministic")
 
 
 def header_line(header: Header) -> bytes:
-    """The first line of a file."""
+    """Return the first line of a file."""
     return _encoder.encode(header) + b"\n"
 
 
@@ -186,7 +186,7 @@ class LineWriter:
         self._outputs: Outputs | None = None
 
     def state_line(self, state: NodeState, at: float, missed: int) -> bytes:
-        """A line to replay from, and the waiting line before it. Later lines refer to nothing before it."""
+        """Make a line to replay from, and the waiting line before it. Later lines refer to nothing before it."""
         waiting = self.rest()
         self._last.clear()
         self._effects.clear()
@@ -195,7 +195,7 @@ class LineWriter:
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:
-        """The line of one step, and the waiting line before it; nothing if it can be folded."""
+        """Make the line of one step, and the waiting line before it; nothing if it can be folded."""
         kind = type(step.event).__name__
         # Compared as they are written, since equal mappings may be in another order.
         fields = {
@@ -225,7 +225,7 @@ class LineWriter:
         return waiting + _encoder.encode(line) + b"\n"
 
     def rest(self) -> bytes:
-        """The line of the steps that were folded since the last line; nothing if there are none."""
+        """Make the line of the steps that were folded since the last line; nothing if there are none."""
         if not self._folded or self._outputs is None:
             return b""
         ats = [at for _, at in self._folded]
@@ -240,7 +240,8 @@ class LineWriter:
 
 
 def _is_as_asked(step: Step, changed: Mapping[str, object]) -> bool:
-    """It is routine, and differs from the last one by nothing but a number that follows from the state before."""
+    """Return whether the step is routine, and differs from the last one only by a number that follows from the state
+    before."""
     if step.outputs is None or not is_routine(step):
         return False
     letter = _LETTERS[type(step.event).__name__]
@@ -251,13 +252,14 @@ def _is_as_asked(step: Step, changed: Mapping[str, object]) -> bool:
 
 
 def _seconds(at: float, then: float) -> float:
-    """The shortest decimal that leads from one moment to another to the bit, so that a replay has the same times."""
+    """Return the shortest decimal that leads from one moment to another to the bit, so that a replay has the same
+    times."""
     exact = then - at
     return next((s for d in range(3, 13) if at + (s := round(exact, d)) == then), exact)
 
 
 def encoded_effects(effects: Sequence[Effect]) -> bytes:
-    """The effects of one step as a JSON list."""
+    """Encode the effects of one step as a JSON list."""
     return _encoder.encode([_effect(effect) for effect in effects]) if effects else b"[]"
 
 
@@ -283,7 +285,7 @@ class Digests:
         self._device_lists: dict[ResourceName, tuple[DeviceList, int]] = {}
 
     def of(self, outputs: Outputs) -> str:
-        """The digest of the snapshot: all projected outputs."""
+        """Return the digest of the snapshot: all projected outputs."""
         inspections = outputs.inspections
         self._device_lists = {
             resource: self._of_device_list(resource, view.device_list)
@@ -323,7 +325,7 @@ _NOBODY: Final[frozenset[PciAddress]] = frozenset()
 
 
 def _amended(digest_sum: int, went: Iterable[object], came: Iterable[object]) -> int:
-    """The sum of the digests of some values, without those that went and with those that came."""
+    """Return the sum of the digests of some values, without those that went and with those that came."""
     return (digest_sum - sum(map(_number, went)) + sum(map(_number, came))) % 2**64
 
 

@@ -19,14 +19,14 @@ from gpuactors.limits import LOG_TEXT_MAX_CHARS
 from gpuactors.process.logger import Line
 
 LIBRARY_LINES_MAX: Final = 16
-"""Lines of one text of a library in LIBRARY_LINES_S: enough to see what happens; a client that dials in a loop would
-write thousands a second."""
+"""Limit on the lines of one text of a library in LIBRARY_LINES_S: enough to see what happens; a client that dials in a
+loop would write thousands a second."""
 
 LIBRARY_LINES_S: Final = 60.0
 """60 s. The others of one text in this time are counted."""
 
 LIBRARY_TEXTS_MAX: Final = 256
-"""Texts that are counted; a library that puts values into its texts itself has ever new ones."""
+"""Limit on the texts that are counted; a library that puts values into its texts itself has ever new ones."""
 
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -71,16 +71,16 @@ def configure(
 
 
 class _Repeats(logging.Filter):
-    """Of a line that a library repeats, as for each connection of a client in a loop, a few in each minute. The next
-    one says how many were left out. Lines of our own are decided on where they are made."""
+    """Let a few lines a minute of each text of a library through, as a library may repeat one for each connection. The
+    next one says how many were left out. gpuactors' own lines all pass."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
-        """By logger and text before its values are put in: since when it was said how often."""
+        """The first time and the number of each text, by its logger and the text without its values."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
+        """Return whether the record is written."""
         if isinstance(record.msg, Line):
             return True
         text = (record.name, str(record.msg))
@@ -133,7 +133,7 @@ class _Formatter(logging.Formatter):
 
 
 def _said(record: logging.LogRecord, node: Mapping[str, object]) -> dict[str, object]:
-    """No line controls a terminal or fills a disk, whatever the text of a library or an unquoted sentence."""
+    """Return the fields of a line, quoted and cut: no text of a library controls a terminal or fills a disk."""
     if isinstance(record.msg, Line):
         fields = {"event": record.msg.event, **node, **record.msg.fields}
     else:
@@ -148,7 +148,7 @@ def _fit(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """A field of a type that JSON does not have: sets are sorted, so that a line is the same each time."""
+    """Convert a field of a type that JSON lacks: sets are sorted, so that a line is the same each time."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, set | frozenset):
@@ -160,10 +160,10 @@ _as_json: Final = json.JSONEncoder(default=_plain, ensure_ascii=False).encode
 """Made once: `json.dumps` makes one for each line."""
 
 _EVENT_CHARS: Final = 30
-"""Columns that an event's name takes on a console, so that most fields begin in one."""
+"""The width of an event's name on a console, so that most fields begin in one column."""
 
 _COLOURS: Final[Mapping[object, str]] = {"error": "31", "warning": "33", "info": "32"}
-"""Of the levels, as a terminal numbers them."""
+"""The terminal's number of each level's colour."""
 
 
 def _console(stream: TextIO) -> Callable[[dict[str, object]], str]:

@@ -53,8 +53,8 @@ class Metrics(Collector):
             ProcessCollector(registry=self._registry)
 
     def page(self, state: NodeState, at: float, inbox: int) -> bytes:
-        """Every metric at `at`, in seconds of the clock of the state's events, in Prometheus' text format. `inbox`: how
-        many events wait for the registry."""
+        """Render every metric at `at`, in seconds of the clock of the state's events, in Prometheus' text format.
+        `inbox`: how many events wait for the registry."""
         self._inbox = inbox
         self._shown = (state, Moment(at, self._now()))
         try:
@@ -63,15 +63,15 @@ class Metrics(Collector):
             self._shown = None
 
     def describe(self) -> Iterable[Metric]:
-        """Their names, so that no other metric can take one."""
+        """Return the metrics' names, so that no other metric can take one."""
         return [family for family, _ in self.families()]
 
     def collect(self) -> Iterable[Metric]:
-        """Every sample."""
+        """Return every sample."""
         return self.describe()
 
     def families(self) -> Iterator[tuple[Metric, tuple[str, ...]]]:
-        """Every metric with the names of its labels; one of the state has samples while a page is made."""
+        """Yield every metric with the names of its labels; one of the state has samples while a page is made."""
         counts = self._counts
         kept, since = self._journal() if self._journal is not None else (0, 0.0)
         yield _gauge("gpuactors_build_info", "1, with the version.", {self._version: 1}, "version")
@@ -154,7 +154,7 @@ def _filled(
     value: float | Mapping[str, float],
     labels: tuple[str, ...],
 ) -> tuple[Metric, tuple[str, ...]]:
-    """With one value, or with one for each value of its label."""
+    """Fill a metric with one value, or with one for each value of its label."""
     if isinstance(value, Mapping):
         for label, number in value.items():
             family.add_metric((label,), number)

@@ -35,7 +35,7 @@ class Moment(Struct, frozen=True):
     wall: float
 
     def timestamp(self, at: float) -> float:
-        """The time of day at another moment of the state's clock; 0 if that never was."""
+        """Return the time of day at another moment of the state's clock; 0 if that never was."""
         return self.wall + at - self.at if math.isfinite(at) else 0.0
 
 

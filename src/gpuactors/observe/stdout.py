@@ -36,7 +36,7 @@ class _File(io.FileIO):
 
 
 def opened() -> TextIO:
-    """Standard output as `sys.stdout` has it, but with a `StdoutError` for each failure."""
+    """Open standard output as `sys.stdout` has it, but with a `StdoutError` for each failure."""
     file = _File(sys.stdout.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(file),
@@ -48,7 +48,7 @@ def opened() -> TextIO:
 
 
 def give_up() -> None:
-    """Unwritten output is dropped, so that the interpreter does not try again at its end."""
+    """Drop unwritten output, so that the interpreter does not try again at its end."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -38,8 +38,8 @@ class ClaimCaller(Protocol):
     """The interface of DRA's gRPC handlers: each claim of a call is an event of its own, in the order of arrival."""
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        """The answer for one claim: within CLAIM_ANSWER_S, as kubelet gives up after 45 s and says no reason then.
-        Cancelling ends the wait, and nothing else."""
+        """Return the answer for one claim: within CLAIM_ANSWER_S, as kubelet gives up after 45 s without showing a
+        reason. Cancelling ends the wait, and nothing else."""
         ...
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
@@ -51,7 +51,7 @@ class Successor(Protocol):
     """The daemon that has taken over the claims of a DRA driver from this one, as kubelet would call it."""
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
-        """Its answer for one claim; None if nobody answers there, which says nothing about the claim."""
+        """Return its answer for one claim; None if nobody answers there, which says nothing about the claim."""
         ...
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
@@ -76,17 +76,17 @@ class ClaimsEndpoint(Protocol):
         ...
 
     async def lost(self) -> None:
-        """Returns when the file of a socket is not the one that was made: it was removed, or its directory was."""
+        """Wait until the file of a socket is not the one that was made: it was removed, or its directory was."""
         ...
 
     async def mend(self) -> None:
-        """Makes the sockets again whose files are gone; calls on open connections go on. Raises `KubeletError`."""
+        """Make the sockets again whose files are gone; calls on open connections go on. Raises `KubeletError`."""
         ...
 
     async def withdraw(self, grace_s: float) -> None:
-        """Removes the registration socket when no call is in flight, at the latest after `grace_s`: kubelet deregisters
-        us, and closes its connection under the calls that are (cm/dra/plugin, DRAPluginManager.remove). Returns when it
-        has, at the latest after DEREGISTERED_S more; calls are answered until then."""
+        """Remove the registration socket when no call is in flight, at the latest after `grace_s`: kubelet then
+        deregisters the plugin and breaks the calls in flight (cm/dra/plugin, DRAPluginManager.remove). Wait until it
+        has, at most DEREGISTERED_S more; calls are answered until then."""
         ...
 
     async def drain(self, grace_s: float) -> None:
@@ -109,7 +109,7 @@ class ClaimsKubelet(Reachable, Protocol):
         health: LatestReader[tuple[DeviceHealth, ...]],
         told: Callable[[PluginStatus], None],
     ) -> AbstractAsyncContextManager[ClaimsEndpoint]:
-        """Serves the DRA API and then its registration, as long as the context is open; at its end the registration
+        """Serve the DRA API and then its registration, as long as the context is open; at its end the registration
         socket goes first. `told` is called at each verdict of kubelet's and must not raise.
 
         Raises `KubeletError` if a socket cannot be made.
@@ -127,8 +127,8 @@ class CheckpointStore(Protocol):
         ...
 
     async def write(self, checkpoint: Checkpoint) -> None:
-        """It is on disk when this returns, before a power cut and after it. Raises `StateFileError`; the old one may be
-        there then, or (the disk does not answer) the new one later."""
+        """Write the checkpoint durably. Raises `StateFileError`; the old one may be there then, or (the disk does not
+        answer) the new one later."""
         ...
 
 
@@ -141,19 +141,19 @@ class ClaimFileStore(Protocol):
         ...
 
     async def write(self, contents: ClaimContents) -> None:
-        """The files of a claim are there, of this content and durable, when this returns. What is right is left alone,
-        so it is done before each answer, and for each claim at the start."""
+        """Write the files of a claim durably. Correct files are left alone, so this is called before each answer, and
+        for each claim at the start."""
         ...
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """No file of the claim is there when this returns, nor any of these directories; none was is no error. Raises
-        `DirectoryLeftError` where something is left of a directory only."""
+        """Remove the files of the claim, and these directories; it is no error if there are none. Raises
+        `DirectoryLeftError` if only a part of a directory is left."""
         ...
 
     async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
-        """Removes the directories that containers had mounted, of claims that have ended. None: every one, of a boot
-        that has ended; else those of domains that are not `kept`, and that no CDI file of whatever driver names.
-        Returns a sentence for each that cannot be removed: its claim has ended."""
+        """Remove the directories that containers of ended claims had mounted. `kept` None: all, of a boot that has
+        ended; else those of domains that are not `kept`, and that no CDI file of any driver names. Return a sentence
+        for each that cannot be removed: its claim has ended."""
         ...
 
 
@@ -187,10 +187,10 @@ class DriverBinder(Protocol):
         firsts: Collection[OriginalDriver],
         beside: Collection[PciAddress] = (),
     ) -> tuple[BoundFunction, ...]:
-        """Brings a GPU and its companions (`core/kinds/viability.py`), and the GPUs `beside` it of the same claim and
-        IOMMU group with theirs, to `target`, from wherever they are. Returns what they are bound to then, the GPU
-        first. `firsts` are the original drivers of these functions, written to disk before; a function without one is
-        never touched. Nothing is written to a function of another slot, unless it is returned from an act of an older
+        """Bring a GPU and its companions (`core/kinds/viability.py`), and the GPUs `beside` it of the same claim and
+        IOMMU group with theirs, to `target`, from wherever they are. Return what they are bound to then, the GPU first.
+        `firsts` are the original drivers of these functions, written to disk before; a function without one is never
+        touched. Nothing is written to a function of another slot, unless it is returned from an act of an older
         version.
 
         Raises `ActError`. When cancelled the wait ends at once; a write that has begun goes on in its process, and
@@ -199,8 +199,8 @@ class DriverBinder(Protocol):
         ...
 
     async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
-        """Whether these GPUs could be brought to vfio now, a finding for each; does nothing to them. One pass over all
-        processes; what stops the check of one GPU is its finding, and stops no other."""
+        """Return a finding for each GPU: whether it could be brought to vfio now. Does nothing to them, in one pass
+        over all processes. What stops the check of one GPU is its finding, and stops no other."""
         ...
 
 
@@ -208,7 +208,7 @@ class ImexReader(Protocol):
     """Reads what the host says of IMEX."""
 
     async def read(self) -> ImexFacts:
-        """All of it as it is now; nothing is kept from one read to the next. That there is no IMEX on this node, or
+        """Read the present facts; nothing is kept from one read to the next. That there is no IMEX on this node, or
         that the host's daemon is not ready, is an answer and no error.
 
         Raises `HostError` if a file is there and cannot be read or understood.

@@ -22,13 +22,13 @@ class HttpAnswer(Struct, frozen=True):
 
 
 class HttpRequest(Struct, frozen=True):
-    """GET of a page."""
+    """A GET request for a page."""
 
     path: str
-    """Without its query."""
+    """The path, without its query."""
     is_from_here: bool
-    """A process of this machine asks, and it asks for this machine: its address and `Host` are of loopback, or the
-    server is a unix socket. A name of another host's would be a page in a browser here that asks for somebody else."""
+    """True if a process of this machine asks, for this machine: its address and `Host` are of loopback, or the server
+    is a unix socket. Another host's name shows a page in a local browser that asks for somebody else."""
 
 
 Answering: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -44,37 +44,37 @@ class HttpServer(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Only this machine's own processes reach it."""
+        """True if only this machine's own processes reach it."""
         ...
 
     async def serve(
         self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
     ) -> None:
-        """Serves until it is cancelled. `listening` is called with the address when it can be dialled, `turned_away`
-        for each connection that is closed without an answer as there are too many. Raises `HttpError`."""
+        """Serve until it is cancelled. `listening` is called with the address when it can be dialled, `turned_away` for
+        each connection that is closed without an answer as there are too many. Raises `HttpError`."""
         ...
 
 
 class Meter(Protocol):
-    """Counters and timers. Everything else of the metrics is read off the state."""
+    """Counters and timers. All other metrics are read from the state."""
 
     @property
     def steps(self) -> int:
-        """How many steps the registry has made."""
+        """The number of steps that the registry has made."""
         ...
 
     def called(self, method: str, seconds: float, answer: Answer | None) -> None:
-        """A call of kubelet's ended after so long with this answer; None: kubelet has given it up."""
+        """Count a call of kubelet's that ended after so long with this answer; None: kubelet has given it up."""
         ...
 
     def stepped(self, step: Step) -> None:
-        """The registry made a step."""
+        """Count a step of the registry."""
         ...
 
     def restarted(self, actor: str) -> None:
-        """An actor failed and starts again."""
+        """Count an actor that failed and starts again."""
         ...
 
     def turned_away(self) -> None:
-        """A connection to the HTTP endpoints was closed without an answer, as there were too many."""
+        """Count a connection to the HTTP endpoints that was closed without an answer, as there were too many."""
         ...

@@ -41,7 +41,7 @@ class Refusal(Struct, frozen=True):
     name: str = ""
     """The object that it is about."""
     retry_after_s: float | None = None
-    """The server asked to wait for so long (429, 503)."""
+    """The wait that the server asked for, in seconds (429, 503); None if it did not ask."""
 
 
 class ApiRefused(ApiError):
@@ -79,7 +79,7 @@ class ObjectRef(Struct, frozen=True):
     kind: str
     """`Node`, or `Pod`."""
     namespace: str
-    """Empty of a node."""
+    """The namespace; empty for a node."""
     name: str
     uid: str
 
@@ -91,9 +91,9 @@ class EventNote(Struct, frozen=True):
     reason: str
     message: str
     count: int
-    """How often it was posted, with this time."""
+    """The number of times that it was posted, this one included."""
     first_at: float
-    """When it was first told, in seconds since 1970."""
+    """The time of the first post, in seconds since 1970."""
     last_at: float
 
 
@@ -101,12 +101,13 @@ class ClaimApi(Protocol):
     """Reads ResourceClaims, one by one."""
 
     async def read(self, claim: ClaimName) -> ClaimAnswer:
-        """The claim; that there is none, or another one by this name, is an answer and no error. Raises `ApiError`."""
+        """Read the claim; that there is none, or another one by this name, is an answer and no error. Raises
+        `ApiError`."""
         ...
 
     async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
-        """The pods that may use the claim (`status.reservedFor`); none if the claim is gone, or is another one. Raises
-        `ApiError`."""
+        """Return the pods that may use the claim (`status.reservedFor`); none if the claim is gone, or is another one.
+        Raises `ApiError`."""
         ...
 
 
@@ -119,8 +120,8 @@ class EventApi(Protocol):
         ...
 
     async def tell(self, note: EventNote) -> int:
-        """Makes the event, or changes the count and time of the one that is there by its identity; its count then. One
-        that another daemon of this node made before keeps its count. Raises `ApiError`."""
+        """Make the event, or change the count and time of the existing one by its identity; return its count then. An
+        event that another daemon of this node made before keeps its count. Raises `ApiError`."""
         ...
 
 
@@ -128,19 +129,19 @@ class NodeApi(Protocol):
     """Our Node object."""
 
     async def read(self) -> NodeMetadata:
-        """Raises `ApiError`; `ApiRefused` with code 404 if there is no such node."""
+        """Read the node's metadata. Raises `ApiError`; `ApiRefused` with code 404 if there is no such node."""
         ...
 
     async def set_label(
         self, label: str, *, expected: str | None, value: str | None
     ) -> NodeMetadata | LabelConflict:
-        """Gives the label `value` (None: removes it) if it is `expected` now (None: absent), in one request; the node
-        as it is then. That it is not as expected is an answer and no error. Raises `ApiError`."""
+        """Give the label `value` (None: remove it) if it is `expected` now (None: absent), in one request; return the
+        node as it is then. That it is not as expected is an answer and no error. Raises `ApiError`."""
         ...
 
     def watch_node(self) -> AbstractAsyncContextManager[AsyncIterator[NodeMetadata]]:
-        """The node's metadata as it is now and after every change, for ever; again from the beginning where the watch
-        cannot go on. A node that does not exist yields nothing. The iteration raises `ApiError`."""
+        """Yield the node's metadata as it is now and after every change, for ever; again from the beginning where the
+        watch cannot go on. A node that does not exist yields nothing. The iteration raises `ApiError`."""
         ...
 
 
@@ -148,18 +149,18 @@ class DomainApi(Protocol):
     """NVIDIA's objects of compute domains (`resource.nvidia.com/v1beta1`), which its controller and daemons write."""
 
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
-        """The ComputeDomain with this UID, in whatever namespace; None if the server has none. Raises `ApiError`, also
-        where the server does not know ComputeDomains."""
+        """Return the ComputeDomain with this UID, in whatever namespace; None if the server has none. Raises
+        `ApiError`, also where the server does not know ComputeDomains."""
         ...
 
     async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
-        """The domain's ComputeDomainClique of one fabric, in this namespace of NVIDIA's driver; None if there is none,
-        as before the first daemon has written it. Raises `ApiError`."""
+        """Return the domain's ComputeDomainClique of one fabric, in this namespace of NVIDIA's driver; None if there is
+        none, as before the first daemon has written it. Raises `ApiError`."""
         ...
 
     def watch_domain(self, uid: DomainUid) -> AbstractAsyncContextManager[AsyncIterator[None]]:
-        """Something for the ComputeDomain with this UID as it is now, then for each change of it, for ever; again from
-        the beginning where the watch cannot go on. One that does not exist yields nothing. The iteration raises
+        """Yield once for the present ComputeDomain with this UID, then for each change of it, for ever; again from the
+        beginning where the watch cannot go on. A domain that does not exist yields nothing. The iteration raises
         `ApiError`."""
         ...
 
@@ -168,12 +169,12 @@ class DeviceClassApi(Protocol):
     """The DeviceClasses of the cluster."""
 
     async def list_classes(self) -> tuple[DeviceClass, ...]:
-        """All of them. Raises `ApiError`."""
+        """Return all DeviceClasses. Raises `ApiError`."""
         ...
 
 
 class SlicesListed(Struct, frozen=True):
-    """All slices there are; nothing that was known before counts any more."""
+    """All present slices; they replace what was known before."""
 
     slices: tuple[StoredSlice, ...]
 
@@ -197,20 +198,21 @@ class SliceApi(Protocol):
     """The ResourceSlices of our driver on our node."""
 
     def follow(self) -> AbstractAsyncContextManager[AsyncIterator[SliceEvent]]:
-        """The slices as they are now, then every change, for ever, in the server's order. A watch that ends in the
-        usual way is renewed; if its version is too old (410), all are listed anew. The iteration raises `ApiError`."""
+        """Yield the slices as they are now, then every change, for ever, in the server's order. A watch that ends in
+        the usual way is renewed; if its version is too old (410), all are listed anew. The iteration raises
+        `ApiError`."""
         ...
 
     async def create(self, spec: SliceSpec, index: int, owner: str, *, dry_run: bool = False) -> StoredSlice:
-        """A new slice, the number `index` of the pool, owned by the Node with the UID `owner`; as the server stored it.
-        Raises `ApiError`."""
+        """Create the slice number `index` of the pool, owned by the Node with the UID `owner`; return it as the server
+        stored it. Raises `ApiError`."""
         ...
 
     async def update(self, stored: StoredSlice, spec: SliceSpec, owner: str) -> StoredSlice:
-        """Gives the slice another content; as the server stored it. Raises `ApiRefused` with code 409 if it is not
-        `stored` any more, 404 if it is gone, else `ApiError`."""
+        """Give the slice another content; return it as the server stored it. Raises `ApiRefused` with code 409 if it is
+        not `stored` any more, 404 if it is gone, else `ApiError`."""
         ...
 
     async def delete(self, stored: StoredSlice) -> None:
-        """Deletes the slice if it is `stored` still; a slice that is gone is no error. Raises `ApiError`."""
+        """Delete the slice if it is `stored` still; a slice that is gone is no error. Raises `ApiError`."""
         ...

@@ -43,8 +43,8 @@ class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
     async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """Every function that the selectors match or that is `given` (a pod has it, whatever is selected now), and the
-        other members of their IOMMU groups.
+        """Return every function that the selectors match or that is `allocated` (a pod has it, whatever is selected
+        now), and the other members of their IOMMU groups.
 
         Raises `HostError` if the bus cannot be listed at all.
         """
@@ -53,9 +53,9 @@ class HostReader(Protocol):
     async def inspect(
         self, address: PciAddress, allocated: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """The function at `address` and the members of its IOMMU group, if the selectors match any of them or any is
-        `given`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the read
-        failed.
+        """Return the function at `address` and the members of its IOMMU group, if the selectors match any of them or
+        any is `allocated`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the
+        read failed.
         """
         ...
 
@@ -65,26 +65,26 @@ class HostReader(Protocol):
         allocated: Collection[PciAddress] = (),
         beside: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
-        """The result of `inspect` for each, or its error, in little more than the time of one. A function that did
-        not answer at once, and any after it, is left out, and is to be inspected by itself. `beside` is carried out
+        """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
+        did not answer at once, and any after it, is left out, and is to be inspected by itself. `beside` is carried out
         after them, and awaited as long as they are; not begun if one of them does not answer."""
         ...
 
 
 class Observation(Protocol):
-    """One that `UseReader.begin` made. Carried out once at most, where it may block."""
+    """An observation that `UseReader.begin` made. It is carried out at most once, where it may block."""
 
     @property
     def is_over(self) -> bool:
-        """It was carried out to its end."""
+        """True if it was carried out to its end."""
         ...
 
     def run(self) -> None:
-        """Carries it out. May block; raises nothing."""
+        """Carry it out. May block; raises nothing."""
         ...
 
     def ended(self) -> None:
-        """Called in the trio run when `run` has returned, or will never be called."""
+        """End it: called in the trio run when `run` has returned, or will never be called."""
         ...
 
 
@@ -92,17 +92,17 @@ class UseReader(Protocol):
     """Finds out which IOMMU groups are in use."""
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """The use of each group, in any order; a group that could not be read is left out. Never blocks for long, never
-        opens a group unless the target allows it (and then only where the configuration asks for it). `whole`: there
-        are no other groups; the adaptor may drop its results for all others."""
+        """Return the use of each group, in any order; a group that could not be read is left out. Never blocks for
+        long, never opens a group unless the target allows it (and then only where the configuration asks for it).
+        `whole`: there are no other groups; the adaptor may drop its results for all others."""
         ...
 
     def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
-        """An `observe` of some groups, for another reader to carry out (`HostReader.inspect_all`)."""
+        """Make an observation of some groups, for another reader to carry out (`HostReader.inspect_all`)."""
         ...
 
     async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
-        """The use that the observation found, as `observe`; it is carried out now if nobody has begun to."""
+        """Return the use that the observation found, as `observe`; it is carried out now if nobody has begun to."""
         ...
 
 
@@ -110,7 +110,7 @@ class PodsSeen(Protocol):
     """Sees by the kernel which of the node's pods live."""
 
     def look(self, uids: Collection[str]) -> SeenPods:
-        """At these pods. May block; never raises: what cannot be read is left out."""
+        """Look at these pods. May block; never raises: what cannot be read is left out."""
         ...
 
 
@@ -118,8 +118,8 @@ class LedgerReader(Protocol):
     """Reads kubelet's ledger."""
 
     async def read(self, question: LedgerQuestion) -> LedgerContents:
-        """The checkpoint file and what is seen of its pods; of PodResources what is asked. Which entries count is not
-        decided here, and nothing is kept.
+        """Read the checkpoint file and look at its pods; ask PodResources the question. Does not decide which entries
+        count, and keeps nothing.
 
         Raises `LedgerError` if a kubelet that runs does not answer PodResources, or none runs and the file cannot be
         read.
@@ -131,8 +131,8 @@ class CdiReader(Protocol):
     """Reads the CDI directory."""
 
     async def read(self) -> CdiSpecs | None:
-        """The nodes that its files give to containers; None if they cannot be read soon. Raises `HostError` for want of
-        descriptors or memory."""
+        """Return the nodes that its files give to containers; None if they cannot be read soon. Raises `HostError` for
+        want of descriptors or memory."""
         ...
 
 
@@ -142,10 +142,10 @@ class LedgerQuestion(Struct, frozen=True):
     resources: Collection[ResourceName] = ()
     """The resources of which kubelet's own healthy IDs are wanted (GetAllocatableResources)."""
     pods: Collection[Pod] = ()
-    """The pods that are to be asked for (Get), by their names."""
+    """The pods to ask for (Get), by their names."""
     lists: bool = False
-    """Every pod is to be listed (List). Kubelet then forgets the device of an Allocate in flight, if any other pod has
-    ended meanwhile (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices)."""
+    """True if every pod is to be listed (List). Kubelet then forgets the device of an Allocate in flight, if any other
+    pod has ended meanwhile (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices)."""
 
 
 class LedgerContents(Struct, frozen=True):
@@ -158,7 +158,7 @@ class LedgerContents(Struct, frozen=True):
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
     file: LedgerFile | None = None
     waiting: tuple[PodClaim, ...] = ()
-    """Claims of which List has no device yet, sorted."""
+    """The claims of which List has no device yet, sorted."""
     passive: bool = False
     answers: tuple[PodAnswer, ...] = ()
     has_get: bool = True
@@ -177,7 +177,7 @@ class UeventSource(Protocol):
     """An open source of uevents."""
 
     async def receive(self) -> Sequence[Hint]:
-        """The hints of all uevents that wait, at least one uevent's worth (which may be no hint at all).
+        """Return the hints of all uevents that wait, at least one uevent's worth (which may be no hint at all).
 
         Raises `UeventsOverflowError` once per overflow; may be called again after it.
         """
@@ -210,7 +210,7 @@ class Caller(Protocol):
     async def prefer(self, resource: ResourceName, requests: tuple[PreferenceRequest, ...]) -> Answer: ...
 
     def stream(self, resource: ResourceName) -> AbstractAsyncContextManager[None]:
-        """Reports that a ListAndWatch stream is open while the context is."""
+        """Report that a ListAndWatch stream is open while the context is."""
         ...
 
 
@@ -223,15 +223,16 @@ class Endpoint(Protocol):
         ...
 
     def still_there(self) -> bool:
-        """The socket's file is still the one that was made. Kubelet removes all sockets in its directory at start."""
+        """Return whether the socket's file is still the one that was made. Kubelet removes all sockets in its directory
+        at start."""
         ...
 
     async def wait_disconnected(self) -> None:
-        """Returns when no client is connected: kubelet closes its connection when it has noticed a stream's end."""
+        """Wait until no client is connected: kubelet closes its connection when it has noticed a stream's end."""
         ...
 
     async def drain(self, grace_s: float) -> None:
-        """Answers calls until none is in flight, for at most LATE_CALL_S; then new calls are refused, those in flight
+        """Answer calls until none is in flight, for at most LATE_CALL_S; then new calls are refused, those in flight
         finish (at most `grace_s`), and streams end with UNAVAILABLE."""
         ...
 
@@ -246,11 +247,11 @@ class Sockets(Struct, frozen=True):
 
 
 class Reachable(Protocol):
-    """By what others reach the daemon: kubelet by its sockets, the container runtime by the directory of the claims'
-    files. Where they do not, the liveness probe fails."""
+    """The ways in which others reach the daemon: kubelet by its sockets, the container runtime by the directory of the
+    claims' files. If one fails, the liveness probe fails."""
 
     async def unreachable(self) -> tuple[str, ...]:
-        """The signals that should reach the daemon and do not, each as a sentence. Sockets are dialled, as kubelet
+        """Return the ways by which the daemon cannot be reached, each as a sentence. Sockets are dialled, as kubelet
         does."""
         ...
 
@@ -264,7 +265,7 @@ class Kubelet(Reachable, Protocol):
         ...
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
-        """The sockets in kubelet's directory now and after every change.
+        """Yield the sockets in kubelet's directory now and after every change.
 
         Raises `KubeletError` if its directory is not there, or disappears.
         """
@@ -278,8 +279,8 @@ class Kubelet(Reachable, Protocol):
         *,
         pre_start: bool,
     ) -> AbstractAsyncContextManager[Endpoint]:
-        """Serves the device plugin API for `resource` as long as the context is open; each stream gets a read end of
-        its own of `device_lists`.
+        """Serve the device plugin API for `resource` as long as the context is open; each stream gets a read end of its
+        own of `device_lists`.
 
         Raises `KubeletError` if the socket cannot be made. A later removal of the socket's file is detected by
         `Endpoint.still_there`, not here.
@@ -287,7 +288,7 @@ class Kubelet(Reachable, Protocol):
         ...
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
-        """Registers the endpoint. Raises `KubeletError`."""
+        """Register the endpoint. Raises `KubeletError`."""
         ...
 
 
@@ -295,19 +296,19 @@ class HeldControl(Protocol):
     """The control socket, while it is ours: `inspect` and `explain` are answered, a successor may ask for it."""
 
     def still_ours(self) -> bool:
-        """The socket's file is still the one that was made, at each place where it could be made."""
+        """Return whether the socket's file is still the one that was made, at each place where it could be made."""
         ...
 
     async def complete(self) -> str:
-        """Makes it at the places where it is missing; returns why it is missing at one, empty if it is not."""
+        """Make it at the places where it is missing; return why it is missing at one, empty if it is not."""
         ...
 
     async def asked(self) -> None:
-        """Returns when a successor has asked us to hand over."""
+        """Wait until a successor asks this daemon to hand over."""
         ...
 
     async def give_up(self) -> None:
-        """Closes the socket, and then answers the successor."""
+        """Close the socket, then answer the successor."""
         ...
 
 
@@ -316,35 +317,35 @@ class Control(Protocol):
     them serves kubelet."""
 
     async def ask(self) -> str:
-        """Asks the running daemon to hand over and waits until it has; returns the outcome, for the log. Takes at most
+        """Ask the running daemon to hand over and wait until it has; return the outcome, for the log. Takes at most
         HAND_OVER_DEADLINE_S; after it this daemon may serve, whatever the answer.
 
         Raises `ControlBlockedError` if a daemon serves that cannot be asked."""
         ...
 
     def hold(self, state: LatestReader[NodeState]) -> AbstractAsyncContextManager[HeldControl]:
-        """Has and serves the socket as long as the context is open.
+        """Hold and serve the socket as long as the context is open.
 
         Raises `ControlTakenError` if another live daemon has it, `ControlError` if it cannot be made.
         """
         ...
 
     async def is_held(self) -> bool:
-        """Whether a process listens on it."""
+        """Return whether a process listens on it."""
         ...
 
 
 class ServedResources(Protocol):
-    """Which resources this node's gpuactors has served, and the models (`10de:2330`) of each, kept from one daemon to
-    the next."""
+    """The resources that this node's gpuactors has served, with the models (`10de:2330`) of each, kept from one daemon
+    to the next."""
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """The resources that this node's daemons have served; none if there was none. Raises `StateFileError`, also
-        where the disk does not answer in time."""
+        """Return the resources that this node's daemons have served; none if there was none. Raises `StateFileError`,
+        also where the disk does not answer in time."""
         ...
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
-        """Replaces the stored resources by these. Raises `StateFileError`."""
+        """Replace the stored resources by these. Raises `StateFileError`."""
         ...
 
 
@@ -352,7 +353,7 @@ class FeatureFile(Protocol):
     """The file from which Node Feature Discovery labels our node."""
 
     async def write(self, labels: Mapping[str, str], until: float) -> None:
-        """Replaces the file by one with these labels, which expire at `until`, in seconds since 1970. Raises
+        """Replace the file by one with these labels, which expire at `until`, in seconds since 1970. Raises
         `StateFileError`."""
         ...
 
@@ -374,9 +375,9 @@ class Journal(Protocol):
     """The flight recorder."""
 
     def record(self, step: Step) -> None:
-        """Takes a step to be written; never waits and never fails."""
+        """Take a step to be written; never waits and never fails."""
         ...
 
     async def run(self) -> None:
-        """Writes the taken steps, for ever; when it is cancelled, the last ones as well."""
+        """Write the taken steps, for ever; when it is cancelled, the last ones as well."""
         ...

@@ -16,7 +16,7 @@ NAME: Final = "betterproto2._version"
 
 
 def put_in() -> None:
-    """Everything that betterproto2 and generated code take from that module."""
+    """Install what betterproto2 and generated code take from that module."""
     module: Any = ModuleType(NAME)
     module.__version__ = "0.10"
     module.check_compiler_version = _is_checked_by_a_test

@@ -34,29 +34,29 @@ class Logger:
         self._logger = logging.getLogger(name)
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """A detail for developers."""
+        """Log a detail for developers."""
         self.write(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """A normal event."""
+        """Log a normal event."""
         self.write(logging.INFO, event, fields)
 
     def warning(self, event: str, /, *, exc_info: BaseException | None = None, **fields: object) -> None:
-        """Something that an operator may have to act on."""
+        """Log something that an operator may have to act on."""
         self.write(logging.WARNING, event, fields, exc_info)
 
     def error(self, event: str, /, *, exc_info: BaseException | None = None, **fields: object) -> None:
-        """A failure that an operator has to act on, or a bug."""
+        """Log a failure that an operator has to act on, or a bug."""
         self.write(logging.ERROR, event, fields, exc_info)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """An error, with the exception that is being handled."""
+        """Log an error, with the exception that is being handled."""
         self.write(logging.ERROR, event, fields, sys.exception())
 
     def write(
         self, level: int, event: str, fields: Mapping[str, object], exc: BaseException | None = None
     ) -> None:
-        """One line at any level of `logging`."""
+        """Log at any level of `logging`."""
         logger = self._logger
         if logger.isEnabledFor(level):
             exc_info = None if exc is None else (type(exc), exc, exc.__traceback__)
@@ -64,5 +64,5 @@ class Logger:
 
 
 def get_logger(name: str = "gpuactors") -> Logger:
-    """The logger of that name."""
+    """Return the logger of that name."""
     return Logger(name)

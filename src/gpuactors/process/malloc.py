@@ -23,7 +23,7 @@ Two arenas: one for the event loop and one for all threads."""
 
 
 def give_back() -> bool:
-    """Sets it for this process, before it has threads; False where the C library has no mallopt (musl)."""
+    """Set it for this process, before it has threads; return False where the C library has no mallopt (musl)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
@@ -33,8 +33,8 @@ def give_back() -> bool:
 
 
 def keep_the_start() -> None:
-    """Starts the collector, which `__main__` has kept off, and excludes the objects made until now (modules, classes,
-    tables) from its passes: they stay as long as the process. Scanning these 50,000 objects takes 20 to 40 ms, in
-    which the daemon answers no call. So they are not scanned for garbage now either: some 2,000 of them are."""
+    """Start the collector, which `__main__` has kept off, and exclude the objects made until now (modules, classes,
+    tables) from its passes: they stay as long as the process. Scanning these 50,000 objects takes 20 to 40 ms, in which
+    the daemon answers no call. So they are not scanned for garbage now either: some 2,000 of them are."""
     gc.freeze()
     gc.enable()

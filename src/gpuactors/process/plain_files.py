@@ -34,15 +34,15 @@ _KINDS: Final = (
 
 
 def read_plain(path: str | os.PathLike[str], bytes_max: int) -> bytes:
-    """At most so many bytes of a regular file, links to it followed. Raises `OSError`, at once, and `NotPlainError` for
-    anything that is no file."""
+    """Read at most `bytes_max` bytes of a regular file; links to it are followed. Raises `OSError`, at once, and
+    `NotPlainError` for anything that is no file."""
     with open_plain(path) as file:
         # As many bytes are allocated. A file of the kernel's own has no size.
         return file.read(min(bytes_max, os.fstat(file.fileno()).st_size) or bytes_max)
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, to be read in pieces. Raises as `read_plain`."""
+    """Open a regular file, to read it in pieces. Raises as `read_plain`."""
     if "\0" in os.fspath(path):
         raise NotPlainError(errno.EINVAL, "the path has a NUL in it", os.fspath(path))
     _refuse(os.stat(path).st_mode, path)  # before it is opened: that alone makes some devices act
@@ -58,9 +58,8 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, durable: bool = False) -> None:
-    """Puts a new file in the place of what is at `path`, whole at any moment; a link there is replaced itself.
-    `durable`: its content is on the disk before. Raises `OSError`; the old one is there then. Removes what a process
-    that was killed meanwhile has left."""
+    """Replace what is at `path`, which is whole at any moment; a link there is replaced itself. `durable`: sync the
+    content first. Remove what a killed process has left. Raises `OSError`; the old file is there then."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.{os.urandom(8).hex()}.new")
 
@@ -84,7 +83,7 @@ def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, du
 
 
 def _remove_left(directory: str, name: str) -> None:
-    """Another process, as a daemon that hands over, may be writing one at this moment: only old ones are removed."""
+    """Remove old temporary files: another process, as a daemon that hands over, may be writing a new one."""
     is_left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.new").fullmatch
     before = time.time() - _LEFT_S
     for path in [os.path.join(directory, other) for other in os.listdir(directory) if is_left(other)]:

@@ -27,7 +27,7 @@ NO_THREAD: Final = (
 
 
 def shortage(error: BaseException | None) -> str | None:
-    """The shortage and its remedy, if `error`, or a cause of it, was raised for one."""
+    """Return the shortage and its remedy, if `error` or one of its causes was raised for one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REMEDIES:
             return f"{_REMEDIES[error.errno]}; it is retried automatically"

@@ -22,24 +22,24 @@ IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _Phase:
-    """The event loop has the signals, or has had them."""
+    """Whether the event loop has the signals, or has had them."""
 
     handed_over = False
 
 
 def guard() -> None:
-    """Handles the signals from now on. To be called once, before anything heavy is imported."""
+    """Handle the signals from now on. Called once, before anything heavy is imported."""
     for number in handled():
         signal.signal(number, _end if number in STOPPING else _ignore)
 
 
 def hand_over() -> None:
-    """The event loop handles the signals now. A signal after its end has no effect: the process ends anyway."""
+    """Leave the signals to the event loop. A signal after its end has no effect: the process ends anyway."""
     _Phase.handed_over = True
 
 
 def handled() -> tuple[signal.Signals, ...]:
-    """The signals that the daemon handles. `nohup` sets SIGHUP to ignored, and it stays so."""
+    """Return the signals that the daemon handles. `nohup` sets SIGHUP to ignored, and it stays so."""
     return tuple(
         number
         for number in (*STOPPING, *IGNORED)

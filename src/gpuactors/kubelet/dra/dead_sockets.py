@@ -20,8 +20,8 @@ _POD_UID: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})
 
 
 def remove_dead(registry: str, plugin_dir: str, driver: str) -> tuple[str, ...]:
-    """Removes the dead registration sockets of this driver, then the dead sockets of its API; returns the paths. What
-    cannot be looked at or removed is left."""
+    """Remove the dead registration sockets of this driver, then the dead sockets of its API; return the paths. Leave
+    what cannot be looked at or removed."""
     named = (
         (registry, rf"{re.escape(driver)}-{_POD_UID}-reg\.sock"),
         (plugin_dir, rf"dra-{_POD_UID}\.sock"),

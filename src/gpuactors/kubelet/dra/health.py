@@ -35,7 +35,7 @@ HEALTH_MESSAGE_MAX_BYTES: Final = 1024
 """The reason of a device in a list of health. Kubelet's bound is 1024 characters; ours counts their bytes."""
 
 PACKAGES: Final = ("v1", "v1alpha1")
-"""Of the service in proto, one for each version that kubelet may call."""
+"""The proto packages of the service, one for each version that kubelet may call."""
 
 HealthReader = LatestReader[tuple[DeviceHealth, ...]]
 
@@ -79,8 +79,8 @@ class Health(TrioService, v1.DraResourceHealthBase):
 
 
 async def _lists(health: HealthReader) -> AsyncGenerator[Sequence[DeviceHealth], None]:
-    """The list now, after each change, and again where it has not changed for HEALTH_AGAIN_S. Never ends: the last
-    list holds when there will be no other one."""
+    """Yield the list now, after each change, and again where it has not changed for HEALTH_AGAIN_S. Never ends: the
+    last list is repeated after the cell is closed."""
     while True:
         try:
             with trio.move_on_after(HEALTH_AGAIN_S):
@@ -91,7 +91,7 @@ async def _lists(health: HealthReader) -> AsyncGenerator[Sequence[DeviceHealth],
 
 
 def _message(text: str) -> str:
-    """At most HEALTH_MESSAGE_MAX_BYTES in UTF-8, and so no more characters either."""
+    """Cut the text to HEALTH_MESSAGE_MAX_BYTES of UTF-8, and so to no more characters either."""
     encoded = encodable(text).encode()
     if len(encoded) <= HEALTH_MESSAGE_MAX_BYTES:
         return encoded.decode()

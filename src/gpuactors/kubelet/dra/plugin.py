@@ -52,20 +52,20 @@ class PluginIo(Struct, frozen=True):
 
     bind: Bind
     make_directory: Callable[[str], None]
-    """With its parents; one that is there is as good. Raises `OSError`."""
+    """Makes a directory with its parents, if it is missing. Raises `OSError`."""
     watch: Callable[[str], AbstractContextManager[Changes]]
     """See `DirectoryIo.watch`."""
     dial: Dial = connect_unix
     later: LaterSockets = lambda _own: ()
     """See `successor.later_sockets`; without it no successor is found."""
     now: Callable[[], float] | None = None
-    """The time of day, in seconds since 1970; None: the node's."""
+    """The time of day, in seconds since 1970; None for the node's clock."""
     remove_dead: Callable[[str, str, str], tuple[str, ...]] = lambda _registry, _plugin_dir, _driver: ()
     """See `dead_sockets.remove_dead`; without it nothing is removed."""
 
 
 def plugin_io_of_the_node() -> PluginIo:
-    """Unix sockets, and inotify."""
+    """Return the node's unix sockets and inotify."""
     return PluginIo(
         bind_unix,
         _make_directory,
@@ -152,7 +152,7 @@ class UnixClaims:
             raise failed
 
     def _remove_dead(self) -> None:
-        """Once this instance is there: kubelet is never without one that it can dial."""
+        """Remove dead sockets, once this instance has its own: kubelet can always dial one."""
         registry, own = os.path.dirname(self._paths.registration), os.path.dirname(self._paths.api)
         for path in self._io.remove_dead(registry, own, self._driver):
             _log.info("claims.dead_socket_removed", path=encodable(path), reason="no process listens on it")
@@ -193,13 +193,13 @@ class UnixClaimsEndpoint:
         await self._api.server.drain(grace_s)
 
     async def close(self) -> None:
-        """Removes both sockets, the registration's first, and ends all calls."""
+        """Remove both sockets, the registration's first, and end all calls."""
         await self._registration.close()
         await self._api.close()
 
     @contextmanager
     def _watch(self) -> Iterator[list[_Watch]]:
-        """Where inotify is unavailable, the sockets are looked for periodically."""
+        """Watch both directories; where inotify is unavailable, the sockets are checked periodically."""
         with ExitStack() as stack:
             watches = []
             for socket in (self._api, self._registration):
@@ -230,7 +230,7 @@ class _Socket:
         return self._listener is not None and self._listener.still_there()
 
     async def open(self) -> None:
-        """Makes the socket, and its directory. Raises `KubeletError`."""
+        """Make the socket, and its directory. Raises `KubeletError`."""
         directory = os.path.dirname(self.path)
         try:
             self._io.make_directory(directory)
@@ -247,14 +247,14 @@ class _Socket:
         self._nursery.start_soon(self._serve, listener)
 
     async def close(self) -> None:
-        """Removes the socket's file first."""
+        """Remove the socket's file, then end its calls."""
         if self._listener is not None:
             await self._listener.aclose()
         for scope in list(self._scopes):
             scope.cancel()
 
     async def _serve(self, listener: BoundListener) -> None:
-        """Until `close`, or until the file was made again and all have gone who came by this one. Shielded: the
+        """Serve until `close`, or until the file was made again and all clients of this one have gone. Shielded: the
         sockets are closed in their order, also when everything is cancelled at once."""
         with trio.CancelScope(shield=True) as scope:
             self._scopes.append(scope)
@@ -271,8 +271,8 @@ class _Watch(Struct, frozen=True):
     name: str
 
     async def changed(self) -> None:
-        """Returns when something has happened to the socket, or to its directory. The checkpoint is in one directory
-        with a socket, and is written several times for each claim."""
+        """Wait until something has happened to the socket, or to its directory. The checkpoint is in one directory with
+        a socket, and is written several times for each claim."""
         while True:
             await self.changes.wait()
             if any(change.lost or change.name in ("", self.name) for change in self.changes.read()):
@@ -280,7 +280,7 @@ class _Watch(Struct, frozen=True):
 
 
 async def _any(watches: list[_Watch]) -> None:
-    """Returns when one of the sockets may be gone; for ever where nothing is watched."""
+    """Wait until one of the sockets may be gone; for ever where nothing is watched."""
     async with trio.open_nursery() as nursery:
 
         async def wait(watch: _Watch) -> None:
@@ -297,14 +297,15 @@ async def _any(watches: list[_Watch]) -> None:
 
 
 class SocketPaths(Struct, frozen=True):
-    """Where the two sockets are, absolute."""
+    """The absolute paths of the two sockets."""
 
     api: str
     registration: str
 
 
 def socket_paths(kubelet_dir: str, driver: str, instance: str | None) -> SocketPaths:
-    """The paths: readable, or with a digest where the kernel does not take them otherwise. Kubelet takes any name."""
+    """Return the sockets' paths: readable, or with a digest where a readable one is too long for the kernel. Kubelet
+    takes any name."""
     root = os.path.abspath(kubelet_dir)
     suffix = "" if instance is None else f"-{instance}"
     digest = hashlib.sha256(f"{driver}{suffix}".encode()).hexdigest()[:12]

@@ -33,7 +33,7 @@ are no pod's."""
 
 V1: Final = "k8s.io.kubelet.pkg.apis.dra.v1"
 PACKAGES: Final = (V1, "k8s.io.kubelet.pkg.apis.dra.v1beta1")
-"""Of the service in proto, one for each version that kubelet may call."""
+"""The proto packages of the service, one for each version that kubelet may call."""
 
 Done = TypeVar("Done", Prepared, Unprepared)
 OnFailure = Callable[[str, Exception], None]
@@ -57,7 +57,7 @@ class ClaimCalls:
         self._on_failure = on_failure
 
     async def prepare(self, claims: Sequence[ClaimMessage]) -> Mapping[str, Prepared | str]:
-        """The answer for each UID: the devices, or an error.
+        """Return the answer for each UID: the devices, or an error.
 
         If one claim fails, all do: kubelet starts no pod without it, asks for all of them again, and before July 2026
         appended the devices of a second answer to those of the first (kubernetes issue 140471).
@@ -70,7 +70,7 @@ class ClaimCalls:
         return {uid: answer if isinstance(answer, str) else reason for uid, answer in answers.items()}
 
     async def unprepare(self, claims: Sequence[ClaimMessage]) -> Mapping[str, Unprepared | str]:
-        """The answer for each UID: that it is done, or an error, each by itself."""
+        """Return the answer for each UID: that it is done, or an error, independently of the others."""
         return await self._ask("unprepare", claims, self._caller.unprepare)
 
     async def _ask(
@@ -110,7 +110,7 @@ class ClaimCalls:
 
 
 def _problems(claims: Sequence[ClaimMessage]) -> dict[str, str]:
-    """Why a claim cannot be asked for, by UID."""
+    """Return why a claim cannot be asked for, by UID."""
     if len(claims) > CALL_CLAIMS_MAX:
         reason = f"{len(claims)} claims in one call: no pod has more than {CALL_CLAIMS_MAX}"
         return {claim.uid: reason for claim in claims}
@@ -184,7 +184,7 @@ class DraPlugin(v1.DraPluginBase):
 
 
 def in_package(package: str, path: str) -> str:
-    """The path of a method, `/package.Service/Method`, in another package."""
+    """Return the path of a method, `/package.Service/Method`, in another package."""
     return f"/{package}.{path.rpartition('.')[2]}"
 
 

@@ -48,7 +48,7 @@ def later_sockets(own: str) -> Sequence[str]:
 
 
 def _made_at(path: str) -> int | None:
-    """When the socket was made, in nanoseconds; None if there is none."""
+    """Return when the socket was made, in nanoseconds; None if there is none."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -107,7 +107,7 @@ def _message(claim: ClaimName) -> v1.Claim:
 
 
 def _refused(error: str) -> Refused:
-    """In the successor's words; it has counted the causes."""
+    """Return the refusal in the successor's words; it has counted the causes."""
     return Refused(Refusal.UNAVAILABLE, quoted(error), ())
 
 

@@ -18,15 +18,16 @@ from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.ports.kube import ApiAway, ApiError, ApiRefused
 
 API_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-"""Waits after requests that failed in a row; the last one repeats. An API server that restarts is away for some
-seconds, and all nodes of a cluster come back to it at once: hence API_BACKOFF_JITTER."""
+"""The waits after requests that failed in a row, in seconds; the last one repeats. An API server that restarts is away
+for some seconds, and all nodes of a cluster come back to it at once: hence API_BACKOFF_JITTER."""
 
 API_BACKOFF_JITTER: Final = 0.5
 """The share of such a wait that is random: 5,000 nodes come back over 15 s after an outage of minutes. A wait that the
 server asks for (Retry-After) is longer by up to this share: it asks all that it refuses in one second for the same."""
 
 API_READS_AT_ONCE: Final = 8
-"""Reads of claims, or of domains, at one time: each may have a connection of its own, and 200 claims may wait."""
+"""Limit on the reads of claims, or of domains, at one time: each may have a connection of its own, and 200 claims may
+wait."""
 
 API_READ_FAILURES_MAX: Final = 5
 """The wait between two reads of an actor while the server refuses all of them grows up to that of API_BACKOFF_S after
@@ -39,7 +40,8 @@ API_LOST_S: Final = 5.0
 breaks those of all nodes at once, and they ask the next server. 1,000 of 5,000 nodes a second do so."""
 
 API_CALM_S: Final = 60.0
-"""After so long without a failure the next failure begins with the first wait of API_BACKOFF_S again."""
+"""The time without a failure, in seconds, after which the next failure begins with the first wait of API_BACKOFF_S
+again."""
 
 T = TypeVar("T")
 

@@ -13,8 +13,9 @@ from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.ports.claims import TouchedFiles
 
 CDI_TOUCH_REST_S: Final = 1.0
-"""Minimum interval between two touches of CDI files that are posted: a program that removes them again and again must
-cost no more than a check a second, and must not delay the answer to a prepare, which waits for one of milliseconds."""
+"""The minimum interval between two touches of CDI files that are posted, in seconds: a program that removes them again
+and again must cost no more than a check a second, and must not delay the answer to a prepare, which waits for one of
+milliseconds."""
 
 
 async def run(files: TouchedFiles, inbox: trio.MemorySendChannel[Event], driver_kind: ClaimsOf) -> None:

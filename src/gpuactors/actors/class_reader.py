@@ -20,8 +20,8 @@ from gpuactors.core.state import NodeState
 from gpuactors.ports.kube import ApiError, DeviceClassApi
 
 CLASSES_TRIES: Final = 7
-"""How often the DeviceClasses are asked for in all, at a daemon's start: with API_BACKOFF_S a minute, so that an API
-server that has just started has read its roles. An older role has no right to list them, and then nothing is lost."""
+"""Limit on the requests for the DeviceClasses at a daemon's start: with API_BACKOFF_S a minute, so that an API server
+that has just started has read its roles. An older role has no right to list them, and then nothing is lost."""
 
 
 class ClassPorts(Struct, frozen=True):

@@ -24,8 +24,8 @@ from gpuactors.ports.errors import HostError
 from gpuactors.ports.kube import ApiError, DomainApi
 
 DOMAINS_TOUCH_REST_S: Final = 0.5
-"""0.5 s. After a hint that a ComputeDomain has changed there is no other one for so long: while a claim waits, each
-leads to a list of all of them."""
+"""The minimum interval between two hints that a ComputeDomain has changed, 0.5 s: while a claim waits, each leads to a
+list of all of them."""
 
 
 async def run(

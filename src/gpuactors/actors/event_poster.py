@@ -26,7 +26,7 @@ EVENT_FORBIDDEN_TRIES: Final = 5
 """A 403 counts as the server's last word after so many in a row: one that has just started knows no role yet."""
 
 EVENT_LOOK_S: Final = 2.0
-"""The state is looked at once in this time at most, whatever happens on the node."""
+"""The minimum interval between two looks at the state, in seconds, whatever happens on the node."""
 
 
 class PosterPorts(Struct, frozen=True):

@@ -21,16 +21,17 @@ from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import FeatureFile
 
 FEATURES_REST_S: Final = 5.0
-"""The state is looked at once in this time at most; NFD itself looks once a minute, or when a file changes."""
+"""The minimum interval between two looks at the state, in seconds; NFD itself looks once a minute, or when a file
+changes."""
 
 FEATURES_EXPIRE_S: Final = 3600.0
-"""The labels are ignored so long after their last renewal. A node without a daemon keeps them until then."""
+"""How long after their last renewal the labels expire, in seconds. A node without a daemon keeps them until then."""
 
 FEATURES_RENEW_S: Final = 1800.0
-"""The file is renewed so often if nothing changes."""
+"""The interval between two renewals of an unchanged file, in seconds."""
 
 FEATURES_RETRY_S: Final = 60.0
-"""The wait after a failed write."""
+"""The wait after a failed write, in seconds."""
 
 assert FEATURES_RENEW_S + FEATURES_RETRY_S < FEATURES_EXPIRE_S
 

@@ -28,21 +28,22 @@ from gpuactors.ports.errors import ControlBlockedError, ControlError, ControlTak
 from gpuactors.ports.node import Control, HeldControl
 
 CONTROL_CHECK_S: Final = 2.0
-"""How often the daemon checks that the control socket is still its own, at both places (two lstat). It is not if the
-directory was cleaned, or if this daemon was taken for hanging (stopped, frozen) and a successor serves. Well below
-SUCCESSOR_GONE_S: the socket is there again before a predecessor takes this daemon for gone. Also how often a daemon
-that finds one that it cannot ask looks again."""
+"""The interval between two checks that the control socket is still the daemon's own, at both places (two lstat), in
+seconds. It is not if the directory was cleaned, or if this daemon was taken for hanging (stopped, frozen) and a
+successor serves. Well below SUCCESSOR_GONE_S: the socket is there again before a predecessor takes this daemon for
+gone. Also how often a daemon that finds one that it cannot ask looks again."""
 
 CONTROL_RETRY_S: Final = 30.0
-"""How often to try again where the control socket cannot be made (disk full, read-only)."""
+"""The wait before the control socket is tried again if it cannot be made (disk full, read-only), in seconds."""
 
 SUCCESSOR_CHECK_S: Final = 1.0
-"""After a hand-over: how often the predecessor checks that a process listens on the control socket. It has little else
-to do, and an upgrade ends it soon."""
+"""The interval between two checks of the predecessor that a process listens on the control socket, in seconds. It has
+little else to do, and an upgrade ends it soon."""
 
 SUCCESSOR_GONE_S: Final = 5.0
-"""No process has listened for so long: the successor has ended (kubelet restarts a container after 10 s, then 20 s),
-and no GPU of this node is healthy until a daemon serves. Another hand-over costs some milliseconds."""
+"""The time without a listening process after which the successor has ended, in seconds (kubelet restarts a container
+after 10 s, then 20 s), and no GPU of this node is healthy until a daemon serves. Another hand-over costs some
+milliseconds."""
 
 T = TypeVar("T")
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpuactors.core.values.slices import Offer
 
 REGISTRY_EVENTS: Final = 16
-"""Events that the registry takes in one turn of the loop, at a millisecond each on the largest node."""
+"""Limit on the events that the registry takes in one turn of the loop, at a millisecond each on the largest node."""
 
 
 class PluginReaders(Struct, frozen=True):
@@ -104,9 +104,9 @@ class Cells(Struct, frozen=True):
     inspections: Latest[InspectionsWanted]
     ledger: Latest[LedgerWanted]
     claims: ClaimCells | None
-    """None while DRA is off."""
+    """The cells of claims of GPUs; None while DRA is off."""
     domains: DomainCells | None
-    """None while compute domains are off."""
+    """The cells of compute domains; None while they are off."""
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]

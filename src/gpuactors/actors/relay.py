@@ -20,10 +20,10 @@ from gpuactors.core.values.effects import Elsewhere, Refused
 from gpuactors.ports.claims import Successor
 
 RELAY_TRY_S: Final = 0.05
-"""50 ms. How often the successor's socket is tried while it is not there: it comes within milliseconds."""
+"""The interval between two tries of the successor's socket while it is missing, 50 ms: it comes within milliseconds."""
 
 RELAY_OWN_S: Final = 1.0
-"""1 s. As long as no successor answers, our own core is asked again so often: it may serve again."""
+"""The interval between two questions to our own core while no successor answers, 1 s: it may serve again."""
 
 Done = TypeVar("Done", Prepared, Unprepared)
 

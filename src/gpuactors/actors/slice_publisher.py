@@ -40,33 +40,33 @@ from gpuactors.ports.kube import (
 )
 
 TAINTS_ASKED_S: Final = 3600.0
-"""How often, give or take API_HOUR_JITTER, the API server is asked whether it keeps taints, besides at the start, after
-each connection that was lost and after a write with taints: its gate may be switched while it restarts one replica
-after the other."""
+"""The interval, in seconds, give or take API_HOUR_JITTER, between two questions to the API server whether it keeps
+taints. It is also asked at the start, after each connection that was lost and after a write with taints: its gate may
+be switched while it restarts one replica after the other."""
 
 TAINTS_ASKED_LOST_S: Final = 60.0
-"""After a connection that was lost it is asked within this time, at a random moment: every node has lost its own, and a
-server that has just come back has enough to do."""
+"""The time within which it is asked after a lost connection, in seconds, at a random moment: every node has lost its
+own, and a server that has just come back has enough to do."""
 
 SLICE_SETTLE_S: Final = 0.1
-"""A change of what is offered is written when nothing has changed for so long: a process is seen before kubelet's
-ledger says whose it is. The scheduler learns of it this much later; where it was too quick, prepare refuses."""
+"""The time without a change after which a new offer is written, in seconds: a process is seen before kubelet's ledger
+says whose it is. The scheduler learns of it this much later; where it was too quick, prepare refuses."""
 
 SLICE_SETTLE_MAX_S: Final = 0.5
-"""It is written after so long, whatever changes."""
+"""The time after which a new offer is written, in seconds, whatever changes."""
 
 assert SLICE_SETTLE_S < SLICE_SETTLE_MAX_S
 
 WRITE_SEEN_S: Final = 30.0
-"""Time in which the watch must show a write of gpuactors: afterwards all is listed anew."""
+"""The time within which the watch must show a write of gpuactors, in seconds: after it all is listed anew."""
 
 RESTORE_BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Before slices that others have deleted or edited are restored, by how often that was done within RESTORE_CALM_S; the
-last one repeats. Kubelet deletes them at its start, and perhaps once more in the background; somebody who answers each
-restoration with an edit must not cost the API server a write per second for ever."""
+"""The waits before slices that others have deleted or edited are restored, in seconds, by the number of restorations
+within RESTORE_CALM_S; the last one repeats. Kubelet deletes them at its start, and perhaps once more in the background;
+somebody who answers each restoration with an edit must not cost the API server a write per second for ever."""
 
 RESTORE_CALM_S: Final = 600.0
-"""Restorations before that do not count any more: kubelet repeats a deletion after at most five minutes."""
+"""The time for which a restoration counts, in seconds: kubelet repeats a deletion after at most five minutes."""
 
 
 class PublisherPorts(Struct, frozen=True):
@@ -101,7 +101,7 @@ class _View:
 
     def __init__(self) -> None:
         self.slices: dict[str, StoredSlice] | None = None
-        """None before they are listed, and while they cannot be followed."""
+        """The slices by name; None before they are listed, and while they cannot be followed."""
         self.generation_seen = 0
         """The highest generation that any of them had."""
         self._awaited: dict[str, str | None] = {}
@@ -109,7 +109,7 @@ class _View:
         it."""
         self._awaited_since = 0.0
         self._shown: set[tuple[str, str | None]] | None = None
-        """Slices shown since an unanswered write began; None if there is no such write."""
+        """The slices shown since an unanswered write began; None if there is no such write."""
 
     def take(self, event: SliceEvent) -> None:
         """Take an event of the server."""

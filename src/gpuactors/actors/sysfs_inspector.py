@@ -36,8 +36,8 @@ from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader, Observation, UseReader
 
 INSPECTION_BATCH: Final = 64
-"""Functions that are inspected one after the other in one thread; the others follow in the next. Takes some 15 ms, for
-which an Allocate may have to wait; it is more than the devices of any call."""
+"""Limit on the functions that are inspected one after the other in one thread; the others follow in the next. Takes
+some 15 ms, for which an Allocate may have to wait; it is more than the devices of any call."""
 
 Observe = Callable[[], Awaitable[tuple[GroupUse, ...]]]
 

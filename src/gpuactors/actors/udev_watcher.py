@@ -17,8 +17,8 @@ from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, OpenUevents, UeventSource
 
 UEVENTS_RETRY_S: Final = 10.0
-"""How often to try again where uevents are unavailable (no netlink socket allowed); the periodic scan works
-meanwhile."""
+"""The wait before uevents are tried again if they are unavailable (no netlink socket allowed), in seconds; the periodic
+scan works meanwhile."""
 
 
 async def run(open_uevents: OpenUevents, inbox: trio.MemorySendChannel[Event], scans: trio.Event) -> None:

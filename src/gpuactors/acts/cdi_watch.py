@@ -20,8 +20,8 @@ from msgspec import Struct
 from gpuactors.core.values.claim import ClaimUid
 
 CDI_DIR_RETRY_S: Final = 5.0
-"""How often to look for the CDI directory while it does not exist: it is made when the first claim is prepared, or by
-the container runtime."""
+"""The interval between two looks for a missing CDI directory, in seconds: it is made when the first claim is prepared,
+or by the container runtime."""
 
 
 @final

@@ -47,8 +47,8 @@ from gpuactors.decoding import decode_json
 from gpuactors.ports.errors import HostShortError, StateFileError
 
 CORRUPT_FILES_KEPT: Final = 8
-"""Corrupt checkpoints that are kept under names of their own, for whoever looks for the cause: a disk that corrupts
-each one must not fill up with them."""
+"""Limit on the corrupt checkpoints that are kept under names of their own, to find the cause: a disk that corrupts each
+one must not fill up with them."""
 
 FILE_NAME: Final = "gpuactors-checkpoint.json"
 

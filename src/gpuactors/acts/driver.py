@@ -50,10 +50,12 @@ HOLDERS_NAMED_MAX: Final = 4
 """Limit on the processes that a refusal to take a GPU names; the others are counted."""
 
 FITNESS_CHECKS_SIDE_BY_SIDE: Final = 32
-"""GPUs of one check, each in a thread for some milliseconds: one whose sysfs hangs holds up no other."""
+"""Limit on the GPUs that one check looks at side by side, each in a thread for some milliseconds: one whose sysfs hangs
+holds up no other."""
 
 LOOK_SETTLE_STEP_S: Final = 0.5
-"""As BIND_SETTLE_STEP_S in a look, for which nobody waits: 256 GPUs that their driver keeps started cost little."""
+"""The same interval in a fitness check, for which nobody waits: 256 GPUs that their driver keeps started cost
+little."""
 
 _log = get_logger(__name__)
 
@@ -73,8 +75,8 @@ _OF_THE_NODE: Final = frozenset(
         "compute-domain-",
     )
 )
-"""NVIDIA's daemons that have GPUs open, as /proc/PID/comm has them (15 characters): DCGM, the fabric manager, the
-device plugin, GPU Feature Discovery, the DRA driver. Their pods do not end."""
+"""The names of NVIDIA's daemons that have GPUs open, as in /proc/PID/comm (15 characters): DCGM, the fabric manager,
+the device plugin, GPU Feature Discovery, the DRA driver. Their pods do not end."""
 
 _LOOKS: Final = round(BIND_SETTLE_S / BIND_SETTLE_STEP_S)
 
@@ -97,7 +99,7 @@ class _Plan(Struct, frozen=True):
 
     moves: tuple[_Move, ...] = ()
     leftovers: tuple[PciAddress, ...] = ()
-    """Functions in whose `driver_override` an act may have left something when its process was killed."""
+    """The functions in whose `driver_override` a killed act may have left something."""
 
     @property
     def is_done(self) -> bool:
@@ -163,7 +165,7 @@ class SysfsBinder:
         self._deadline_s = deadline_s
         self._groups = GroupReader(root)
         self._let_go_of: set[PciAddress] = set()
-        """GPUs that nvidia-persistenced has closed for an act of gpuactors, and has not got again."""
+        """The GPUs that nvidia-persistenced has closed for an act of gpuactors, and has not got back."""
         self._turns: dict[int, trio.Lock] = {}
         """The lock of each IOMMU group, for the acts of this daemon."""
 

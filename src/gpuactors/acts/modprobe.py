@@ -21,10 +21,11 @@ from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 MODPROBE_S: Final = 20.0
-"""20 s. One modprobe of a vfio driver: a tenth of a second, or seconds where the disk is busy. Below ACT_DEADLINE_S."""
+"""Deadline of a modprobe of a vfio driver, 20 s, below ACT_DEADLINE_S: it takes a tenth of a second, or seconds where
+the disk is busy."""
 
 MODPROBE_AGAIN_S: Final = 600.0
-"""10 min. A driver that could not be loaded is tried again after this time, unless somebody has loaded it by then.
+"""The time after which a driver that could not be loaded is tried again, 10 min, unless somebody has loaded it by then.
 Until then its GPUs are not offered."""
 
 MODPROBE_PATH_MAX_BYTES: Final = 256

@@ -20,7 +20,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.host.root import PERSISTENCED_SOCKET, HostRoot
 
 PERSISTENCED_DEADLINE_S: Final = 5.0
-"""A request to nvidia-persistenced: it opens or closes a GPU, 1 to 3 s without other users."""
+"""Deadline of a request to nvidia-persistenced, in seconds: it opens or closes a GPU, 1 to 3 s without other users."""
 
 _PROGRAM: Final = 35006
 _VERSION: Final = 1
@@ -36,7 +36,7 @@ _ERRORS: Final = {
     3: "the driver refused",
     7: "only root may ask",
 }
-"""NvPdStatus."""
+"""The meanings of NvPdStatus, as parts of a sentence."""
 
 _ADDRESS: Final = re.compile(r"([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)\.([0-7])")
 

@@ -75,7 +75,7 @@ class ProcessWrites:
         self._taken = taken
         self._deadline_s = deadline_s
         self._left: list[subprocess.Popen[bytes]] = []
-        """Processes that had not ended when their act was given up, to be reaped."""
+        """The processes that had not ended when their act was given up, to be reaped."""
 
     @asynccontextmanager
     async def __call__(self, group: int) -> AsyncIterator[Writes]:

@@ -34,7 +34,7 @@ class Latest(Generic[T]):
 
     @property
     def version(self) -> int:
-        """Grows with each new value that is news."""
+        """The number of values so far that were news."""
         return self._version
 
     def set(self, value: T) -> None:

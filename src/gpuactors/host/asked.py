@@ -16,7 +16,8 @@ from msgspec import Struct
 from gpuactors.host.threads import OneByOne
 
 IMEX_SAID_MAX_BYTES: Final = 65536
-"""64 KiB, as much as a pipe holds. What is read of the output of such a program: a word, an error, a list of GPUs."""
+"""Limit on the output that is read of such a program, 64 KiB: a word, an error, a list of GPUs. A pipe holds as
+much."""
 
 
 class Ended(Struct, frozen=True):

@@ -20,7 +20,8 @@ from gpuactors.host.threads import OneByOne
 from gpuactors.process.plain_files import read_plain
 
 CDI_READ_DEADLINE_S: Final = 1.0
-"""One read of all CDI files beside kubelet's ledger: milliseconds. A disk that hangs delays a call by this much."""
+"""Deadline of a read of all CDI files with kubelet's ledger, in seconds; it takes milliseconds. A disk that hangs
+delays a call by this much."""
 
 ENDINGS: Final = (".json", ".yaml", ".yml")
 KIND: Final = re.compile(r"""["']?\bkind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)""")
@@ -35,7 +36,8 @@ _NODE: Final = re.compile(
 _KINDS_MAX: Final = 8
 """A file has one kind, and the word may be elsewhere in it as well."""
 _DEVICES_MAX: Final = 1024
-"""No claim's file has more. Those beyond are treated as if their file were missing."""
+"""Limit on the devices of one file; no claim's file has more. Further ones are treated as if their file were
+missing."""
 
 Identity = tuple[int, int, int, int]
 

@@ -32,13 +32,13 @@ from gpuactors.host.sysfs import VFIO_DRIVERS, presence_of
 
 _CDEV: Final = re.compile(r"vfio[0-9]+")
 _DEPTH: Final = 4
-"""How deep below a function its devices are: `sound/card1/pcmC1D3p/dev`, `i2c-3/i2c-dev/i2c-3/dev`."""
+"""The depth of a function's devices below its directory: `sound/card1/pcmC1D3p/dev`, `i2c-3/i2c-dev/i2c-3/dev`."""
 _NUMBER: Final = re.compile(r"([0-9]{1,4}):([0-9]{1,7})")
 """A device number: 12 bits and 20 (include/linux/kdev_t.h)."""
 _MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
 _NVIDIA_MAJOR: Final = 195
 _NODE_DIRECTORIES: Final = {"drm": "dri", "sound": "snd"}
-"""Directories below /dev by the subsystem's: their nodes have the names of sysfs."""
+"""The directories below /dev by the directory of the subsystem: their nodes have the names of sysfs."""
 
 
 class GroupFunction(Struct, frozen=True):
@@ -46,12 +46,12 @@ class GroupFunction(Struct, frozen=True):
 
     bound: BoundFunction
     vendor: str
-    """Four hex digits; empty if it cannot be read."""
+    """The vendor id, four hex digits; empty if it cannot be read."""
     class_code: str
-    """Six hex digits; empty if it cannot be read."""
+    """The class code, six hex digits; empty if it cannot be read."""
     has_virtual_functions: bool
     modalias: str
-    """`pci:v…`; empty if it cannot be read."""
+    """The modalias, `pci:v…`; empty if it cannot be read."""
     interrupts: int = 0
     """The number of MSI or MSI-X vectors that its driver has (`msi_irqs/`). NVIDIA's driver has them while it has
     started the device, and none before its first user or after its last one (kernel-open/nvidia/nv.c, nv_start_device
@@ -79,7 +79,7 @@ class Group(Struct, frozen=True):
 
     number: int
     functions: tuple[GroupFunction, ...]
-    """Sorted by address, bridges included."""
+    """The PCI functions in the group, sorted by address, bridges included."""
     has_node: bool
     """True if `/dev/vfio/<number>` exists."""
     other_members: tuple[tuple[str, str], ...] = ()

@@ -31,10 +31,10 @@ from gpuactors.ports.errors import HostError
 from gpuactors.process.plain_files import read_plain
 
 IMEX_READ_S: Final = 5.0
-"""5 s. Reading what the host says of IMEX: three small files; then it is said that one of them hangs."""
+"""Deadline of a read of the host's facts, 5 s: three small files. After it one of them is reported to hang."""
 
 IMEX_FILE_MAX_BYTES: Final = 65536
-"""64 KiB. /proc/devices has 1 to 2 KB, the file of GPU Feature Discovery as much."""
+"""Limit on a file that is read, 64 KiB: /proc/devices has 1 to 2 KB, the file of GPU Feature Discovery as much."""
 
 _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CAPS: Final = "nvidia-caps"
@@ -45,7 +45,7 @@ _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,7})\s*$", re.MULTILINE
 _MAJOR: Final = re.compile(r"[0-9]{1,10}")
 
 _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:\s*([0-9]{1,5})\s*$", re.MULTILINE)
-"""In /proc/driver/nvidia/params."""
+"""The number of channels in /proc/driver/nvidia/params."""
 
 
 _CLIQUE_ID: Final = re.compile(r"\bCLIQUE_ID=([0-9a-f.-]{1,64})")

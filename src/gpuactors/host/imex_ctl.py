@@ -12,10 +12,10 @@ from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 IMEX_CTL_S: Final = 5.0
-"""5 s. One answer of the host's nvidia-imex-ctl, which asks a daemon on this node: milliseconds, if that is well."""
+"""Deadline of an answer of the host's nvidia-imex-ctl, 5 s. It asks a daemon on this node, which takes milliseconds."""
 
 _READY: Final = b"READY"
-"""All that it says of a daemon that is ready. Not a part of it: another answer is NOT_READY."""
+"""The whole answer for a daemon that is ready. It is compared as a whole: another answer is NOT_READY."""
 
 
 @final

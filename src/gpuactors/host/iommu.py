@@ -18,8 +18,8 @@ from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.root import IOMMU_GROUPS, HostRoot
 
 _REGION: Final = re.compile(r"0x([0-9a-f]+) 0x([0-9a-f]+) direct")
-"""Start and end of a region that the kernel must map one to one (drivers/iommu/iommu.c, iommu_group_show_resv_regions);
-a region of type `direct-relaxable`, `reserved` or `msi` keeps the group from nobody."""
+"""The start and end of a region that the kernel must map one to one (drivers/iommu/iommu.c,
+iommu_group_show_resv_regions); a region of type `direct-relaxable`, `reserved` or `msi` keeps the group from nobody."""
 _REGIONS_BYTES: Final = 65_536
 
 

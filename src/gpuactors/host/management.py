@@ -17,10 +17,10 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 
 KNOWN: Final = ("management.nvidia.com/gpu=all", "k8s.compute-domain.nvidia.com/device=all")
-"""CDI devices as named by the toolkit of NVIDIA's GPU Operator, and by NVIDIA's own kubelet plugin."""
+"""The names of the CDI device, by the toolkit of NVIDIA's GPU Operator, and NVIDIA's own kubelet plugin."""
 
 _NAME: Final = re.compile(r"""["']?\bname["']?\s*:\s*["']?all["']?""")
-"""In YAML and in JSON; what the lines mean beside that is the container runtime's to read."""
+"""A device `all`, in YAML and in JSON; only the container runtime reads the rest."""
 
 
 @final

@@ -24,7 +24,8 @@ _FIELDS: Final = re.compile(
     r"v([0-9A-F]{8}|\*)d([0-9A-F]{8}|\*)sv([0-9A-F]{8}|\*)sd([0-9A-F]{8}|\*)"
     r"bc([0-9A-F]{2}|\*)sc([0-9A-F]{2}|\*)i([0-9A-F]{2}|\*)"
 )
-"""As file2alias.c writes them and pci_uevent does: vendor, device, their subsystem's, class, subclass, interface."""
+"""The fields of an alias, as written by file2alias.c and pci_uevent: vendor, device, their subsystem's, class,
+subclass, interface."""
 
 
 def vfio_driver(root: HostRoot, modalias: str) -> str:

@@ -16,7 +16,7 @@ from gpuactors.ports.errors import HostShortError
 from gpuactors.process.resource_exhaustion import shortage
 
 NVML_S: Final = 5.0
-"""5 s. One answer of NVML for all GPUs of the host's driver: below a second, as long as the driver is well."""
+"""Deadline of an answer of NVML for all GPUs of the host's driver, 5 s. A healthy driver takes less than a second."""
 
 _SOURCE: Final = "NVML"
 _CHILD: Final = "gpuactors.host.nvml_child"

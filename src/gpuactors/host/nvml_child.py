@@ -14,7 +14,7 @@ from ctypes import byref
 from typing import Any, Final
 
 _STATES: Final = ("not supported", "not started", "in progress", "completed")
-"""NVML_GPU_FABRIC_STATE_…"""
+"""The names of NVML_GPU_FABRIC_STATE_…, by value."""
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ SHIPPED: Final = Path(__file__).with_name("data") / "pci.ids"
 NVIDIA: Final = "10de"
 
 _DEVICE = re.compile(rb"\n\t([0-9a-f]{4})[ \t]+(.*)")
-"""Lines are looked for by the end of the one before: that is found six times faster than the beginning of a line."""
+"""A device line, with the end of the line before it: that is found six times faster than the beginning of a line."""
 _ID = re.compile(r"[0-9a-f]{4}")
 _NO_DEVICE = re.compile(rb"\n(?![\t#]).*\S")
 """A line that ends a vendor's section."""

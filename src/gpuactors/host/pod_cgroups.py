@@ -25,11 +25,12 @@ from gpuactors.host.root import CGROUPS, HostRoot
 _KUBEPODS: Final = re.compile(r"kubepods|(?:[^/]*-)?kubepods\.slice")
 _CLASS: Final = re.compile(r"burstable|besteffort|(?:[^/]*-)?kubepods-(?:burstable|besteffort)\.slice")
 _POD_SLICE: Final = re.compile(r"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod([0-9A-Za-z_]+)\.slice")
-"""Kubelet with the systemd driver: `kubepods-burstable-pod<UID with _ for ->.slice`; guaranteed pods have no class in
-it, and a prefix comes from kubelet's --cgroup-root (pkg/kubelet/cm/cgroup_manager_linux.go)."""
+"""The cgroup of a pod, of kubelet with the systemd driver: `kubepods-burstable-pod<UID with _ for ->.slice`; guaranteed
+pods have no class in it, and a prefix comes from kubelet's --cgroup-root (pkg/kubelet/cm/cgroup_manager_linux.go)."""
 
 _POD_DIRECTORY: Final = re.compile(r"pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})")
-"""Kubelet with the cgroupfs driver: `/kubepods/burstable/pod<UID>`. A static pod's UID is a hash without dashes."""
+"""The cgroup of a pod, of kubelet with the cgroupfs driver: `/kubepods/burstable/pod<UID>`. A static pod's UID is a
+hash without dashes."""
 
 _USAGE: Final = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 

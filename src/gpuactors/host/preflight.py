@@ -37,7 +37,7 @@ _FRAMEBUFFER: Final = re.compile(
 )
 """The platform devices that the kernel makes of the firmware's framebuffer (drivers/firmware/sysfb.c)."""
 _DRIVERS: Final = ("-framebuffer", "drm")
-"""How the names of their drivers end."""
+"""The ends of the names of their drivers."""
 _OF_CONSOLE: Final = frozenset(
     ("BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "efidrm", "vesadrm", "ofdrm", "offb")
 )
@@ -92,9 +92,9 @@ class Preflight(Struct, frozen=True):
     interrupts_remapped: bool | None
     """True if interrupts are remapped; None on other machines than x86, or where it cannot be seen."""
     unsafe_interrupts: bool | None
-    """`allow_unsafe_interrupts` of vfio_iommu_type1; None while that is not loaded."""
+    """The parameter `allow_unsafe_interrupts` of vfio_iommu_type1; None while that is not loaded."""
     locked_memory: tuple[LockedMemory, ...]
-    """One for each container runtime that is seen to run."""
+    """The limit of each container runtime that is seen to run."""
 
 
 def read(root: HostRoot, functions: Iterable[PciAddress]) -> Preflight:

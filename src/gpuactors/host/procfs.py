@@ -324,7 +324,7 @@ _AT_STATX_DONT_SYNC: Final = 0x4000
 _STATX_BASIC_STATS: Final = 0x7FF
 
 _statx = getattr(ctypes.CDLL(None), "statx", None)
-"""statx(2) of the C library (glibc 2.28); Python has it from 3.15 on."""
+"""The C library's statx(2) (glibc 2.28), None if it has none; Python has it from 3.15 on."""
 
 
 def node_id(path: str) -> NodeId | None:

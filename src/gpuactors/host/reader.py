@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from gpuactors.ports.node import Observation
 
 SCAN_FUNCTION_S: Final = 1.0
-"""After so long at one function (at most twice as long) a scan is made anew without it: until the first one is there no
-GPU is served. A read takes microseconds; on a node that is starved of processor time no function is to be at fault."""
+"""The time at one function after which a scan is made anew without it, in seconds (at most twice as long): until the
+first scan no GPU is served. A read takes microseconds; the rest is for a node that is starved of processor time."""
 
 SCANS_HANGING_MAX: Final = 64
-"""Scans whose threads hang, each at another function: more functions that do not answer are a host that does not."""
+"""Limit on the scans whose threads hang, each at another function: beyond it the host itself does not answer."""
 
 INSPECTION_STALL_S: Final = 0.1
-"""After so long at one function (at most twice as long) those after it are inspected without it. A function takes 0.2
-ms; on a node that is starved of processor time nothing is lost but that each is inspected by itself."""
+"""The time at one function after which the others are inspected without it, in seconds (at most twice as long). A
+function takes 0.2 ms; on a node that is starved of processor time each is only inspected by itself."""
 
 INSPECTION_CONCURRENCY: Final = 16
-"""Inspections of one function each that run side by side; the others wait in a queue, in order. One that hangs leaves
-it after INSPECTION_STALL_S: 256 of them hold up the last one by 1.6 s. 16 = GPUs of the largest node."""
+"""The number of inspections of one function each that run side by side; the others wait in a queue, in order. One that
+hangs leaves it after INSPECTION_STALL_S: 256 of them hold up the last one by 1.6 s. 16 = GPUs of the largest node."""
 
 
 @final

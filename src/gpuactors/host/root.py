@@ -14,7 +14,7 @@ PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
 DRIVERS_PROBE: Final = "/sys/bus/pci/drivers_probe"
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 IOMMUS: Final = "/sys/class/iommu"
-"""One entry per IOMMU that the kernel drives: `dmar0`, `ivhd0`, `smmu3.0x…`."""
+"""The directory with an entry per IOMMU that the kernel drives: `dmar0`, `ivhd0`, `smmu3.0x…`."""
 VFIO_DEVICES: Final = "/sys/class/vfio-dev"
 """A link for each vfio device, to `<function>/vfio-dev/<name>`."""
 
@@ -38,14 +38,14 @@ FIRST_PROCESS_ROOT: Final = "/proc/1/root"
 """The host's whole file system, as its first process sees it (man 5 proc_pid_root); asks for CAP_SYS_PTRACE."""
 
 NVIDIA_GPUS: Final = "/proc/driver/nvidia/gpus"
-"""NVIDIA's driver: one directory per GPU, by PCI address."""
+"""The directory of NVIDIA's driver with a directory per GPU, by PCI address."""
 NVIDIA_CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
-"""NVIDIA's driver: `gpu<minor>/mig/gi<number>` for each part of a GPU in MIG mode."""
+"""The directory of NVIDIA's driver with `gpu<minor>/mig/gi<number>` for each part of a GPU in MIG mode."""
 DEVICE_NUMBERS: Final = "/proc/devices"
 FABRIC_IMEX_MGMT: Final = "/proc/driver/nvidia/capabilities/fabric-imex-mgmt"
-"""NVIDIA's driver: the capability to manage IMEX, as text with the minor number of its device."""
+"""The file of NVIDIA's driver about the capability to manage IMEX: text with the minor number of its device."""
 NVIDIA_PARAMS: Final = "/proc/driver/nvidia/params"
-"""NVIDIA's driver: its parameters, one a line."""
+"""The file of NVIDIA's driver with its parameters, one a line."""
 GPU_FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 """The output file of NVIDIA's GPU Feature Discovery about this node's GPUs, one label a line (its --output-file)."""
 PCI_IDS: Final = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids", "/usr/share/pci.ids")
@@ -56,7 +56,7 @@ CONTAINERD_CONFIGS: Final = (
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
     "/etc/k0s/containerd.toml",
 )
-"""containerd's configuration: its own place, and those of distributions that bring it."""
+"""The paths of containerd's configuration: its own, and those of distributions that ship it."""
 CRIO_CONFIG: Final = "/etc/crio/crio.conf"
 CRIO_CONFIGS: Final = "/etc/crio/crio.conf.d"
 PERSISTENCED_SOCKET: Final = "/run/nvidia-persistenced/socket"

@@ -29,7 +29,7 @@ class Runtime(Struct, frozen=True):
     """One runtime's configuration."""
 
     name: str
-    """`containerd` or `CRI-O`."""
+    """The runtime's name, `containerd` or `CRI-O`."""
     path: str
     """The file's path on the host."""
     version: int = 0

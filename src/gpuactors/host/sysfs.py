@@ -38,7 +38,7 @@ from gpuactors.host.root import group_node as group_node_of
 from gpuactors.ports.errors import HostError
 
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
-"""Drivers known by name; any other is recognised by the directory `vfio-dev/` that the kernel makes."""
+"""The vfio drivers known by name; others are recognised by the directory `vfio-dev/` that the kernel makes."""
 
 _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
@@ -50,7 +50,7 @@ _BARS: Final = 6
 _ADDRESSES: Final = 1 << 64
 _BAR_TYPE: Final = 0x6
 _BAR_64_BIT: Final = 0x4
-"""PCI_BASE_ADDRESS_MEM_TYPE_64, of the bits of PCI_BASE_ADDRESS_MEM_TYPE_MASK."""
+"""The flags of a 64-bit BAR: PCI_BASE_ADDRESS_MEM_TYPE_64, of the bits of PCI_BASE_ADDRESS_MEM_TYPE_MASK."""
 _NODES: Final = 1 << 31
 """A NUMA node is an int of the kernel's."""
 _ATTRIBUTE_BYTES: Final = 4096

@@ -33,7 +33,8 @@ from gpuactors.ports.node import Hint, OpenUevents, UeventSource
 from gpuactors.process.logger import get_logger
 
 UEVENTS_AT_ONCE: Final = 256
-"""Uevent messages taken from the socket before other tasks run: the inbox's size, far above one GPU's three or four."""
+"""The number of uevent messages taken from the socket before other tasks run: the inbox's size, far above one GPU's
+three or four."""
 
 _log = get_logger(__name__)
 
@@ -45,13 +46,13 @@ _DATAGRAM_BYTES: Final = 16 * 1024
 
 _NETWORK_NAMESPACE: Final = "/proc/self/ns/net"
 _NS_GET_USERNS: Final = 0xB701
-"""linux/nsfs.h: `_IO(0xb7, 1)`, a descriptor of the user namespace that a namespace belongs to."""
+"""The ioctl for a descriptor of the user namespace that a namespace belongs to (linux/nsfs.h, `_IO(0xb7, 1)`)."""
 
 _INITIAL_USER_NAMESPACE: Final = 0xEFFFFFFD
 """Its inode: PROC_USER_INIT_INO, include/linux/proc_ns.h."""
 
 _KERNEL_PORT: Final = 0
-"""Netlink port of the kernel itself (man 7 netlink); any other sender is a process."""
+"""The netlink port of the kernel itself (man 7 netlink); any other sender is a process."""
 
 
 def parse_datagram(datagram: bytes) -> Mapping[str, str] | None:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from gpuactors.ports.node import Observation
 
 PROC_SCAN_REST: Final = 50
-"""With `--holders proc`: after a pass over all processes none follows for so many times its own duration (2 % of one
-core at most), or for PROC_SCAN_REST_MAX_S if that is shorter, unless something changed or a call waits. In between only
-the known holders are read, so a release is seen at once."""
+"""The rest after a pass over all processes (`--holders proc`), as a multiple of its duration (2 % of one core at most);
+PROC_SCAN_REST_MAX_S if that is shorter. It ends early if something changed or a call waits. In between only the known
+holders are read, so a release is seen at once."""
 
 PROC_SCAN_REST_MAX_S: Final = 4.0
 """The longest rest between two such passes, two polls, so that there is a bound on any node: a process that opens a
@@ -43,8 +43,8 @@ group without its device, which sysfs does not show, is seen within POLL_S, this
 descriptor; up to 13,000 of them keep to the 2 %, and a node with 60,000 (0.37 s a pass) spends 8 % of one core."""
 
 OPEN_WITHIN_S: Final = 0.5
-"""With `--holders open`: how long after it was allowed a group may be opened as a probe. It may be allocated meanwhile,
-and a container takes longer to start."""
+"""How long after it was allowed a group may be opened as a probe (`--holders open`), in seconds. It may be allocated
+meanwhile, and a container takes longer to start."""
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
 """The values of the setting `holders`."""
@@ -62,7 +62,7 @@ _LACKS: Final[Mapping[Holders, str]] = {
 """The needs of each method beyond sysfs."""
 
 _PROC: Final = -1
-"""Instead of a group's number: the pass over /proc."""
+"""The number for the pass over /proc, in the place of a group's."""
 
 
 def open_and_close(path: str) -> None:

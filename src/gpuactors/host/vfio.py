@@ -31,7 +31,7 @@ from gpuactors.ports.errors import HostError
 
 _GROUP: Final = re.compile(r"(noiommu-)?[0-9]+")
 _ON: Final = "Y"
-"""How the kernel shows a parameter that is on (kernel/params.c, param_get_bool)."""
+"""The kernel's text for a parameter that is on (kernel/params.c, param_get_bool)."""
 
 
 class DeviceNode(Struct, frozen=True):
@@ -40,7 +40,7 @@ class DeviceNode(Struct, frozen=True):
     path: str
     """The host's own path: `/dev/vfio/51`."""
     mode: int
-    """Permission bits: 0o600."""
+    """The permission bits: 0o600."""
 
 
 class VfioHost(Struct, frozen=True):
@@ -59,11 +59,11 @@ class VfioHost(Struct, frozen=True):
     disable_idle_d3: bool | None
     """The parameter of vfio-pci; None while it is not loaded."""
     unsafe_noiommu: bool | None
-    """`enable_unsafe_noiommu_mode` of vfio; None while it is not loaded, or was built without it."""
+    """The parameter `enable_unsafe_noiommu_mode` of vfio; None while it is not loaded, or was built without it."""
     container: DeviceNode | None
-    """`/dev/vfio/vfio`."""
+    """The node `/dev/vfio/vfio`; None if it is missing."""
     iommufd: DeviceNode | None
-    """`/dev/iommu`."""
+    """The node `/dev/iommu`; None if it is missing."""
     group_nodes: tuple[DeviceNode, ...]
     cdevs: tuple[DeviceNode, ...]
 

@@ -26,21 +26,21 @@ from gpuactors.kube.config import Access, Credentials
 from gpuactors.kube.tls import tls_context
 
 API_REQUEST_S: Final = 10.0
-"""One request to the API server, from the connection to the last byte. A prepare reads each of its claims and answers
-within 35 s; a server that is well takes milliseconds."""
+"""Deadline of a request to the API server, from the connection to the last byte, in seconds. A prepare reads each of
+its claims and answers within 35 s; a server that is well takes milliseconds."""
 
 API_CONNECT_S: Final = 5.0
 """The part of API_REQUEST_S for the connection, with TLS."""
 
 API_BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""One answer of the API server. A slice with 128 devices has 60 KB; etcd stores no object above 1.5 MiB."""
+"""Limit on an answer of the API server. A slice with 128 devices has 60 KB; etcd stores no object above 1.5 MiB."""
 
 API_LINE_MAX_BYTES: Final = 4 * 1024 * 1024
-"""One event of a watch: one object, as above."""
+"""Limit on an event of a watch: one object, as above."""
 
 API_KEPT_S: Final = 30.0
-"""A connection to the API server is kept so long after an answer, for the next read: the claims of pods that start
-together. The server closes one that is idle after 90 s (k8s.io/apiserver, pkg/server/secure_serving.go)."""
+"""How long a connection to the API server is kept after an answer for the next read, in seconds: the claims of pods
+that start together. The server closes one that is idle after 90 s (k8s.io/apiserver, pkg/server/secure_serving.go)."""
 
 API_KEEPALIVE_IDLE_S: Final = 30
 API_KEEPALIVE_INTERVAL_S: Final = 10

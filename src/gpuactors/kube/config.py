@@ -42,7 +42,7 @@ class Server(Struct, frozen=True):
     """The address of an API server."""
 
     scheme: str
-    """`https`, or `http`."""
+    """The scheme, `https` or `http`."""
     host: str
     port: int
     base: str = ""
@@ -197,7 +197,7 @@ class _KubeConfig(msgspec.Struct):
 
 
 _NO_YAML: Final = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
-"""Errors that PyYAML does not wrap: of a value that is not what its tag says, of a text that nests too deep."""
+"""The errors that PyYAML does not wrap: a value that does not fit its tag, a text that nests too deep."""
 
 
 def from_kubeconfig(path: Path) -> FileAccess:

@@ -24,7 +24,7 @@ from gpuactors.kube.watch import Watch
 from gpuactors.ports.kube import ApiRefused
 
 DOMAINS_FOUND_MAX: Final = 64
-"""ComputeDomains whose namespace and name are remembered: as many as LABELS_KEPT."""
+"""Limit on the ComputeDomains whose namespace and name are remembered: as many as LABELS_KEPT."""
 
 _API: Final = "/apis/resource.nvidia.com/v1beta1"
 _DOMAINS: Final = f"{_API}/computedomains"

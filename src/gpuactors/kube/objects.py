@@ -90,7 +90,7 @@ class _Result(msgspec.Struct, rename="camel"):
 class _Opaque(msgspec.Struct):
     driver: str
     parameters: msgspec.Raw = msgspec.Raw(b"null")
-    """Undecoded, as those of other drivers are not understood."""
+    """The parameters, undecoded: gpuactors does not know those of other drivers."""
 
 
 class _Config(msgspec.Struct):

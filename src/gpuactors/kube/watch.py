@@ -32,20 +32,20 @@ WATCH_LATE_S: Final = 30.0
 """How long after WATCH_S gpuactors ends the watch itself."""
 
 WATCH_SILENT_S: Final = 300.0
-"""A watch that says nothing for so long is ended, and all is listed anew: the server sends a bookmark every minute,
-also when nothing has happened."""
+"""The silence after which a watch is ended and all is listed anew, in seconds: the server sends a bookmark every
+minute, also when nothing has happened."""
 
 WATCH_AGAIN_S: Final = (2.0, 2.0, 5.0, 30.0)
-"""Before a watch is renewed, by how many before it ended in a row before WATCH_SHORT_S, give or take
-WATCH_AGAIN_JITTER; the last one repeats. The first is also the wait of every renewal: a proxy that ends each watch at
-once must not be asked without pause. A change meanwhile is seen that much later."""
+"""The waits before a watch is renewed, in seconds, by the number of watches in a row that ended before WATCH_SHORT_S,
+give or take WATCH_AGAIN_JITTER; the last one repeats. The first is also the wait of every renewal: a proxy that ends
+each watch at once must not be asked without pause. A change meanwhile is seen that much later."""
 
 WATCH_AGAIN_JITTER: Final = 0.75
 """The share of such a wait that is random: a server that stops ends all its watches at one moment, and all nodes ask
 the next one for theirs. Of 5,000 nodes 1,700 a second do so."""
 
 WATCH_SHORT_S: Final = 10.0
-"""A watch that lasted less was cut short."""
+"""The time that a watch lasts at least if it was not cut short, in seconds."""
 
 _GONE: Final = 410
 
@@ -54,7 +54,7 @@ class Change(Struct, frozen=True):
     """One event of a watch; no bookmark and no error."""
 
     type: str
-    """`ADDED`, `MODIFIED`, `DELETED`, or one of a newer server."""
+    """The type, `ADDED`, `MODIFIED`, `DELETED`, or one of a newer server."""
     object: msgspec.Raw
 
 

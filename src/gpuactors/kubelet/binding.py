@@ -13,7 +13,7 @@ from gpuactors.ports.errors import KubeletError
 from gpuactors.process.resource_exhaustion import shortage
 
 Hanging = LatestReader[frozenset[Owner]]
-"""Owners whose sockets may be replaced although the process lives, see `control.unix`."""
+"""The owners whose sockets may be replaced although the process lives (see `control.unix`)."""
 
 
 def bound(bind: Bind, path: str, hanging: Hanging | None) -> BoundListener:

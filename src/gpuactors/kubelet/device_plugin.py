@@ -33,12 +33,12 @@ LIST_FIRST_S: Final = 0.2
 microseconds. A client that does not read its stream delays one answer by this much, and none after it."""
 
 LIST_HANDLED_S: Final = 0.1
-"""100 ms. From a list that is sent to the answer of the Allocate that has changed it for devices of other pods:
-kubelet's goroutine for lists may be later than the one for answers, and kubelet would give the next pod a GPU of that
-group. Measured with a client of another gRPC (grpcio, a thread for each) on 2 cores with a load of 21 to 28: with the
-answer right behind the list 1,843 of 8,000 lists were handled after it, by at most 19.4 ms (p99.9 11 ms); 50 ms later
-3 of 800; 100 ms later none of 1,000, the latest 37 ms before it. A pod's start takes seconds, and a grant in a group
-of its own waits for nothing."""
+"""The wait from a sent list to the answer of the Allocate that changed it for devices of other pods, 100 ms: kubelet's
+goroutine for lists may be later than the one for answers, and kubelet would give the next pod a GPU of that group.
+Measured with a client of another gRPC (grpcio, a thread for each) on 2 cores with a load of 21 to 28: with the answer
+right behind the list 1,843 of 8,000 lists were handled after it, by at most 19.4 ms (p99.9 11 ms); 50 ms later 3 of
+800; 100 ms later none of 1,000, the latest 37 ms before it. A pod's start takes seconds, and a grant in a group of its
+own waits for nothing."""
 
 
 class DevicePluginService(TrioService, pb.DevicePluginBase):

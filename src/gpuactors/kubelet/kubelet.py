@@ -39,8 +39,9 @@ from gpuactors.ports.errors import KubeletError
 from gpuactors.ports.node import Caller, Sockets
 
 REGISTER_DEADLINE_S: Final = 60.0
-"""Register. Kubelet dials us inside the call (10 s) and asks for options with no deadline of its own; a call that is
-cancelled early makes it drop the running client as well, so this is far longer than any kubelet needs."""
+"""Deadline of Register, in seconds. Kubelet dials us inside the call (10 s) and asks for options with no deadline of
+its own; a call that is cancelled early makes it drop the running client as well, so this is far longer than any kubelet
+needs."""
 
 API_VERSION: Final = "v1beta1"
 

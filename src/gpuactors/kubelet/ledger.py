@@ -80,22 +80,22 @@ from gpuactors.process.plain_files import read_plain
 from gpuactors.process.resource_exhaustion import shortage
 
 LEDGER_LIST_DEADLINE_S: Final = 3.0
-"""PodResources' part of a read of kubelet's ledger; List answers within milliseconds. The rest of
-`limits.LEDGER_DEADLINE_S` is for the file, which has the only copy of Allocate's answers: a List that hangs must not
+"""Deadline of PodResources' part of a read of kubelet's ledger, in seconds; List answers within milliseconds. The rest
+of `limits.LEDGER_DEADLINE_S` is for the file, which has the only copy of Allocate's answers: a List that hangs must not
 keep a read from it."""
 
 CHECKPOINT_MAX_BYTES: Final = 16 * 1024 * 1024
-"""Kubelet's ledger file: some 300 bytes a device. Something else by that name must not be read for ever."""
+"""Limit on kubelet's ledger file: some 300 bytes a device. Another file by that name must not be read for ever."""
 
 CHECKPOINT: Final = str(LedgerSource.FILE)
-"""File name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go)."""
+"""The file name of kubelet's ledger (pkg/kubelet/cm/devicemanager/manager.go)."""
 
 _VFIO: Final = b"/dev/vfio/"
 
 _LIST: Final = "/v1.PodResourcesLister/List"
 _GET: Final = "/v1.PodResourcesLister/Get"
 _GET_IS_OFF: Final = "Get method disabled"
-"""Part of kubelet's error where the feature gate KubeletPodResourcesGet is off (server_v1.go)."""
+"""The part of kubelet's error if the feature gate KubeletPodResourcesGet is off (server_v1.go)."""
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 
 _DAMAGED_MAX: Final = 4
@@ -540,7 +540,7 @@ class _Entry(msgspec.Struct, rename="pascal"):
 
 class _Data(msgspec.Struct):
     entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries")
-    """Null (Go's empty slice) while nothing is allocated."""
+    """The entries; null (Go's empty slice) while nothing is allocated."""
 
 
 class _Checkpoint(msgspec.Struct):

@@ -16,12 +16,12 @@ from gpuactors.grpc_trio.protobuf import part
 from gpuactors.kubelet.pb.deviceplugin import v1beta1 as pb
 
 CALL_IDS_MAX: Final = 8192
-"""Device IDs in one device plugin call, all containers together. Kubelet asks for one container at a time, and names
-every available device of the resource: 16 on the largest node. So many cost the registry some 20 ms."""
+"""Limit on the device IDs in one device plugin call, all containers together. Kubelet asks for one container at a time,
+and names every available device of the resource: 16 on the largest node. So many cost the registry some 20 ms."""
 
 CALL_TEXT_MAX_CHARS: Final = 256 * 1024
-"""Characters of all device IDs in one call: CALL_IDS_MAX of more than twice the length of a PCI address. The journal
-keeps every call as it came."""
+"""Limit on the characters of all device IDs in one call: CALL_IDS_MAX of more than twice the length of a PCI address.
+The journal keeps every call as it came."""
 
 T = TypeVar("T")
 

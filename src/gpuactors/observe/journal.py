@@ -34,23 +34,24 @@ JOURNAL_FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 15 KB with 8 GPUs, 2 MB with 512 that were never quiet. A quiet node takes four days to fill one."""
 
 JOURNAL_FILES_MAX: Final = 256
-"""Each start of a daemon begins a file: a daemon that is restarted every few minutes must not fill a directory."""
+"""Limit on the files: each start of a daemon begins one, and a daemon that is restarted every few minutes must not fill
+a directory."""
 
 JOURNAL_WAITING_STEPS: Final = 1024
-"""Steps that wait to be written. The worst burst (INBOX_EVENTS, each with an inspection after it) fits twice. Steps
-beyond that while the disk hangs are counted, not kept: each step holds a state of its own."""
+"""Limit on the steps that wait to be written. The worst burst (INBOX_EVENTS, each with an inspection after it) fits
+twice. Steps beyond that while the disk hangs are counted, not kept: each step holds a state of its own."""
 
 JOURNAL_DROPPED_LOG_S: Final = 60.0
 """The log has one line in this time about steps that found no room: in a flood of events there are three gaps a second,
 and the journal has each."""
 
 JOURNAL_BATCH_S: Final = 0.25
-"""Steps are gathered for so long and written at once: one wake-up of a thread for a uevent and what follows from it.
-A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""
+"""How long steps are gathered before they are written at once, in seconds: one wake-up of a thread for a uevent and
+what follows from it. A process that is killed (SIGKILL) loses so much; one that ends, even by a bug, nothing."""
 
 JOURNAL_ROUTINE_S: Final = 60.0
-"""Polls, ticks and reads of the ledger without any consequence wait so long, unless something else happens: their
-common fields are written once. A process that is killed loses a minute in which nothing happened."""
+"""How long polls, ticks and reads of the ledger without any consequence wait, in seconds, unless something else
+happens: their common fields are written once. A process that is killed loses a minute in which nothing happened."""
 
 JOURNAL_RETRY_S: Final = 30.0
 """The wait after a failed write (disk full, read-only); the next one goes to a new file."""

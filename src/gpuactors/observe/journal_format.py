@@ -137,7 +137,7 @@ ROUTINE: Final[Mapping[str, tuple[str, str]]] = {
     "R": ("LedgerRead", "read"),
     "U": ("LedgerUnreadable", "read"),
 }
-"""By its letter, each kind of event that happens every few seconds, and which of its fields is its number. That is the
+"""The kinds of events that happen every few seconds, by letter, with the field that is the event's number. That is the
 number that was outstanding, so it follows from the state."""
 
 NUMBERED: Final = frozenset(letter for letter, (_, number) in ROUTINE.items() if number)

@@ -23,7 +23,7 @@ LIBRARY_LINES_MAX: Final = 16
 loop would write thousands a second."""
 
 LIBRARY_LINES_S: Final = 60.0
-"""60 s. The others of one text in this time are counted."""
+"""The time for which LIBRARY_LINES_MAX holds, 60 s; the other lines of one text in it are counted."""
 
 LIBRARY_TEXTS_MAX: Final = 256
 """Limit on the texts that are counted; a library that puts values into its texts itself has ever new ones."""
@@ -43,7 +43,7 @@ LIBRARY_EVENT: Final = "library.logged"
 `logger`."""
 
 _CHATTERING: Final = ("hpack", "httpcore")
-"""Libraries that write 20 lines per call or request at debug."""
+"""The libraries that write 20 lines per call or request at debug."""
 
 
 def configure(
@@ -157,7 +157,7 @@ def _plain(value: object) -> object:
 
 
 _as_json: Final = json.JSONEncoder(default=_plain, ensure_ascii=False).encode
-"""Made once: `json.dumps` makes one for each line."""
+"""The encoder, made once: `json.dumps` makes one for each line."""
 
 _EVENT_CHARS: Final = 30
 """The width of an event's name on a console, so that most fields begin in one column."""

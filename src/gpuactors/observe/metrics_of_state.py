@@ -63,7 +63,7 @@ def _healths() -> Iterator[tuple[str, str]]:
 
 
 _HEALTHS: Final = tuple(_healths())
-"""Each cause of a device with the health that goes with it."""
+"""The causes of a device, each with the health that goes with it."""
 
 
 def _allocated(state: NodeState, _: Moment) -> Iterator[Sample]:

@@ -64,7 +64,7 @@ class PluginStatus(Struct, frozen=True):
 
     registered: bool
     error: str = ""
-    """Kubelet's text; empty if it is registered."""
+    """The text of kubelet's error; empty if it is registered."""
 
 
 class ClaimsEndpoint(Protocol):

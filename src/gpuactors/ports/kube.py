@@ -33,7 +33,7 @@ class Refusal(Struct, frozen=True):
 
     code: int
     reason: str = ""
-    """One word for programs: `NotFound`, `Conflict`."""
+    """The reason as one word for programs: `NotFound`, `Conflict`."""
     message: str = ""
     """The server's own words."""
     kind: str = ""
@@ -77,7 +77,7 @@ class ObjectRef(Struct, frozen=True):
     """An object that an event is about."""
 
     kind: str
-    """`Node`, or `Pod`."""
+    """The kind, `Node` or `Pod`."""
     namespace: str
     """The namespace; empty for a node."""
     name: str

@@ -219,7 +219,7 @@ class Endpoint(Protocol):
 
     @property
     def name(self) -> str:
-        """File name of the socket relative to kubelet's device-plugins directory, as Register needs it."""
+        """The file name of the socket relative to kubelet's device-plugins directory, as Register needs it."""
         ...
 
     def still_there(self) -> bool:

@@ -18,8 +18,8 @@ from typing import Final
 _TRIM_THRESHOLD: Final = (-1, 128 * 1024)
 _MMAP_THRESHOLD: Final = (-3, 128 * 1024)
 _ARENAS: Final = (-8, 2)
-"""Parameters of mallopt(3) as malloc.h numbers them, with glibc's own defaults in bytes: setting one stops its growth.
-Two arenas: one for the event loop and one for all threads."""
+"""The parameters of mallopt(3) as malloc.h numbers them, with glibc's own defaults in bytes: setting one stops its
+growth. Two arenas: one for the event loop and one for all threads."""
 
 
 def give_back() -> bool:

@@ -16,8 +16,8 @@ from contextlib import ExitStack, suppress
 from typing import BinaryIO, Final
 
 _LEFT_S: Final = 60.0
-"""60 s. A temporary file of this age was left by a killed process: writing one takes milliseconds, and a few seconds on
-a disk that is busy."""
+"""The age from which a temporary file was left by a killed process, 60 s: writing one takes milliseconds, and a few
+seconds on a disk that is busy."""
 
 
 class NotPlainError(OSError):

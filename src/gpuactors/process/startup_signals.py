@@ -15,10 +15,10 @@ from types import FrameType
 from typing import Final
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-"""They stop the daemon in an orderly way: Kubernetes and systemd send the first, a terminal the others."""
+"""The signals that stop the daemon in an orderly way: Kubernetes and systemd send the first, a terminal the others."""
 
 IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
-"""The daemon ignores them. Their default is to end the process, with its sockets left behind."""
+"""The signals that the daemon ignores. Their default is to end the process, with its sockets left behind."""
 
 
 class _Phase:

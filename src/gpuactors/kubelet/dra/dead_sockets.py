@@ -16,7 +16,8 @@ from typing import Final
 from gpuactors.grpc_trio import SocketBindError, owner_of, socket_file
 
 _POD_UID: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
-"""Of a pod of the API server, or of a static one. Another driver's name may begin with ours; a UID ends none."""
+"""The UID of a pod of the API server, or of a static one. Another driver's name may begin with ours; none ends with a
+UID."""
 
 
 def remove_dead(registry: str, plugin_dir: str, driver: str) -> tuple[str, ...]:

@@ -24,10 +24,11 @@ from gpuactors.kubelet.dra.service import in_package
 from gpuactors.kubelet.pb.dra_health_v1 import v1
 
 HEALTH_AGAIN_S: Final = 20.0
-"""20 s. A list of health is sent again after it: kubelet's own default takes a device for Unknown after 30 s."""
+"""The interval after which a list of health is sent again, 20 s: by default kubelet takes a device for Unknown after 30
+s."""
 
 HEALTH_TIMEOUT_S: Final = 60
-"""60 s. After it kubelet takes a device for Unknown: a list may be lost and the next one late."""
+"""The time after which kubelet takes a device for Unknown, 60 s: a list may be lost and the next one late."""
 
 assert 2 * HEALTH_AGAIN_S < HEALTH_TIMEOUT_S
 

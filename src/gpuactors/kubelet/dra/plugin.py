@@ -37,8 +37,8 @@ from gpuactors.ports.errors import KubeletError
 from gpuactors.process.logger import get_logger
 
 PLUGIN_SOCKETS_CHECK_S: Final = 5.0
-"""5 s. How often the two sockets of the DRA plugin are looked for, besides what inotify reports: it says nothing about
-a directory that another one is mounted over. Kubelet notices a gap of 30 s."""
+"""The interval between two checks of the DRA plugin's sockets, 5 s: inotify does not report that another directory is
+mounted over theirs. Kubelet notices a gap of 30 s."""
 
 _log: Final = get_logger(__name__)
 

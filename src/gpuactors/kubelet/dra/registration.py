@@ -21,7 +21,8 @@ SUPPORTED_VERSIONS: Final = (
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 )
-"""Kubelet takes the first DRAPlugin that it knows, and opens the health stream only where one is listed (1.37)."""
+"""The services and versions of the plugin. Kubelet takes the first DRAPlugin that it knows, and opens the health stream
+only where one is listed (1.37)."""
 
 
 @final

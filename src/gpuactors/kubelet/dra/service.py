@@ -28,8 +28,8 @@ from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from gpuactors.ports.claims import ClaimCaller
 
 CALL_CLAIMS_MAX: Final = 256
-"""Claims in one prepare or unprepare: those of one pod that name this driver. More than one for each of a node's GPUs
-are no pod's."""
+"""Limit on the claims in one prepare or unprepare: those of one pod that name this driver. No pod has more than one for
+each GPU of a node."""
 
 V1: Final = "k8s.io.kubelet.pkg.apis.dra.v1"
 PACKAGES: Final = (V1, "k8s.io.kubelet.pkg.apis.dra.v1beta1")

@@ -23,7 +23,7 @@ from gpuactors.grpc_trio import Dial, SocketError, open_unix_channel
 from gpuactors.kubelet.pb.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 
 RELAY_CONNECT_S: Final = 1.0
-"""1 s. From dialling the successor to its HTTP/2 SETTINGS, which a daemon that runs sends at once."""
+"""Deadline from dialling the successor to its HTTP/2 SETTINGS, 1 s; a running daemon sends them at once."""
 
 Answer = TypeVar("Answer")
 

@@ -310,7 +310,7 @@ def test_an_inspection_that_finds_what_is_known_derives_nothing_anew() -> None:
     core.feed(core.inspected(GPU, gpu(GPU)))
     now = core.state.index
     assert core.state.host.seen[GPU].at == core.at
-    for name in ("functions", "groups", "names", "devices", "by_id", "owners", "polled"):
+    for name in ("present", "groups", "names", "devices", "by_id", "owners", "polled"):
         assert getattr(now, name) is getattr(before, name), name
 
 
@@ -345,7 +345,7 @@ def test_the_names_are_in_the_order_of_the_addresses_whichever_came_first(
     assert list(core.state.index.names) == [device_key(GPU), device_key(NEXT)]
 
 
-@pytest.mark.parametrize("name", ["functions", "names", "devices", "polled"])
+@pytest.mark.parametrize("name", ["present", "names", "devices", "polled"])
 def test_an_index_that_is_in_another_order_is_a_bug_that_is_found(name: str) -> None:
     core = Core(gpu(GPU, 7), gpu(NEXT, 8))
     core.pass_time(60)

@@ -11,7 +11,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Effect
 
-_SORTED: Final = ("functions", "names", "devices", "polled")
+_SORTED: Final = ("present", "names", "devices", "polled")
 """The mappings that are sorted by their keys."""
 
 

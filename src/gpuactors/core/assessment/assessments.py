@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.inputs import by_group, unowned
 from gpuactors.core.devices.index import Index
+from gpuactors.core.devices.inventory import shortages
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized, memoized_each
@@ -19,6 +20,7 @@ from gpuactors.core.values.model import (
     DeviceList,
     Observed,
     Orphan,
+    PciAddress,
     Polls,
     ResourceName,
 )
@@ -28,17 +30,17 @@ from gpuactors.core.values.status import Assessment
 @memoized
 def assessments(
     index: Index,
-    short: Mapping[GroupKey, Short],
+    short: Mapping[PciAddress, str],
     polls: Polls,
     orphans: Mapping[DeviceKey, Orphan],
     ledger: tuple[int, str | None],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Mapping[DeviceKey, Assessment]:
-    """The assessment of each device of the index. `short`: the shortages of each group. `ledger`: the number of
-    the read that kubelet's ledger is from, and why it cannot be read now."""
+    """The assessment of each device of the index. `short`: see `Host`. `ledger`: the number of the read that
+    kubelet's ledger is from, and why it cannot be read now."""
     groups, used = by_group(index.devices, index.group_of), index.in_use - index.owned.keys()
     found = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
-    return _assessed(groups, index.owned, polls.groups, found, short)
+    return _assessed(groups, index.owned, polls.groups, found, shortages(short, index.devices))
 
 
 @memoized

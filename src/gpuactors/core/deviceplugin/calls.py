@@ -608,10 +608,9 @@ def _is_of_one(node: str) -> bool:
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
     """The function that a device node belongs to now, as a sentence."""
-    index = state.index
-    for address, function in index.functions.items():
+    for address, function in state.host.functions.items():
         if node in function.nodes:
-            owner = index.owners.get(device_key(address))
+            owner = state.index.owners.get(device_key(address))
             allocated = f" ({owner.message(call.resource)})" if owner is not None else ""
             return f"{node} belongs to {address} now{allocated}"
     return f"{quoted_id(node)} belongs to no GPU any more"

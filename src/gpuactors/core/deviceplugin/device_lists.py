@@ -325,7 +325,7 @@ def _changes(
     alike: dict[tuple[Level, Health, Cause, str], list[AdvertisedDevice]] = {}
     for entry in logged:
         # That a claim of ours has it is what is meant, and no warning.
-        is_meant = entry.health is Health.HEALTHY or entry.key in state.reserved
+        is_meant = entry.health is Health.HEALTHY or entry.key in state.gpus.reserved
         level = Level.INFO if is_meant or entry.id in told else Level.WARNING
         alike.setdefault((level, entry.health, entry.cause, entry.reason), []).append(entry)
     for (level, health, cause, reason), of_it in alike.items():

@@ -41,8 +41,6 @@ from gpuactors.core.values.selector import Selector
 class Index(Struct, frozen=True, gc=False):
     """All of it, flat."""
 
-    functions: Functions
-    """See `Host.functions`."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """See `Inventory`, as for the others of its fields here."""
     present: Mapping[DeviceKey, Device]
@@ -128,7 +126,6 @@ def index(
     doubts = (*of_others.doubts, *(of_ids(known, held.vague, entries) if held.vague else ()))
     having = {**held.owners, **doubted(doubts, held.owners)} if doubts else held.owners
     return Index(
-        functions=functions,
         groups=known.groups,
         present=known.present,
         group_of=known.group_of,

@@ -71,7 +71,7 @@ def switches_in_the_way(state: NodeState) -> tuple[PciFunction, ...]:
     """The NVSwitches because of which a GPU on its host's driver must not be bound to vfio, sorted by address."""
     if state.gpus.settings.nvswitch_allowed:
         return ()
-    return tuple([state.index.functions[address] for address in sorted(state.index.switches)])
+    return tuple([state.host.functions[address] for address in sorted(state.index.switches)])
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:

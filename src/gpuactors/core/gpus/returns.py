@@ -44,8 +44,8 @@ _UNDER_WAY: Final = frozenset(
 
 def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     """`state.gpus` with what its functions are found on; the same object if nothing follows."""
-    gpus, functions, seen = state.gpus, state.index.functions, state.host.seen
-    was = before.index.functions
+    gpus, functions, seen = state.gpus, state.host.functions, state.host.seen
+    was = before.host.functions
     inputs = (functions, gpus.original_drivers, gpus.acted)
     if inputs == (was, before.gpus.original_drivers, before.gpus.acted) and not gpus.settled:
         return gpus
@@ -68,7 +68,7 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
 
 def _decided_by_others(state: NodeState, acted: Set[PciAddress]) -> frozenset[PciAddress]:
     """Those that are on another driver than a vfio driver, or are others than those that we have bound."""
-    gpus, functions = state.gpus, state.index.functions
+    gpus, functions = state.gpus, state.host.functions
     under_way = {
         f.address
         for entry in gpus.claims.entries.values()

@@ -97,7 +97,7 @@ def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[P
 
 def only(state: NodeState, uses: Iterable[GroupUse]) -> list[GroupUse]:
     """`uses` with only the counts that are evidence."""
-    functions, leaving = state.index.functions, state.host.polls.leaving
+    functions, leaving = state.host.functions, state.host.polls.leaving
 
     def is_evidence(address: PciAddress) -> bool:
         function = functions.get(address)

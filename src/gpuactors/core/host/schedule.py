@@ -147,7 +147,7 @@ def _taken(state: NodeState, unbound: Iterable[PciFunction]) -> set[int]:
     functions that are on a vfio driver no more, as they were."""
     index, found = state.index, set[int]()
     for was in unbound:
-        now, group = index.functions.get(was.address), index.group_number(device_key(was.address))
+        now, group = state.host.functions.get(was.address), index.group_number(device_key(was.address))
         if (
             now is not None
             and now.driver is None

@@ -73,7 +73,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     other, changed = dict[int, Observed](), False
     for use in uses:
         was = before.groups.get(use.group)
-        now = _observed(use, event.poll, at, learned.baselines, index.functions, was)
+        now = _observed(use, event.poll, at, learned.baselines, state.host.functions, was)
         if was is None or now != was:
             other[use.group] = now
             changed = changed or (now.since != was.since if was is not None else now.in_use)

@@ -21,7 +21,6 @@ from gpuactors.core.assessment.assessments import assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import Index, index
-from gpuactors.core.devices.inventory import shortages
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
@@ -29,7 +28,6 @@ from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     Call,
-    ClaimedDevice,
     DeviceId,
     DeviceKey,
     DeviceList,
@@ -173,11 +171,6 @@ class NodeState(Struct, frozen=True, gc=False):
         return self.gpus_part is None or self.gpus_part.claims.is_known
 
     @property
-    def reserved(self) -> Mapping[DeviceKey, ClaimedDevice]:
-        """The devices that claims of GPUs have (`Gpus.reserved`)."""
-        return self.gpus.reserved
-
-    @property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
         return _index(self.host, self.kubelet, self.published, self.daemon.settings, self.gpus)
@@ -188,7 +181,7 @@ class NodeState(Struct, frozen=True, gc=False):
         ledger = self.kubelet.ledger
         return assessments(
             self.index,
-            shortages(self.host.short, self.index.devices),
+            self.host.short,
             self.host.polls,
             self.kubelet.orphans,
             (ledger.read, ledger.problem),

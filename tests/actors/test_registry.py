@@ -106,7 +106,7 @@ async def test_a_device_that_a_pod_gets_wakes_no_stream() -> None:
     core.pass_time(60)
     core.silent, core.ledger["0000:23:00.0"] = True, "vm-1"
     core.state = schedule.ask_ledger(core.state, core.at)
-    read = core.state.kubelet.ledger.outstanding
+    read = core.state.kubelet.ledger.refresh.outstanding
     assert read is not None
     recorded = Recorded()
     recorded.initial, recorded.events = core.state, (core.ledger_event(read),)

@@ -232,9 +232,9 @@ class Core:
                 return FunctionInspected(
                     inspection, function_address(meant.key), (found,) if found is not None else ()
                 )
-        if (read := self.state.kubelet.ledger.outstanding) is not None:
+        if (read := self.state.kubelet.ledger.refresh.outstanding) is not None:
             return self.ledger_event(read)
-        if (poll := self.state.host.polls.outstanding) is not None:
+        if (poll := self.state.host.polls.refresh.outstanding) is not None:
             return self.poll_event(poll)
         return None
 
@@ -285,12 +285,12 @@ class Core:
     @property
     def read(self) -> int:
         """The number of the outstanding read of kubelet's ledger."""
-        return _there(self.state.kubelet.ledger.outstanding)
+        return _there(self.state.kubelet.ledger.refresh.outstanding)
 
     @property
     def poll(self) -> int:
         """The number of the outstanding poll."""
-        return _there(self.state.host.polls.outstanding)
+        return _there(self.state.host.polls.refresh.outstanding)
 
     @property
     def plugin(self) -> PluginState:

@@ -36,9 +36,9 @@ def answers(state: NodeState, host: HostSide) -> dict[int, Callable[[], Event]]:
         found[scan] = lambda: HostScanned(scan, host.functions)
     for address, number in inspections.functions.items():
         found[number] = partial(_inspected, host, number, address)
-    if (read := ledger.outstanding) is not None:
+    if (read := ledger.refresh.outstanding) is not None:
         found[read] = lambda: host.ledger_event(read, ledger.asking)
-    if (poll := polls.outstanding) is not None:
+    if (poll := polls.refresh.outstanding) is not None:
         found[poll] = lambda: GroupsObserved(
             poll, tuple(map(host.group_use, project(state).inspections.poll.targets))
         )

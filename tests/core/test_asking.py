@@ -448,13 +448,13 @@ def test_the_first_list_of_a_kubelet_after_a_reboot_ends_no_pod_of_its_file() ->
     core.file[A], core.socket, core.settled = "u1", "young", False
     core.silent = True
     core.feed(KubeletAppeared("young"))
-    asked = core.state.kubelet.ledger.outstanding or 0
+    asked = core.state.kubelet.ledger.refresh.outstanding or 0
     first = core.ledger_event(asked)
     assert isinstance(first, LedgerRead)
     core.feed(replace(first, passive=True))
     assert core.owner() is not None
     core.pass_time(limits.LEDGER_SETTLE_S + limits.LEDGER_S)
-    core.feed(replace(first, read=core.state.kubelet.ledger.outstanding or 0, passive=False))
+    core.feed(replace(first, read=core.state.kubelet.ledger.refresh.outstanding or 0, passive=False))
     assert core.owner() is not None
     core.silent = False
     core.pass_time(limits.LEDGER_S)

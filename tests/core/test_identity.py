@@ -318,10 +318,10 @@ def test_an_inspection_that_fails_has_not_found_that_nothing_is_there() -> None:
     core = Core(settings=ONLY_B, served=WAS_SERVED)
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
-    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.refresh.outstanding or 0))
     core.feed(InspectionFailed(core.state.host.inspections.functions[A], A, "it hangs"))
     core.silent = False
-    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    core.feed(core.poll_event(core.state.host.polls.refresh.outstanding or 0))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}, "one failed inspection holds up no list"
     core.unselected = {A: gpu(A, driver=None, has_node=True)}
     core.enabled = {A: 1}
@@ -340,7 +340,7 @@ def test_what_a_pod_has_and_no_selector_matches_is_not_gone_before_it_was_inspec
     assert core.device_list() == {B: "Healthy"}
     core.ledger_problem, core.ledger, core.silent = None, {A: "vm"}, True
     core.feed(Ticked(), after_s=limits.LEDGER_RETRY_S)
-    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.refresh.outstanding or 0))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.feed(core.inspected(A))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
@@ -353,7 +353,7 @@ def test_what_no_selector_chooses_is_waited_for_from_the_ledger_on_that_names_it
     core.feed(HostScanned(1, (gpu(A, 7, driver=None, has_node=True), gpu(B, 7))))
     assert not core.state.host.polls.leaving, "nobody is known to have been offered it"
     core.silent = False
-    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.refresh.outstanding or 0))
     assert core.state.host.polls.leaving == {A}
     assert core.device_list()[A] == "Unhealthy"
     assert "its unbind or unplug waits" in core.reason(A)
@@ -388,7 +388,7 @@ def test_the_first_list_waits_for_the_inspection_of_what_a_pod_has() -> None:
     core.ledger, core.silent = {A: "vm"}, True
     core.feed(HostScanned(1, (gpu(B),)))
     core.feed(core.ledger_event(core.read))
-    while (poll := core.state.host.polls.outstanding) is not None:
+    while (poll := core.state.host.polls.refresh.outstanding) is not None:
         core.feed(core.poll_event(poll))
     assert core.state.published.device_lists == {}
     core.feed(core.inspected(A, gpu(A)))

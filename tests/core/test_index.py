@@ -53,7 +53,7 @@ def node(gpus: int, *, full: bool = False) -> Core:
     if full:
         core.ledger = {address(i): f"vm-{i}" for i in range(1, gpus)}
     core.pass_time(60)
-    core.pass_time(core.state.host.polls.due_at - core.at)  # no poll of all groups is due soon
+    core.pass_time(core.state.host.polls.refresh.due_at - core.at)  # no poll of all groups is due soon
     return core
 
 
@@ -176,7 +176,7 @@ def test_an_allocate_takes_as_much_for_each_other_gpu_however_many_there_are() -
         assert len(core.state.kubelet.pending_allocations) == gpus - 2
         core.silent = True
         core.feed(allocate_call(GPU, token=gpus))
-        inspection, poll = core.inspected(GPU, gpu(GPU, 100)), core.state.host.polls.outstanding
+        inspection, poll = core.inspected(GPU, gpu(GPU, 100)), core.state.host.polls.refresh.outstanding
         assert poll is not None
         observation = core.poll_event(poll)
         with counted_bytecodes() as found:

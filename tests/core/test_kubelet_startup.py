@@ -304,7 +304,7 @@ def test_a_gpu_stays_with_its_pod_while_a_young_kubelets_file_names_it_and_is_fr
 
     def feed(event: LedgerRead) -> None:
         core.feed(event)
-        if (poll := core.state.host.polls.outstanding) is not None:
+        if (poll := core.state.host.polls.refresh.outstanding) is not None:
             core.feed(core.poll_event(poll))
 
     def outstanding() -> int:

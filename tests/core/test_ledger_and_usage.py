@@ -352,7 +352,7 @@ def written_to(core: Core, count: int) -> None:
 def _poll(core: Core, enabled: dict[PciAddress, int], *, active: bool) -> None:
     """A poll that sees these counts in group 1."""
     silent, core.silent = core.silent, True
-    if core.state.host.polls.outstanding is None:
+    if core.state.host.polls.refresh.outstanding is None:
         core.feed(Ticked(), after_s=POLL_S)
     number = core.poll
     seen = frozenset(enabled) if active else frozenset()
@@ -496,7 +496,7 @@ UNSEEN = "/sys/bus/pci/devices/0000:01:00.0/enable cannot be read (Input/output 
 def blind(core: Core, enabled: dict[PciAddress, int] | None = None, unseen: str = UNSEEN) -> None:
     """The next poll cannot read A's `enable`."""
     core.silent = True
-    if core.state.host.polls.outstanding is None:
+    if core.state.host.polls.refresh.outstanding is None:
         core.feed(Ticked(), after_s=POLL_S)
     use = GroupUse(1, enabled or {}, frozenset(), None, None, unseen)
     core.feed(GroupsObserved(core.poll, (use, GroupUse(2, {B: 0}, frozenset(), None, None))))
@@ -831,13 +831,13 @@ def test_what_has_lost_its_driver_stays_listed_until_a_poll_after_that_has_seen_
     core = node(gpu(A), gpu(B))
     core.silent = True
     core.pass_time(POLL_S)
-    under_way, core.enabled = core.state.host.polls.outstanding or 0, {A: 1}
+    under_way, core.enabled = core.state.host.polls.refresh.outstanding or 0, {A: 1}
     core.feed(HostChanged(A, None, "remove vfio-dev"))
     core.feed(core.inspected(A, UNBINDING))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     core.feed(GroupsObserved(under_way, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
-    core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
+    core.feed(GroupsObserved(core.state.host.polls.refresh.outstanding or 0, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}, "that poll could read nothing"
     core.silent = False
     core.pass_time(POLL_S)
@@ -855,12 +855,12 @@ def test_what_has_lost_its_driver_stays_listed_after_a_poll_of_its_group_alone_t
     core.feed(HostChanged(A, None, "remove vfio-dev"))
     core.feed(core.inspected(A, UNBINDING))
     poll = core.state.host.polls
-    assert poll.outstanding is not None
+    assert poll.refresh.outstanding is not None
     assert poll.of is not None
-    core.feed(SomeGroupsObserved(poll.outstanding, ()))
+    core.feed(SomeGroupsObserved(poll.refresh.outstanding, ()))
     core.pass_time(limits.GRANT_GRACE_S)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
-    core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
+    core.feed(GroupsObserved(core.state.host.polls.refresh.outstanding or 0, ()))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
 
 
@@ -948,7 +948,7 @@ def test_no_group_is_opened_as_a_probe_before_the_ledger_was_read() -> None:
     core.silent = True
     core.feed(HostScanned(1, (gpu(A),)))
     assert [t.may_open for t in project(core.state).inspections.poll.targets] == [False]
-    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.refresh.outstanding or 0))
     assert [t.may_open for t in project(core.state).inspections.poll.targets] == [True]
     core.feed(HandOverRequested())
     assert [t.may_open for t in project(core.state).inspections.poll.targets] == [False], (
@@ -964,7 +964,7 @@ def test_no_group_is_opened_as_a_probe_while_neither_list_nor_file_can_name_ever
     theirs = LedgerEntry(ResourceName("example.org/nic"), DeviceId("x"), Pod("", "", "uid-1"))
     for file, may_open in ((None, False), (LedgerFile((theirs,)), True)):
         core.pass_time(limits.LEDGER_QUIET_S)
-        read = core.state.kubelet.ledger.outstanding or 0
+        read = core.state.kubelet.ledger.refresh.outstanding or 0
         core.feed(read_of_young(read, file))
         assert [t.may_open for t in project(core.state).inspections.poll.targets] == [may_open]
 
@@ -976,7 +976,7 @@ def test_no_group_is_opened_as_a_probe_while_a_pod_has_a_member_that_lost_its_dr
     core.inspect(A, gpu(A, driver=None), second)
     core.silent = True
     core.pass_time(POLL_S)
-    assert core.state.kubelet.ledger.outstanding is None, "while one is, no group is opened anyway"
+    assert core.state.kubelet.ledger.refresh.outstanding is None, "while one is, no group is opened anyway"
     (target,) = project(core.state).inspections.poll.targets
     assert target.functions == (second.address,)
     assert not target.may_open
@@ -1040,7 +1040,7 @@ def test_a_ledger_that_was_read_before_the_first_scan_is_read_again() -> None:
     """At the start its answer may come first: nothing of ours was known then, and it must not be the last read."""
     core = Core()
     core.ledger = {A: "vm-1"}
-    core.feed(core.ledger_event(core.state.kubelet.ledger.outstanding or 0))
+    core.feed(core.ledger_event(core.state.kubelet.ledger.refresh.outstanding or 0))
     core.ledger = {}
     core.feed(HostScanned(1, (gpu(A, 7), gpu(B, 7))))
     assert "allocated to pod default/vm-1" in core.reason(A)
@@ -1056,7 +1056,7 @@ def test_a_kubelet_that_has_just_started_is_asked_more_often() -> None:
     read = core.read
     pod = Pod("", "", "0b1c")
     core.feed(read_of_young(read, LedgerFile(entries(pod))))
-    assert core.state.kubelet.ledger.due_at == core.at + LEDGER_SETTLING_S
+    assert core.state.kubelet.ledger.refresh.due_at == core.at + LEDGER_SETTLING_S
 
 
 def test_what_was_handed_out_counts_as_allocated_until_the_ledger_lists_it() -> None:
@@ -1079,7 +1079,7 @@ def test_what_was_handed_out_in_vain_is_free_again_after_the_grace() -> None:
     core.silent = True
 
     def settling() -> LedgerRead:
-        return read_of_young(core.state.kubelet.ledger.outstanding or 0)
+        return read_of_young(core.state.kubelet.ledger.refresh.outstanding or 0)
 
     began_at = core.at
     while core.at < began_at + limits.GRANT_GRACE_S - 1:

@@ -119,8 +119,8 @@ def test_a_read_that_was_out_already_when_the_call_came_is_followed_by_another()
     first = by_hand(core)
     core.at += 1
     assert ask(core, A) == []
-    core.feed(GroupsObserved(core.state.host.polls.outstanding or 0, ()))
-    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    core.feed(GroupsObserved(core.state.host.polls.refresh.outstanding or 0, ()))
+    core.feed(core.poll_event(core.state.host.polls.refresh.outstanding or 0))
     assert core.answers(core.ledger_event(first)) == [], "it may have been answered before the claim was made"
     second = by_hand(core)
     assert second > core.state.calls.waiting[T].since
@@ -168,7 +168,7 @@ def test_a_ledger_that_never_answers_is_what_the_refusal_names() -> None:
     core.at += 1
     core.silent = True
     core.feed(allocate_call(A))
-    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    core.feed(core.poll_event(core.state.host.polls.refresh.outstanding or 0))
     ((a, number),) = core.state.host.inspections.functions.items()
     core.feed(FunctionInspected(number, a, ALONE[:1]))
     answer = only(Refused, core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S))
@@ -260,7 +260,7 @@ def test_a_read_soon_after_an_allocate_that_does_not_name_it_yet_is_followed_by_
     granted(core, A)
     core.pass_time(limits.GRANT_LEDGER_S / 2)
     core.enabled = {A: 1}
-    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    core.feed(core.poll_event(core.state.host.polls.refresh.outstanding or 0))
     core.at += limits.LEDGER_FRESH_S
     assert ask(core, B) == []
     assert list(core.state.kubelet.pending_allocations) == [(H100, DeviceId(A))]
@@ -415,7 +415,7 @@ def test_a_container_start_waits_for_its_own_read_and_takes_the_answers_of_one_t
     core.at += 1
     core.silent = True
     core.feed(pre_start_call(A))
-    core.feed(core.poll_event(core.state.host.polls.outstanding or 0))
+    core.feed(core.poll_event(core.state.host.polls.refresh.outstanding or 0))
     assert core.answers(core.inspected(A, *GROUP_82)) == []
     cached = (CachedAnswer(H100, DeviceId(A), ("/dev/vfio/81",)),)
     answer = only(Refused, core.answers(LedgerUnreadable(by_hand(core), LIMIT, LedgerFile(cached=cached))))

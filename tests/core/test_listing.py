@@ -410,4 +410,4 @@ def test_a_read_that_fails_does_not_hurry_the_next(core: Core) -> None:
     core.feed(LedgerUnreadable(core.read, "no"))
     assert core.plugin.listing.against == 1
     assert next_deadline(core.state) > core.at
-    assert core.state.kubelet.ledger.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S
+    assert core.state.kubelet.ledger.refresh.due_at >= core.at + limits.KUBELET_LIST_AGAIN_S

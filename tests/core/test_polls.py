@@ -27,7 +27,7 @@ def node(*functions: PciFunction) -> Core:
     """A node at rest between two polls, whose answers are the test's from now on."""
     core = Core(*(functions or (gpu(A), gpu(B), gpu(C))))
     core.pass_time(1.0)
-    assert core.state.host.polls.outstanding is None
+    assert core.state.host.polls.refresh.outstanding is None
     core.silent = True
     return core
 
@@ -39,7 +39,7 @@ def polled(core: Core) -> set[int]:
 
 def answer(core: Core) -> None:
     """To the outstanding poll, of what it is of."""
-    whole, number = project(core.state).inspections.poll.whole, core.state.host.polls.outstanding
+    whole, number = project(core.state).inspections.poll.whole, core.state.host.polls.refresh.outstanding
     assert number is not None
     event = core.poll_event(number)
     assert isinstance(event, GroupsObserved)
@@ -58,7 +58,7 @@ def test_an_allocate_of_all_that_is_there_is_answered_after_one_poll() -> None:
     core.silent = False
     core.feed(allocate_call(A, B, C))
     for address in (A, B, C):
-        assert core.state.host.polls.outstanding is None
+        assert core.state.host.polls.refresh.outstanding is None
         answers = core.answers(core.inspected(address, gpu(address)))
     assert isinstance(answers[0], Granted)
 
@@ -81,19 +81,19 @@ def test_a_poll_of_some_groups_changes_nothing_that_is_known_of_the_others() -> 
 
 def test_a_group_that_such_a_poll_was_not_of_is_still_polled_in_its_turn() -> None:
     core = node()
-    due_at = core.state.host.polls.due_at
+    due_at = core.state.host.polls.refresh.due_at
     assert due_at < math.inf
     core.feed(allocate_call(A))
     core.at += 0.5
     answer(core)
-    assert core.state.host.polls.due_at == due_at
+    assert core.state.host.polls.refresh.due_at == due_at
     core.feed(Ticked(), after_s=due_at - core.at)
     assert polled(core) == {1, 2, 3}
 
 
 def test_callers_without_end_do_not_put_off_the_poll_of_all_groups() -> None:
     core = node()
-    due_at, number = core.state.host.polls.due_at, 0
+    due_at, number = core.state.host.polls.refresh.due_at, 0
     while core.at < due_at:
         core.feed(allocate_call(A, token=(number := number + 1)))
         core.feed(
@@ -119,7 +119,7 @@ def test_calls_that_come_during_a_poll_share_the_next_one() -> None:
     answer(core)
     assert polled(core) == {2, 3}
     answer(core)
-    assert core.state.host.polls.outstanding is None
+    assert core.state.host.polls.refresh.outstanding is None
 
 
 def test_whose_driver_has_gone_stays_listed_until_a_poll_has_seen_its_own_group() -> None:
@@ -154,8 +154,8 @@ def test_a_group_that_comes_back_while_a_poll_is_under_way_goes_on_being_polled(
     """What that poll saw of it, there was no reason to poll any more; and nothing else was to be polled."""
     core = node(gpu(A))
     core.feed(Ticked(), after_s=POLL_S)
-    under_way = core.poll_event(core.state.host.polls.outstanding or 0)
+    under_way = core.poll_event(core.state.host.polls.refresh.outstanding or 0)
     core.inspect(A)
-    core.feed(under_way if seen else GroupsObserved(core.state.host.polls.outstanding or 0, ()))
+    core.feed(under_way if seen else GroupsObserved(core.state.host.polls.refresh.outstanding or 0, ()))
     core.inspect(A, gpu(A))
     assert polled(core) == {1}

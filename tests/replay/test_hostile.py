@@ -49,7 +49,7 @@ def odd_journal(directory: Path) -> Path:
         HostChanged(GPU, None, ODD),
         InspectionFailed(inspection, GPU, ODD),
         HostScanned(inspection, (gpu(GPU, driver=ODD, model=ODD, fault=ODD),)),
-        core.ledger_event(core.state.kubelet.ledger.outstanding or 0),
+        core.ledger_event(core.state.kubelet.ledger.refresh.outstanding or 0),
         ForeignSocketsSeen((ODD,)),
         SocketFailed(H100, 1, ODD),
         RegisterAnswered(H100, 1, ODD),

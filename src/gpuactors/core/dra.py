@@ -151,7 +151,7 @@ def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> St
 def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
     effects: list[Effect] = []
     match event:
-        case LedgerRead(read, passive=passive) if read == before.kubelet.ledger.outstanding:
+        case LedgerRead(read, passive=passive) if read == before.kubelet.ledger.refresh.outstanding:
             for driver in drivers_of(state):
                 view = view_of(state, driver)
                 if not passive:

@@ -154,7 +154,7 @@ def answer_calls(turn: Turn) -> Turn:
 
 def poll_soon(turn: Turn) -> Turn:
     """Bring the next poll forward where a release is waited for."""
-    if turn.state.host.polls.outstanding is not None:
+    if turn.state.host.polls.refresh.outstanding is not None:
         return turn
     waited_for = calls.waits_for_poll(turn.state)
     return replace(turn, state=schedule.polled_soon(turn.state, turn.at, waited_for=waited_for))
@@ -346,7 +346,7 @@ def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> S
             after = ledger.ledger_read(state, event, at)
             contested: list[Effect] = []
             before = state.kubelet.ledger
-            if event.read == before.outstanding:
+            if event.read == before.refresh.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
             same = after.kubelet.ledger.entries is before.entries and before.problem is None
             level = Level.DEBUG if same and before.read else Level.INFO

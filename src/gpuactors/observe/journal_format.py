@@ -155,7 +155,7 @@ def is_routine(step: Step) -> bool:
 
 def outstanding(state: NodeState, letter: str) -> int | None:
     """Return the number of the next routine event of this kind; None if none was requested."""
-    return state.host.polls.outstanding if letter == "P" else state.kubelet.ledger.outstanding
+    return state.host.polls.refresh.outstanding if letter == "P" else state.kubelet.ledger.refresh.outstanding
 
 
 # Mappings and sets keep the order they have: the core may have gone through them in that order.

@@ -32,7 +32,7 @@ def test_kubelets_ledger_is_read_as_soon_as_a_claim_has_ended() -> None:
     core.unprepare(name("one"))
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
     asked = core.state.kubelet.ledger
-    assert asked.outstanding is not None
+    assert asked.refresh.outstanding is not None
     assert asked.asked_at == core.at
 
 

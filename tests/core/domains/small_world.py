@@ -175,7 +175,7 @@ class Node(ClaimsNode[Outside], frozen=True):
     def answer_at_once(self) -> Event | None:
         if (scan := self.state.host.inspections.scan) is not None:
             return HostScanned(scan, ())
-        if (read := self.state.kubelet.ledger.outstanding) is not None:
+        if (read := self.state.kubelet.ledger.refresh.outstanding) is not None:
             return ledger_read(read, claims=self.outside.listed)
         if self.orders.load and not self.claims.loaded:
             return read_back(self.outside.disk, self.of)
@@ -608,7 +608,7 @@ def canonical(node: Node) -> object:
         ),
         tuple(sorted(call.at - at for call in o.kubelet.calls.values())),
         node.state.host.scanned,
-        of_ledger(node.state, ranked((0, ledger.read, ledger.outstanding or 0, ledger.done)), at),
+        of_ledger(node.state, ranked((0, ledger.read, ledger.refresh.outstanding or 0, ledger.done)), at),
         of_claims(domains.claims, own, at),
         of_reads(domains, own, at),
     )

@@ -150,7 +150,7 @@ class ClaimCore(CallsCore):
             )
             return FunctionInspected(number, address, group)
         if "ledger" in self.held_back:
-            poll = self.state.host.polls.outstanding
+            poll = self.state.host.polls.refresh.outstanding
             return None if poll is None else self.poll_event(poll)
         return super()._answer()
 

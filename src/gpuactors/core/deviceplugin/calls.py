@@ -413,9 +413,9 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
     ledger = state.kubelet.ledger
     if not _is_unread(state, call):
         return state
-    if ledger.outstanding is not None:
+    if ledger.refresh.outstanding is not None:
         is_fresh = call.doubted is None and _is_fresh(state, ledger.asked_at, call)
-        enough = ledger.outstanding > _read_since(call) or is_fresh
+        enough = ledger.refresh.outstanding > _read_since(call) or is_fresh
         if enough or ledger.refresh.again:
             return state
     return schedule.ask_ledger(state, at)
@@ -551,7 +551,7 @@ def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call
             continue
         ledger, orphans = state.kubelet.ledger, state.kubelet.orphans
         left, last = orphans_of(device, orphans), last_poll(state, device)
-        read_comes = use.since > ledger.read and ledger.outstanding is not None
+        read_comes = use.since > ledger.read and ledger.refresh.outstanding is not None
         is_unpolled = any(last is None or last.poll <= orphan.read for orphan in left)
         if read_comes or (is_unpolled and state.host.polls.is_to_see(device.group)):
             return True

@@ -137,7 +137,7 @@ def is_ready(state: NodeState) -> bool:
     if not (
         state.host.scanned
         and state.kubelet.ledger.tried
-        and (state.host.polls.done > 0 or state.host.polls.outstanding is None)
+        and (state.host.polls.done > 0 or state.host.polls.refresh.outstanding is None)
     ):
         return False
     if not state.published.device_lists and awaits_inspection(state):

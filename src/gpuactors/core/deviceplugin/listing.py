@@ -65,7 +65,7 @@ def healthy(device_list: DeviceList) -> tuple[DeviceId, ...]:
 
 def asked(state: NodeState) -> tuple[ResourceName, ...]:
     """The resources of which kubelet's own list is wanted with the outstanding read."""
-    read = state.kubelet.ledger.outstanding
+    read = state.kubelet.ledger.refresh.outstanding
     if read is None:
         return ()
     return tuple(sorted(r for r, p in state.published.plugins.items() if p.listing.read == read))
@@ -190,8 +190,8 @@ def kept(before: NodeState, state: NodeState, changed: Changes, at: float) -> No
     now = (state.published, state.kubelet.ledger, state.kubelet.compare_at)
     if now == (before.published, before.kubelet.ledger, before.kubelet.compare_at):
         return state  # as the event before has left it
-    read = state.kubelet.ledger.outstanding
-    new_read = read if read != before.kubelet.ledger.outstanding else None
+    read = state.kubelet.ledger.refresh.outstanding
+    new_read = read if read != before.kubelet.ledger.refresh.outstanding else None
     plugins = dict(state.published.plugins)
     for resource in plugins:
         if resource not in before.published.device_lists or is_news_for_kubelet(changed.get(resource, ())):
@@ -209,6 +209,6 @@ def kept(before: NodeState, state: NodeState, changed: Changes, at: float) -> No
         return state
     ledger = state.kubelet.ledger
     wanted_at = min([state.kubelet.compare_at, *map(registration.next_comparison_at, plugins.values())])
-    if wanted_at >= ledger.due_at:
+    if wanted_at >= ledger.refresh.due_at:
         return state
     return with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(wanted_at)))

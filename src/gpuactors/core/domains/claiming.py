@@ -93,7 +93,7 @@ class DomainClaiming:
         reason = exclusion.conflict(state.domains, entry)
         ledger = state.kubelet.ledger
         # It was asked for when the claim came. After a read that failed its last contents count.
-        is_asked = ledger.outstanding is not None and ledger.asking.lists
+        is_asked = ledger.refresh.outstanding is not None and ledger.asking.lists
         if reason is None and (is_asked or (ledger.asking.wanted and ledger.problem is None)):
             return Conflict(Reason(Cause.LEDGER_LATE, "kubelet has not returned its ledger yet"))
         return reason

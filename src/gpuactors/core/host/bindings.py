@@ -151,6 +151,6 @@ def _forgotten(
             polls,
             leaving=leaving,
             baselines={a: n for a, n in polls.baselines.items() if a not in baselines},
-            doubtful=polls.doubtful | doubtful if polls.outstanding is not None else frozenset(),
+            doubtful=polls.doubtful | doubtful if polls.refresh.outstanding is not None else frozenset(),
         ),
     )

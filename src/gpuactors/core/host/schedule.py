@@ -44,7 +44,7 @@ def ask_ledger(state: NodeState, at: float, *, lists: bool = False) -> NodeState
         state = with_ledger(state, replace(state.kubelet.ledger, asking=asking))
     ledger = state.kubelet.ledger
     state, refresh = _asked(state, ledger.refresh)
-    if refresh.outstanding != ledger.outstanding:
+    if refresh.outstanding != ledger.refresh.outstanding:
         ledger = replace(ledger, asked_at=at, asking=asking_now(state, at))
     return with_ledger(state, replace(ledger, refresh=refresh))
 
@@ -55,8 +55,8 @@ def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeStat
     polls = state.host.polls
     state, refresh = _asked(state, polls.refresh)
     if groups is not None:  # all are due as before
-        refresh = refresh.due_by(polls.due_at)
-    if refresh.outstanding != polls.outstanding:
+        refresh = refresh.due_by(polls.refresh.due_at)
+    if refresh.outstanding != polls.refresh.outstanding:
         return with_polls(state, replace(polls, refresh=refresh, of=groups, again_of=None))
     if polls.refresh.again:
         groups = None if groups is None or polls.again_of is None else groups | polls.again_of
@@ -89,7 +89,7 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
             del groups[group], last[group]
         state = with_polls(state, replace(polls, groups=groups, seen=last))
     ledger, inspected = state.kubelet.ledger, state.host.seen != before.host.seen
-    if inspected and ledger.due_at > at + limits.LEDGER_S and matters(state):
+    if inspected and ledger.refresh.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
     if inspected and state.host.scanned:
@@ -185,22 +185,22 @@ def due(state: NodeState, at: float) -> NodeState:
     """Requests the read and the poll that are due. Only the ledger shows that a granted device was not allocated."""
     if _ledger_due_at(state) <= at:
         state = ask_ledger(state, at)
-    if state.host.polls.due_at <= at:
+    if state.host.polls.refresh.due_at <= at:
         state = ask_poll(state)
     return state
 
 
 def deadline(state: NodeState) -> float:
     """When `due` will next have something to do."""
-    return min(_ledger_due_at(state), state.host.polls.due_at)
+    return min(_ledger_due_at(state), state.host.polls.refresh.due_at)
 
 
 def _ledger_due_at(state: NodeState) -> float:
     ledger = state.kubelet.ledger
-    if ledger.outstanding is not None:
+    if ledger.refresh.outstanding is not None:
         return math.inf
     if ledger.problem is not None or not state.kubelet.pending_allocations:
-        return ledger.due_at
+        return ledger.refresh.due_at
     # Asked after every event, and of hundreds of grants after a burst of calls: only the first of each kind matters.
     grants = sorted(state.kubelet.pending_allocations.values())
     read = bisect_right(grants, ledger.read_at, key=listed_at)
@@ -209,4 +209,4 @@ def _ledger_due_at(state: NodeState) -> float:
     listed = [
         max(listed_at(until), ledger.asked_at + limits.LEDGER_FRESH_S) for until in grants[read : read + 1]
     ]
-    return min(ledger.due_at, *ends, *listed)
+    return min(ledger.refresh.due_at, *ends, *listed)

@@ -64,7 +64,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     A group that is not in its result stays as it was, whether the poll was of it or not.
     """
     before = state.host.polls
-    if event.poll != before.outstanding:
+    if event.poll != before.refresh.outstanding:
         return state
     index = state.index
     uses = bindings.only(state, (use for use in event.uses if use.group in index.polled))
@@ -88,7 +88,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
         groups=groups if other or len(groups) != len(before.groups) else before.groups,
         seen=seen,
         done=event.poll if of_all else before.done,
-        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.due_at)),
+        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.refresh.due_at)),
         of=None,
         again_of=None,
     )

@@ -67,7 +67,7 @@ def first_ledger(number: int, *, lists: bool) -> Ledger:
 def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     """The ledger was read. A pod that left it may still hold its device."""
     before = state.kubelet.ledger
-    if event.read != before.outstanding:
+    if event.read != before.refresh.outstanding:
         return state
     # The known objects, if they are equal: so derived values need only a comparison by identity.
     counted = kubelet_startup.counted(
@@ -116,7 +116,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     period_s = LEDGER_SETTLING_S if is_settling else limits.LEDGER_S
     due_at = at + (period_s if schedule.matters(state) else limits.LEDGER_QUIET_S)
     due_at = min(due_at, max(asking.list_due_at(state), at + LIST_HELD_S))
-    wished = before.due_at if before.due_at > at else math.inf
+    wished = before.refresh.due_at if before.refresh.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
     if groups := state.index.group_numbers(left):
@@ -128,7 +128,7 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
     """A read failed: the last known entries stay; the file's answers to Allocate, and whether its pods live, are new if
     it could be read."""
     before = state.kubelet.ledger
-    if event.read != before.outstanding:
+    if event.read != before.refresh.outstanding:
         return state
     ledger = replace(
         before,

@@ -134,10 +134,10 @@ def project(state: NodeState) -> Outputs:
 
 def _ledger(state: NodeState) -> LedgerWanted:
     ledger = state.kubelet.ledger
-    if ledger.outstanding is None:
+    if ledger.refresh.outstanding is None:
         return LedgerWanted(None)
     asking = ledger.asking
-    return LedgerWanted(ledger.outstanding, listing.asked(state), asking.pods, asking.lists)
+    return LedgerWanted(ledger.refresh.outstanding, listing.asked(state), asking.pods, asking.lists)
 
 
 def _claims(state: NodeState) -> ClaimsWanted | None:
@@ -153,9 +153,11 @@ def _domains(state: NodeState) -> DomainsWanted | None:
 
 
 def _poll(state: NodeState) -> PollWanted:
-    if state.host.polls.outstanding is None:
+    if state.host.polls.refresh.outstanding is None:
         return NO_POLL
-    return PollWanted(state.host.polls.outstanding, _targets(state), whole=state.host.polls.of is None)
+    return PollWanted(
+        state.host.polls.refresh.outstanding, _targets(state), whole=state.host.polls.of is None
+    )
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
@@ -166,7 +168,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         ledger.source.is_whole
         and state.daemon.role is Role.SERVING
         and ledger.asking.listed > 0
-        and ledger.outstanding is None
+        and ledger.refresh.outstanding is None
     )
     asked = {
         f.address for call in state.calls.waiting.values() for units in call.seen.values() for f in units

@@ -497,22 +497,6 @@ class KubeletStartup(Struct, frozen=True, gc=False):
     """When its first answer came."""
 
 
-class Refreshed(Struct, frozen=True, gc=False):
-    """Facts by answers to numbered requests, one outstanding at a time."""
-
-    refresh: Refresh
-
-    @property
-    def outstanding(self) -> int | None:
-        """The number of the request that is outstanding."""
-        return self.refresh.outstanding
-
-    @property
-    def due_at(self) -> float:
-        """When the next one is due by itself."""
-        return self.refresh.due_at
-
-
 class Asking(Struct, frozen=True, gc=False):
     """What kubelet is asked with a read of its ledger, and when it last listed its pods. To ask for List is not
     harmless, see `host/asking.py`."""
@@ -564,9 +548,10 @@ NO_BOOKS: Final = Books({}, frozenset(), {}, frozenset(), {}, frozenset(), {})
 """Before the first read."""
 
 
-class Ledger(Refreshed, frozen=True, gc=False):
+class Ledger(Struct, frozen=True, gc=False):
     """Kubelet's ledger: which pod has which device. Numbers come from the same counter as inspections."""
 
+    refresh: Refresh
     read: int
     """The number of the read that these entries are from; 0 before the first one since this daemon serves."""
     entries: Mapping[tuple[ResourceName, DeviceId], Pod]
@@ -661,13 +646,14 @@ class LastPoll(Struct, frozen=True, gc=False):
     """When it came back."""
 
 
-class Polls(Refreshed, frozen=True, gc=False):
+class Polls(Struct, frozen=True, gc=False):
     """The kernel's side: which groups are in use. Numbers come from the same counter as inspections.
 
     A poll is due when every group is to be polled: never while such a poll is outstanding, or wanted after the
     outstanding one.
     """
 
+    refresh: Refresh
     groups: Mapping[int, Observed]
     """Both the mapping and each use stay the same object until a poll sees something else."""
     seen: Mapping[int, LastPoll]
@@ -690,7 +676,7 @@ class Polls(Refreshed, frozen=True, gc=False):
 
     def is_to_see(self, group: int | None) -> bool:
         """A poll of that group is outstanding, or wanted after the outstanding one."""
-        asked = self.outstanding is not None and (self.of is None or group in self.of)
+        asked = self.refresh.outstanding is not None and (self.of is None or group in self.of)
         return asked or (self.refresh.again and (self.again_of is None or group in self.again_of))
 
 

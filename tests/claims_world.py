@@ -32,10 +32,8 @@ from gpuactors.daemon import app
 from gpuactors.daemon.claims import DraOutside
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.places import Places
-from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.host.use import InlineUse
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.nodes import KubeNode
@@ -49,6 +47,7 @@ from gpuactors_simulation.kube.server import FakeApiServer
 from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
 from tests.memory.disk import FakeDisk, StoppedError
 from tests.memory.kube import MemoryApiServer
+from tests.support.inline_host import InlineReader, InlineUse
 from tests.support.successors import FakeSuccessor
 
 DRIVER: Final = "gpu.nvidia.com"

@@ -47,6 +47,7 @@ from gpuactors_simulation.host.imex import ImexTree
 from tests.acts.test_persistenced import accepted
 from tests.fuzz_decoders.decoder import Stream, sentence
 from tests.support.descriptors import open_files
+from tests.support.inline_host import InlineImex
 from tests.support.nth_call import NUMBERS, Others, every_failure
 from tests.support.patience import patient
 
@@ -148,7 +149,7 @@ GPU: Final = PciAddress("0000:23:00.0")
 CLUSTER: Final = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
 OF_THE_HOST: Final[dict[str, Callable[[Path], object]]] = {
-    "imex": lambda d: imex.InlineImex(HostRoot(str(d))).read(),
+    "imex": lambda d: InlineImex(HostRoot(str(d))).read(),
     "management": lambda d: management.ManagementDevice("auto", str(d / "cdi")).find(),
     "uuid": lambda d: Places(HostRoot(str(d))).of_uuid("GPU-1"),
     "group": lambda d: Places(HostRoot(str(d))).of_node("/dev/vfio/51"),

@@ -13,7 +13,6 @@ from typing import Any, Final, final
 from gpuactors.acts.files import MOUNTED
 from gpuactors.core.values.domain import DRIVER, LABEL, AllocationMode, DomainMode, DomainSettings
 from gpuactors.daemon.domains import DomainsOutside
-from gpuactors.host.imex import InlineImex
 from gpuactors.host.root import HostRoot
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.ports.claims import ClaimsKubelet
@@ -23,6 +22,7 @@ from gpuactors_simulation.host.tree import HostTree
 from gpuactors_simulation.kube import domain_objects
 from gpuactors_simulation.kube.status import DOMAINS as DOMAIN_OBJECTS
 from tests.histories.dra_node import NAMESPACE, NODE, DraNode
+from tests.support.inline_host import InlineImex
 
 DOMAINS: Final = 1 << 33
 """The bit of a history's seed by which its daemons serve compute domains."""

@@ -39,10 +39,9 @@ from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.pod_cgroups import PodCgroups
-from gpuactors.host.reader import InlineReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
-from gpuactors.host.use import Holders, InlineUse
+from gpuactors.host.use import Holders
 from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.ports.node import Step
 from gpuactors_simulation.host.pod_cgroups import CgroupTree
@@ -66,6 +65,7 @@ from tests.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from tests.memory.journal import MemoryJournal
 from tests.memory.kubelet import memory_claims, memory_kubelet, memory_ledger
 from tests.memory.served import MemoryServed
+from tests.support.inline_host import InlineReader, InlineUse
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
 OLDER_POD: Final = "older-"

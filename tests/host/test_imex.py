@@ -10,12 +10,13 @@ import pytest
 import trio
 
 from gpuactors.core.values.domain import ImexFacts
-from gpuactors.host.imex import HostImex, ImexFiles, InlineImex, Operators, character_majors
+from gpuactors.host.imex import HostImex, ImexFiles, Operators, character_majors
 from gpuactors.host.imex_ctl import ImexCtl
 from gpuactors.host.root import DEVICE_NUMBERS, FABRIC_IMEX_MGMT, GPU_FEATURES, NVIDIA_PARAMS, HostRoot
 from gpuactors.ports.claims import ImexReader
 from gpuactors.ports.errors import HostError
 from gpuactors_simulation.host.imex import CHANNELS_MAJOR, CLIQUE, ImexTree
+from tests.support.inline_host import InlineImex
 from tests.support.patience import patient
 
 WITHIN_S = patient(20.0)

@@ -16,13 +16,14 @@ from gpuactors.core.values.selector import parse_selector
 from gpuactors.host import reader as reader_module
 from gpuactors.host import threads
 from gpuactors.host.pci_ids import PciIds
-from gpuactors.host.reader import INSPECTION_CONCURRENCY, InlineReader, ThreadedReader
+from gpuactors.host.reader import INSPECTION_CONCURRENCY, ThreadedReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.threads import start_thread
 from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader
 from gpuactors_simulation.host.tree import HostTree, PciSpec
+from tests.support.inline_host import InlineReader
 from tests.support.patience import patient
 
 SHORT_S = 0.05

@@ -20,9 +20,10 @@ from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host import procfs, use
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
-from gpuactors.host.use import Holders, InlineUse, OpenNode, SysfsUse
+from gpuactors.host.use import Holders, OpenNode, SysfsUse
 from gpuactors.ports.node import UseReader
 from gpuactors_simulation.host.tree import HostTree, PciSpec
+from tests.support.inline_host import InlineUse
 from tests.support.patience import patient
 
 SHORT_S = 0.1

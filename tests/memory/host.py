@@ -18,13 +18,12 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
-from gpuactors.host.reader import InlineReader
 from gpuactors.host.uevents import hint_of, parse_datagram
-from gpuactors.host.use import InlineUse
 from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
 from gpuactors.ports.node import Hint, Observation, UeventSource
 from gpuactors_simulation.host.uevents import Uevent
 from tests.memory.faults import SLOW_S, Fault, Faults
+from tests.support.inline_host import InlineReader, InlineUse
 
 
 @final

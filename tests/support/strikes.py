@@ -24,7 +24,6 @@ from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles
 from gpuactors.acts.disk import Disk
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.writes import Writes
-from gpuactors.host.imex import InlineImex
 from gpuactors.kube.claims import KubeClaims
 from gpuactors.kube.domains import KubeDomains
 from gpuactors.kube.nodes import KubeNode
@@ -38,6 +37,7 @@ from gpuactors_simulation.memory import acts
 from tests.memory import kube, kubelet, served
 from tests.memory.disk import FakeDisk
 from tests.memory.host import FaultyReader, FaultyUse
+from tests.support.inline_host import InlineImex
 
 _FEW: Final = (errno.EIO, errno.EMFILE, errno.ENOENT)
 """What no adaptor knows, and what most of them answer in a way of its own."""

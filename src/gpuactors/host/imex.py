@@ -239,24 +239,6 @@ class HostImex:
         return answers
 
 
-@final
-class InlineImex:
-    """`ports.claims.ImexReader` without threads and child processes, for a tree of ordinary files on the mock clock."""
-
-    def __init__(self, root: HostRoot, clique_file: str = GPU_FEATURES) -> None:
-        self._files = ImexFiles(root, clique_file)
-        self.host_problem = ""
-        """The answer of the host's control tool."""
-
-    async def read(self) -> ImexFacts:
-        """Implement `ports.claims.ImexReader.read`."""
-        await trio.lowlevel.checkpoint()
-        facts = self._files.read()
-        if facts.absent:
-            return facts
-        return replace(with_clique(facts, [self._files.clique()]), host_problem=self.host_problem)
-
-
 def with_clique(facts: ImexFacts, said: Iterable[Said]) -> ImexFacts:
     """Add the clique to the facts, by what each source says."""
     decision = found_by(said)

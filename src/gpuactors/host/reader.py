@@ -1,4 +1,4 @@
-"""Runs the synchronous sysfs reader for the actors: in threads with deadlines, or inline for the simulation.
+"""Runs the synchronous sysfs reader for the actors: in threads with deadlines.
 
 Must not decide anything: the sysfs reader selects functions, the core decides their meaning.
 """
@@ -269,37 +269,3 @@ class _Scan:
             raise _GivenUpError
         self.at = name
         self.read += 1
-
-
-@final
-class InlineReader:
-    """`ports.node.HostReader` without threads, for a tree of ordinary files on the mock clock, where no read hangs."""
-
-    def __init__(self, sysfs: SysfsReader) -> None:
-        self._sysfs = sysfs
-
-    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """Implement `ports.node.HostReader.scan`."""
-        await trio.lowlevel.checkpoint()
-        return self._sysfs.scan(allocated)
-
-    async def inspect(
-        self, address: PciAddress, allocated: Collection[PciAddress] = ()
-    ) -> tuple[PciFunction, ...]:
-        """Implement `ports.node.HostReader.inspect`."""
-        await trio.lowlevel.checkpoint()
-        return self._sysfs.inspect(address, allocated)
-
-    async def inspect_all(
-        self,
-        addresses: Sequence[PciAddress],
-        allocated: Collection[PciAddress] = (),
-        beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
-        """Implement `ports.node.HostReader.inspect_all`."""
-        await trio.lowlevel.checkpoint()
-        batch = _Batch(list(addresses), beside)
-        batch.run(self._sysfs, allocated)
-        if beside is not None:
-            beside.ended()
-        return batch.found

@@ -419,54 +419,6 @@ class SysfsUse:
             _log.info("holders.available")
 
 
-@final
-class InlineUse:
-    """`ports.node.UseReader` without threads, for a tree of ordinary files on the mock clock: a read there never hangs.
-
-    Every observation with `proc` reads all processes, so that nothing depends on the duration of a pass.
-    """
-
-    def __init__(self, root: HostRoot, holders: Holders, *, open_node: OpenNode = open_and_close) -> None:
-        self._root = root
-        self._holders = holders
-        self._open_node = open_node
-
-    async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """Implement `ports.node.UseReader.observe`."""
-        await trio.lowlevel.checkpoint()
-        return self._result(self._begin(targets, whole=whole))
-
-    def begin(self, targets: tuple[PollTarget, ...]) -> _Observation:
-        """Implement `ports.node.UseReader.begin`."""
-        return self._begin(targets, whole=False)
-
-    async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
-        """Implement `ports.node.UseReader.result`."""
-        assert isinstance(observation, _Observation)
-        await trio.lowlevel.checkpoint()
-        return self._result(observation)
-
-    def _begin(self, targets: tuple[PollTarget, ...], *, whole: bool) -> _Observation:
-        return _Observation(
-            self._root,
-            self._holders,
-            self._open_node,
-            targets,
-            whole=whole,
-            skip=frozenset(),
-            last_pass=None,
-            rested=True,
-            open_until=float("inf"),
-        )
-
-    def _result(self, observation: _Observation) -> tuple[GroupUse, ...]:
-        if not observation.begun:
-            observation.run()
-        if observation.failure is not None:
-            raise observation.failure
-        return observation.uses()
-
-
 # --- reading ----------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, Holder, PciAddress
-from gpuactors.host import procfs, use
+from gpuactors.host import procfs, sysfs, use
 from gpuactors.host.procfs import ProcReader
 from gpuactors.host.root import HostRoot
 from gpuactors.host.use import Holders, OpenNode, SysfsUse
@@ -141,7 +141,7 @@ async def test_a_holder_that_closes_between_two_reads_is_not_taken_for_an_operat
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree.open_group(2, 4711)
-    read = use._read
+    read = sysfs.read_attribute
 
     def close_meanwhile(path: str) -> bytes:
         content = read(path)
@@ -149,7 +149,7 @@ async def test_a_holder_that_closes_between_two_reads_is_not_taken_for_an_operat
             tree.kill(4711)
         return content
 
-    monkeypatch.setattr(use, "_read", close_meanwhile)
+    monkeypatch.setattr(use, "read_attribute", close_meanwhile)
     uses = await observe(InlineUse(root(tree), "passive"))
     assert (uses[2].enabled, uses[2].active) == ({address(2): 0}, frozenset())
 
@@ -158,7 +158,7 @@ async def test_a_holder_that_closes_between_two_reads_is_not_taken_for_an_operat
 async def test_a_holder_that_opens_between_two_reads_is_seen_now_or_the_next_time(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = use._read
+    read = sysfs.read_attribute
 
     def open_meanwhile(path: str) -> bytes:
         content = read(path)
@@ -166,7 +166,7 @@ async def test_a_holder_that_opens_between_two_reads_is_seen_now_or_the_next_tim
             tree.open_group(2, 4711)
         return content
 
-    monkeypatch.setattr(use, "_read", open_meanwhile)
+    monkeypatch.setattr(use, "read_attribute", open_meanwhile)
     uses = await observe(InlineUse(root(tree), "passive"))
     assert (uses[2].enabled, uses[2].active) == ({address(2): 0}, frozenset({address(2)}))
 

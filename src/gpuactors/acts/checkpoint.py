@@ -22,13 +22,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Final, final
+from typing import Final, final
 
 from msgspec import structs
 
 from gpuactors import limits
 from gpuactors.acts.disk import Disk, KeptDirectory, replace, temporary_of, unlink_if_there
-from gpuactors.acts.theirs import TheirClaims
+from gpuactors.acts.theirs import TheirClaims, frozen_json
 from gpuactors.core.claims.checkpoint import (
     VERSION,
     Checkpoint,
@@ -261,7 +261,7 @@ def _content_of(stored: bytes) -> Json:
     checksum, body = match[1].decode(), match[2]
     if sha256(body).hexdigest() != checksum:
         raise ValueError("its checksum is not that of its content")
-    return _json(decode_json(body, object, _DEPTH_MAX))
+    return frozen_json(decode_json(body, object, _DEPTH_MAX))
 
 
 def _encoded(content: Json) -> bytes:
@@ -273,13 +273,3 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-def _json(value: Any) -> Json:
-    """Convert a decoded value: tuples for arrays, as in the core."""
-    if isinstance(value, list):
-        return tuple(_json(item) for item in value)
-    if isinstance(value, dict):
-        return {name: _json(item) for name, item in value.items()}
-    assert value is None or isinstance(value, bool | int | float | str)
-    return value

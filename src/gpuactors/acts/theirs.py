@@ -32,7 +32,7 @@ from gpuactors.core.state.claims import (
     Reservation,
     StoredEntry,
 )
-from gpuactors.core.values.claim import Claim, ClaimUid, OriginalDriver, PreparedDevice
+from gpuactors.core.values.claim import Claim, ClaimUid, Json, OriginalDriver, PreparedDevice
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
 from gpuactors.core.values.model import DeviceKey, PciAddress, device_key, function_address
@@ -164,7 +164,7 @@ class TheirClaims:
         needed beside it cannot be read now."""
         checksum = f"sha256:{sha256(content).hexdigest()}"
         fields = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
-        checkpoint = theirs.decoded(_json(fields), self._driver)
+        checkpoint = theirs.decoded(frozen_json(fields), self._driver)
         if checkpoint.boot_id not in ("", boot_id):
             return Theirs(checksum, ())
         has_boot = checkpoint.boot_id != ""
@@ -243,10 +243,11 @@ class TheirClaims:
             return b""
 
 
-def _json(value: Any) -> Any:
+def frozen_json(value: Any) -> Json:
     """Convert a decoded value: tuples for arrays, as in the core."""
     if isinstance(value, list):
-        return tuple(_json(item) for item in value)
+        return tuple(frozen_json(item) for item in value)
     if isinstance(value, dict):
-        return {name: _json(item) for name, item in value.items()}
+        return {name: frozen_json(item) for name, item in value.items()}
+    assert value is None or isinstance(value, bool | int | float | str)
     return value

@@ -31,7 +31,7 @@ subclass, interface."""
 def vfio_driver(root: HostRoot, modalias: str) -> str:
     """Return the name of the module or driver for a function of this modalias (`pci:v…`). `vfio-pci` where no alias
     matches, the modalias is not known (empty), or there is no modules.alias."""
-    return best(_aliases(root), modalias)
+    return best(_content(root, "modules.alias"), modalias)
 
 
 def best(aliases: bytes, modalias: str) -> str:
@@ -72,10 +72,6 @@ def is_installed(root: HostRoot, module: str) -> bool | None:
         rb"(?:^|/)" + re.escape(module).encode().replace(b"_", b"[-_]") + rb"\.ko[.a-z0-9]*(?::|$)", re.M
     )
     return any(file.search(listed) for listed in lists)
-
-
-def _aliases(root: HostRoot) -> bytes:
-    return _content(root, "modules.alias")
 
 
 def _content(root: HostRoot, name: str) -> bytes:

@@ -170,7 +170,7 @@ class SysfsReader:
         """Return its vendor, the one read for most functions of a large host; None if it cannot be read or makes no
         sense."""
         try:
-            match = _ID.fullmatch(_read(f"{self._bus}/{name}/vendor"))
+            match = _ID.fullmatch(read_attribute(f"{self._bus}/{name}/vendor"))
         except OSError:
             return None
         return None if match is None else match[1].decode()
@@ -258,8 +258,9 @@ class SysfsReader:
             return None, False
         path = f"{self._bus}/{name}"
         try:
-            descriptor = _opened(path)
+            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
+            raise_if_short(error, path)
             if gone(path):
                 return None, False
             unread = fault(name, path, f"cannot be opened ({error.strerror})")
@@ -367,7 +368,7 @@ class SysfsReader:
         """Return whether vfio itself made the group for a function without an IOMMU (drivers/vfio/group.c,
         vfio_noiommu_group_alloc); only such a group, and those of a few platforms, have a name."""
         try:
-            return _read(f"{self._groups}/{group}/name").strip() == b"vfio-noiommu"
+            return read_attribute(f"{self._groups}/{group}/name").strip() == b"vfio-noiommu"
         except OSError:
             return False
 
@@ -517,7 +518,7 @@ class _Directory:
         return 1 << (total - 1).bit_length() if total else 0
 
     def _content(self, attribute: str) -> bytes:
-        """Read an attribute, as `_read`."""
+        """Read an attribute of the function, as `read_attribute`."""
         try:
             descriptor = os.open(attribute, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
         except OSError as error:
@@ -550,18 +551,10 @@ def presence_of(directory: str) -> int | None:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def _opened(directory: str) -> int:
-    """Open a directory, to read the files in it. Raises `OSError`; `HostError` for want of descriptors."""
-    try:
-        return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise_if_short(error, directory)
-        raise
-
-
-def _read(path: str) -> bytes:
+def read_attribute(path: str) -> bytes:
     """Read an attribute. Raises `OSError`; `HostError` for want of descriptors."""
-    # Three system calls: no buffering, no encoding, no fstat. A scan of a large host does this 12,000 times.
+    # Three system calls: no buffering, no encoding, no fstat. A scan of a large host does this 12,000 times, and a poll
+    # twice per function.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -25,6 +25,7 @@ from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import ProcPass, ProcReader
 from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
+from gpuactors.host.sysfs import read_attribute
 from gpuactors.host.threads import start_thread
 from gpuactors.ports.errors import HostError
 from gpuactors.process.logger import get_logger
@@ -453,10 +454,10 @@ def _function(directory: str) -> tuple[int, bool]:
     that an operator wrote does for ever. So that is read once more: between two reads of `suspended` no descriptor was
     open, as a resume and a suspend take milliseconds. Raises `OSError`, `ValueError`.
     """
-    count = int(_read(f"{directory}/enable"))
+    count = int(read_attribute(f"{directory}/enable"))
     active = _is_active(directory)
     if count and not active:
-        count = int(_read(f"{directory}/enable"))
+        count = int(read_attribute(f"{directory}/enable"))
         active = _is_active(directory)
     return count, active
 
@@ -465,20 +466,6 @@ def _is_active(directory: str) -> bool:
     """Return False only for `suspended`, which shows that no descriptor is open: a kernel without CONFIG_PM has no such
     file, and `resuming`, `suspending` and `error` can be either."""
     try:
-        return _read(f"{directory}/power/runtime_status").strip() != b"suspended"
+        return read_attribute(f"{directory}/power/runtime_status").strip() != b"suspended"
     except OSError:
         return True
-
-
-def _read(path: str) -> bytes:
-    """Read a file. Raises `OSError`; `HostError` for want of descriptors."""
-    # Three system calls: this is done twice per function and poll, for the life of the process.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise_if_short(error, path)
-        raise
-    try:
-        return os.read(descriptor, 32)
-    finally:
-        os.close(descriptor)

@@ -70,7 +70,7 @@ class KubeSlices:
         what = f"list the ResourceSlices {self._of}"
         body = await self._client.ask(Call(what, "GET", _PATH, {"fieldSelector": self._selector}))
         listed = errors.answered(what, self._client.server, body, objects.ListOf[objects.SliceObject])
-        slices = tuple(self._known(what, item) for item in listed.items or ())
+        slices = tuple(self._converted(what, item) for item in listed.items or ())
         return SlicesListed(slices), listed.metadata.resource_version
 
     def _event(self, change: Change) -> SliceEvent | None:
@@ -123,9 +123,9 @@ class KubeSlices:
         return self._decoded(call.what, body)
 
     def _decoded(self, what: str, body: bytes | msgspec.Raw) -> StoredSlice:
-        return self._known(what, errors.answered(what, self._client.server, body, objects.SliceObject))
+        return self._converted(what, errors.answered(what, self._client.server, body, objects.SliceObject))
 
-    def _known(self, what: str, stored: objects.SliceObject) -> StoredSlice:
+    def _converted(self, what: str, stored: objects.SliceObject) -> StoredSlice:
         try:
             return objects.stored_slice(stored)
         except msgspec.ValidationError as exc:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpuactors.acts.checkpoint import _json
+from gpuactors.acts.theirs import frozen_json
 from gpuactors.core.claims.checkpoint import MalformedError
 from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
 from gpuactors.core.state.claims import (
@@ -108,7 +108,7 @@ OF_A_DOMAIN_WITHOUT_FACTS = StoredEntry(
 
 def read(text: str) -> Mapping[str, Json]:
     """The content as the core has it: arrays are tuples."""
-    content = _json(json.loads(text))
+    content = frozen_json(json.loads(text))
     assert isinstance(content, Mapping)
     return content
 

@@ -59,13 +59,8 @@ def group_of(number: int) -> int:
 class Halves:
     """The halves of the cards."""
 
-    @property
-    def name(self) -> KindName:
-        return KindName("half")
-
-    @property
-    def acts(self) -> frozenset[Act]:
-        return frozenset()
+    name: Final = KindName("half")
+    acts: Final = frozenset[Act]()
 
     def is_key(self, text: str) -> bool:
         return re.fullmatch(_KEY, text) is not None

@@ -66,13 +66,8 @@ def _is_behind_vmd(function: PciFunction) -> bool:
 class PciFunctions:
     """The kind of the devices that are whole PCI functions."""
 
-    @property
-    def name(self) -> KindName:
-        return KindName("pci-function")
-
-    @property
-    def acts(self) -> frozenset[Act]:
-        return frozenset({Act.BIND})
+    name: Final = KindName("pci-function")
+    acts: Final = frozenset({Act.BIND})
 
     def is_key(self, text: str) -> bool:
         return is_pci_address(text)

@@ -125,7 +125,7 @@ def _a_stopped_claim_is_forgotten_without_a_release(monkeypatch: pytest.MonkeyPa
 
 
 def _a_returned_gpu_is_offered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "seen_again", lambda state: replace(state.gpus, returned={}))
+    monkeypatch.setattr(claiming, "seen_again", lambda state, gpus: replace(gpus, returned={}))
 
 
 def _a_read_outlives_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:

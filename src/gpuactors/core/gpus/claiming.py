@@ -31,9 +31,9 @@ class GpuClaiming:
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         if returns.UNSEEN in state.gpus.settled.values():
             state = read_at_once(state)
-        state = with_gpus_part(state, returns.on_state_changed(before, state))
-        state = with_gpus_part(state, with_reserved(before.gpus, seen_again(state)))
-        return with_gpus_part(state, fitness.on_state_changed(before, state))
+        gpus = returns.on_state_changed(before, state)
+        gpus = with_reserved(before.gpus, seen_again(state, gpus))
+        return with_gpus_part(state, fitness.on_state_changed(before, state, gpus))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         found = config.chosen(claim)

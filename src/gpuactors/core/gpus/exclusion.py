@@ -169,11 +169,10 @@ def _own_keys(device: Device | None) -> set[DeviceKey]:
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
     """What has not been read since the claim came: an older view is no fact."""
     ledger, group = state.kubelet.ledger, device.group
+    outstanding = state.host.inspections.functions
     for function in (*device.members, *device.units):
         seen = state.host.seen.get(function.address)
-        if function.address in state.host.inspections.functions and (
-            seen is None or seen.inspection <= entry.since
-        ):
+        if function.address in outstanding and (seen is None or seen.inspection <= entry.since):
             return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
     if group is not None and group in state.index.polled:
         last = state.host.polls.seen.get(group)

@@ -44,9 +44,9 @@ _REASONS: Final[Mapping[ActFault | None, Cause]] = {
 _NEW: Final = Fitness()
 
 
-def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
-    """`state.gpus` with the fitness of the devices that are there now; the same object if nothing changes."""
-    gpus, devices, was = state.gpus, state.index.devices, before.index.devices
+def on_state_changed(before: NodeState, state: NodeState, gpus: Gpus) -> Gpus:
+    """`gpus` with the fitness of the devices that are there now; the same object if nothing changes."""
+    devices, was = state.index.devices, before.index.devices
     is_new = not before.gpus.claims.loaded  # a check of before may never come back
     if not gpus.claims.loaded or (was == devices and not is_new and before.gpus.reserved == gpus.reserved):
         return gpus

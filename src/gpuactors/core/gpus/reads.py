@@ -41,9 +41,9 @@ def read_again(
     return with_inspections(replace(state, gpus_part=after), wanted)
 
 
-def seen_again(state: NodeState) -> Gpus:
-    """`state.gpus` without the returned devices that were inspected since, and polled where they were in use."""
-    gpus, polled = state.gpus, state.host.polls.seen
+def seen_again(state: NodeState, gpus: Gpus) -> Gpus:
+    """`gpus` without the returned devices that were inspected since, and polled where they were in use."""
+    polled = state.host.polls.seen
     unseen = {
         a: r
         for a, r in gpus.returned.items()

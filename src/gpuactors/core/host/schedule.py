@@ -166,7 +166,8 @@ def _is_wrongly_held(state: NodeState) -> bool:
     """A group is held by an external process, or by that of a pod that is gone."""
     if state.kubelet.orphans:
         return True
-    return not state.index.in_use <= state.index.owned.keys()
+    index = state.index
+    return not index.in_use <= index.owned.keys()
 
 
 def matters(state: NodeState) -> bool:

@@ -21,9 +21,7 @@ def claims_of(state: NodeState, kind: ClaimsOf) -> Claims:
 
 
 def with_claims(state: NodeState, kind: ClaimsOf, claims: Claims) -> NodeState:
-    """Replace the claims of one driver; returns the same object if they are the ones that it has."""
-    if claims is claims_of(state, kind):
-        return state
+    """Replace the claims of one driver."""
     if kind is ClaimsOf.GPUS:
         return replace(state, gpus_part=replace(state.gpus, claims=claims))
     return replace(state, domains_part=replace(state.domains, claims=claims))

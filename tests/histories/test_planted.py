@@ -20,7 +20,7 @@ from gpuactors.core.values.model import (
     DeviceKey,
     Pod,
     ResourceName,
-    function_of,
+    function_address,
 )
 from gpuactors.core.values.owner import Allocation
 from gpuactors.kubelet import device_plugin
@@ -51,7 +51,7 @@ def _drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = device_lists._listed
 
     def is_busy(state: NodeState, device: DeviceKey) -> bool:
-        function = function_of(state.host.functions, device)
+        function = state.host.functions.get(function_address(device))
         group = function.iommu_group if function is not None else None
         use = state.host.polls.groups.get(group) if group is not None else None
         return use is not None and use.in_use

@@ -18,7 +18,7 @@ from gpuactors.core.state.claims import ClaimRecord, GpuReservation, gpus_of, wi
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Effect, Field, Level, Log
-from gpuactors.core.values.model import DeviceKey, LedgerSource, Role, device_key
+from gpuactors.core.values.model import DeviceKey, LedgerSource, Role
 from gpuactors.core.values.names import is_subdomain
 from gpuactors.core.values.owner import NO_RESOURCE, Owner
 
@@ -61,8 +61,7 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
     assert claims.settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
-    gpus = [gpu for e in owning for gpu in gpus_of(e).gpus]
-    owned = {key for gpu in gpus for key in (gpu.key, *(device_key(f.address) for f in gpu.functions))}
+    owned = {key for e in owning for gpu in gpus_of(e).gpus for key in gpu.owned_keys}
     found: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(view.state.kubelet.ledger.claims.items()):
         is_free = address not in owned and not _is_pods(view.state, address)

@@ -568,7 +568,7 @@ def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call)
         for given, until in state.kubelet.pending_allocations.items()
         if state.kubelet.ledger.read_at < asking.listed_at(until)
     }
-    others = {device_key(m.address) for a in call.seen for m in known[DeviceId(a)].members} - call.seen.keys()
+    others = {key for a in call.seen for key in known[DeviceId(a)].owned_keys} - call.seen.keys()
     return not others.isdisjoint(late)
 
 

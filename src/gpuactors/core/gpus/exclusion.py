@@ -163,7 +163,7 @@ def has_another_owner(state: NodeState, entry: ClaimRecord, key: DeviceKey) -> R
 
 def _own_keys(device: Device | None) -> set[DeviceKey]:
     """The device and every function of its IOMMU group: its owner has them all. Empty if it is not there."""
-    return set() if device is None else {device.key, *(device_key(m.address) for m in device.members)}
+    return set() if device is None else device.owned_keys
 
 
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
@@ -201,7 +201,7 @@ def _by_another_claim(
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in gpus_of(other).gpus:
-            owned = {gpu.key, *(device_key(f.address) for f in gpu.functions)}
+            owned = gpu.owned_keys
             is_of_group = device is not None and device.group in index.group_numbers(owned)
             if is_of_group or not owned.isdisjoint(wanted):
                 if other.state is ClaimState.RELEASING:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.state import NodeState, with_polls
 from gpuactors.core.values.inventory import ids_of, is_selected
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls, device_key, function_of
+from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls, device_key, function_address
 
 BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
 """Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
@@ -51,7 +51,7 @@ def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> Node
         return state
     left, ended = set(state.host.polls.leaving), set()
     for name in named:
-        given = function_of(state.host.functions, state.kubelet.resolved[name].key)
+        given = state.host.functions.get(function_address(state.kubelet.resolved[name].key))
         if given is not None and given.has_node and _may_be_left(state, given):
             left.add(given.address)
     for address in moved:

@@ -25,7 +25,7 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainConfig
-from gpuactors.core.values.model import DeviceKey, Role, Token
+from gpuactors.core.values.model import DeviceKey, Role, Token, device_key
 from gpuactors.core.values.slices import Publication
 from gpuactors.core.values.status import Reason
 
@@ -44,6 +44,11 @@ class ClaimedGpu(Struct, frozen=True, gc=False):
     """The device and its companions, sorted by address, each with the driver that it is returned to."""
     keep_on_vfio: str = ""
     """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
+
+    @property
+    def owned_keys(self) -> set[DeviceKey]:
+        """The keys of the device and of each of these functions: its owner has them all."""
+        return {self.key, *(device_key(function.address) for function in self.functions)}
 
 
 def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:

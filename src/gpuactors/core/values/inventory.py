@@ -60,11 +60,15 @@ class Device(Struct, frozen=True, gc=False):
     inspected beside it. It is there from the first bind on, on most nodes, and each function is inspected when it is
     bound."""
 
+    @property
+    def owned_keys(self) -> set[DeviceKey]:
+        """Its key and that of each function of its IOMMU group: its owner has them all."""
+        return {self.key, *(device_key(member.address) for member in self.members)}
+
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:
     """The devices of its group that a pod had which has left kubelet's ledger and may still hold them, by address."""
-    keys = sorted({device.key, *(device_key(member.address) for member in device.members)})
-    return [orphans[key] for key in keys if key in orphans]
+    return [orphans[key] for key in sorted(device.owned_keys) if key in orphans]
 
 
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:

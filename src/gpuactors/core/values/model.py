@@ -148,11 +148,6 @@ Functions = Mapping[PciAddress, PciFunction]
 """The functions of the host, by address."""
 
 
-def function_of(functions: Functions, device: DeviceKey) -> PciFunction | None:
-    """The function that a device is, as a whole; None if that is not there, or the device is something else."""
-    return functions.get(function_address(device))
-
-
 def by_group(functions: Functions) -> Mapping[int, tuple[PciFunction, ...]]:
     """The functions of each IOMMU group, by its number, in their order."""
     found: dict[int, list[PciFunction]] = {}

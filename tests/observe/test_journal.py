@@ -21,7 +21,6 @@ from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
-from gpuactors.core.state.gpus import NO_GPUS
 from gpuactors.core.values import effects
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import (
@@ -284,19 +283,6 @@ def test_every_state_comes_out_as_it_went_in() -> None:
         assert isinstance(line, StateLine)
         assert (line.at, line.missed) == (step.at, 3)
         assert read_state(line) == step.before
-
-
-def test_a_state_of_before_has_empty_parts_where_claims_are_off() -> None:
-    """Now they are left out: both mean that claims are off."""
-    step = story().steps[-1]
-    line = json.loads(LineWriter().state_line(step.before, step.at, 0))
-    assert not {"gpus", "domains"} & line["state"].keys()
-    line["state"] |= {"gpus": msgspec.to_builtins(NO_GPUS), "domains": {"settings": None}}
-    line["state"]["gpus"]["check_at"] = {"$float": "inf"}
-    line["state"]["gpus"]["claims"]["relays_until"] = {"$float": "-inf"}
-    older = read_line(json.dumps(line).encode())
-    assert isinstance(older, StateLine)
-    assert read_state(older) == step.before
 
 
 def test_a_poll_that_says_what_the_last_one_said_is_its_number() -> None:

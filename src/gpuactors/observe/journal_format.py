@@ -34,16 +34,7 @@ from gpuactors.ports.node import Step
 
 FORMAT: Final = 17
 """The number of the format. It is raised when a reader of the last format would misread the next, or miss something in
-it. Format 2 has no causes; in format 3 a state says of each request by itself whether it is outstanding, wanted again
-and due; in format 4 it is not in parts, and a read of the ledger has the entries that counted, not what kubelet's list
-and its file said; in format 5 what stands in a claim's way has no cause; in format 6 a look at what a claim could bind
-is of one GPU; in format 7 what is known of a function is in one value with when it was seen; in format 9 what only
-claims of GPUs need is among what is known of all claims, and the label has a form of request of its own; in format 10
-original drivers are called first ones; in format 11 most failures are kinds of events; in format 12 foreign sockets and
-fitness checks are called neighbours and looks; in format 13 no poll is carried out beside inspections; in format 14 a
-digest is of whole lists; in format 15 a read of the ledger has no CDI files, and nothing is known of a group but its
-PCI functions; in format 16 a claim has the fields of both kinds of devices, and a waiting call one function of each,
-and a poll says whether it comes with inspections."""
+it; no version reads another format than its own."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +55,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The time of day (ISO 8601, UTC) at `at`."""
     at: float
     node: str = ""
-    """The node's name; empty if it is not known, as in older journals without it."""
+    """The node's name; empty if it is not known."""
 
 
 class StateLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

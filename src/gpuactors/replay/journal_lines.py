@@ -98,13 +98,10 @@ def read_state(line: StateLine) -> NodeState:
     """The state of a line. Raises `FormatError` if it is not a state as this version knows it."""
     try:
         given = _unwrapped(line.state)
-        gpus = msgspec.convert(given.pop("gpus", None), Gpus | None)
-        of_domains = msgspec.convert(given.pop("domains", None), Domains | None)
         return NodeState(
+            gpus_part=msgspec.convert(given.pop("gpus", None), Gpus | None),
+            domains_part=msgspec.convert(given.pop("domains", None), Domains | None),
             **{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()},
-            # An older daemon wrote them also where they are off.
-            gpus_part=gpus if gpus is not None and gpus.claims.settings is not None else None,
-            domains_part=of_domains if of_domains is not None and of_domains.settings is not None else None,
         )
     except (*UNREADABLE, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise FormatError(f"its state is not one of this version's: {quoted(str(exc))}") from None

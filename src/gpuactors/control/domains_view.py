@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuactors.control.claims_view import ago, of_claims
-from gpuactors.control.view import DomainsView, DomainView, ImexView, LabelView
+from gpuactors.control.view import DomainsView, DomainView, LabelView
 from gpuactors.core.state import NodeState
 
 if TYPE_CHECKING:
-    from gpuactors.core.domains.report import DomainReport, ImexReport
+    from gpuactors.core.domains.report import DomainReport
 
 
 def domains_view(state: NodeState, at: float) -> DomainsView | None:
@@ -28,20 +28,9 @@ def domains_view(state: NodeState, at: float) -> DomainsView | None:
     return DomainsView(
         mode=str(settings.mode),
         claims=of_claims(domains.claims, settings.driver, report.claim_reports(domains), reasons, at),
-        imex=_imex(report.imex_report(domains)),
+        imex=report.imex_report(domains),
         label=LabelView(str(label.status), label.value, str(label), label.problem),
         domains=tuple(_domain(found, at) for found in report.domain_reports(domains)),
-    )
-
-
-def _imex(found: ImexReport) -> ImexView:
-    return ImexView(
-        known=found.known,
-        present=found.present,
-        clique_id=found.clique_id,
-        reason=found.reason,
-        host_problem=found.host_problem,
-        problem=found.problem,
     )
 
 

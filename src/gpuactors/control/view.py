@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gpuactors.control.about import About
 from gpuactors.core.values.model import Holder
+from gpuactors.core.values.reported import ImexReport
 
 NOT_LISTED = "not listed"
 """The health of a device that is gone and not advertised."""
@@ -107,17 +108,6 @@ class DeviceOfClaimsView(Struct, frozen=True):
 # --- compute domains --------------------------------------------------------------------------------------
 
 
-class ImexView(Struct, frozen=True):
-    """The host's state of IMEX; as `report.ImexReport`."""
-
-    known: bool
-    present: bool
-    clique_id: str
-    reason: str
-    host_problem: str
-    problem: str
-
-
 class LabelView(Struct, frozen=True):
     """The node's label; as `report.LabelReport`."""
 
@@ -159,7 +149,7 @@ class DomainsView(Struct, frozen=True):
     """`on` or `host-managed`."""
     claims: ClaimsView
     """Of channels and daemons."""
-    imex: ImexView
+    imex: ImexReport
     label: LabelView
     domains: tuple[DomainView, ...]
     """In the order in which their claims came."""

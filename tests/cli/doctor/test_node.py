@@ -29,7 +29,6 @@ from gpuactors.control.view import (
     ClaimsView,
     DeviceView,
     DomainsView,
-    ImexView,
     LabelView,
     NodeView,
     PodView,
@@ -38,7 +37,7 @@ from gpuactors.control.view import (
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.domain import DRIVER, ImexFacts
 from gpuactors.core.values.model import DeviceId, Holder, ResourceName, Role
-from gpuactors.core.values.reported import LabelStatus
+from gpuactors.core.values.reported import ImexReport, LabelStatus
 from gpuactors.kubelet import ledger as kubelet_ledger
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
@@ -617,7 +616,7 @@ def test_a_running_daemon_that_knows_the_clique_still_serves_and_is_not_to_be_re
     assert (found.level, "are refused" in found.message) == (FAIL, True)
     claims = ClaimsView(DRIVER, "", (), None)
     label = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
-    domains = DomainsView("on", claims, ImexView(True, True, CLIQUE, "", "", ""), label, ())
+    domains = DomainsView("on", claims, ImexReport(True, True, CLIQUE, "", "", ""), label, ())
     (found,) = imex_of(with_view(facts, domains=domains))
     assert (found.level, CLIQUE in found.message) == (WARN, True)
 
@@ -663,7 +662,7 @@ def test_what_the_daemon_says_of_compute_domains(healthy: Facts) -> None:
     on = replace(healthy, config=type(healthy.config)(compute_domains="on"), api=None)
     claims = ClaimsView(DRIVER, "", (), SlicesView(1, 1, True, (), (), (), "", "yes"))
     label = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
-    domains = DomainsView("on", claims, ImexView(True, True, "", "", "", ""), label, ())
+    domains = DomainsView("on", claims, ImexReport(True, True, "", "", "", ""), label, ())
     every = (finding for group in examine(with_view(on, domains=domains)) for finding in group.findings)
     (well,) = (finding for finding in every if finding.check is Check.CLAIMS_SERVED)
     assert (well.level, well.message) == (PASS, f"{DRIVER}: 1 ResourceSlices, 0 claims")

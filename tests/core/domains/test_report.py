@@ -12,7 +12,6 @@ from gpuactors.core.claims.report import ClaimReport
 from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.domains.report import (
     DomainReport,
-    ImexReport,
     LabelReport,
     claim_reports,
     domain_reports,
@@ -24,7 +23,7 @@ from gpuactors.core.values.claim import ClaimName, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode, DomainUid, ImexFacts
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.reported import DomainStatus, LabelStatus, Readiness
+from gpuactors.core.values.reported import DomainStatus, ImexReport, LabelStatus, Readiness
 from tests.core.claims.calls_core import AWAY
 from tests.core.domains.domain_core import (
     BLUE,

@@ -21,7 +21,7 @@ from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.domain import DeviceKind, DomainDevice, DomainMode, DomainUid
 from gpuactors.core.values.domain_reservation import devices_wanted
 from gpuactors.core.values.quote import quoted_id
-from gpuactors.core.values.reported import DomainStatus, LabelStatus, Readiness
+from gpuactors.core.values.reported import DomainStatus, ImexReport, LabelStatus, Readiness
 
 _HERE: Final = OWNING | {ClaimState.WAITING}
 """The states in which a claim takes part in its domain."""
@@ -183,23 +183,6 @@ def label_report(domains: Domains) -> LabelReport:
     else:
         status, value = LabelStatus.FOREIGN if known.foreign else LabelStatus.SET, known.value
     return LabelReport(status, value, known.problem)
-
-
-class ImexReport(Struct, frozen=True, gc=False):
-    """The host's state of IMEX."""
-
-    known: bool
-    """It has said something."""
-    present: bool
-    """The node has IMEX: its devices are offered."""
-    clique_id: str
-    """`<cluster UUID>.<clique>`; empty on a node without fabric."""
-    reason: str
-    """Why no container gets the node of a channel, as a sentence; empty if it does."""
-    host_problem: str
-    """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
-    problem: str
-    """Why it could not be read the last time, as a sentence; empty if it could."""
 
 
 def imex_report(domains: Domains) -> ImexReport:

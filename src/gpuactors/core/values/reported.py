@@ -1,9 +1,12 @@
-"""The words in which claims and compute domains are reported. The commands know them, and nothing else that reports."""
+"""The words in which claims and compute domains are reported, and the host's state of IMEX. The commands know them, and
+nothing else that reports."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 OFFERED: Final = "offered"
 CLAIMED: Final = "claimed"
@@ -45,3 +48,20 @@ class LabelStatus(StrEnum):
     REMOVING = "Removing"
     FOREIGN = "Foreign"
     """No claim here has set it, and it is not touched."""
+
+
+class ImexReport(Struct, frozen=True, gc=False):
+    """The host's state of IMEX."""
+
+    known: bool
+    """It has said something."""
+    present: bool
+    """The node has IMEX: its devices are offered."""
+    clique_id: str
+    """`<cluster UUID>.<clique>`; empty on a node without fabric."""
+    reason: str
+    """Why no container gets the node of a channel, as a sentence; empty if it does."""
+    host_problem: str
+    """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
+    problem: str
+    """Why it could not be read the last time, as a sentence; empty if it could."""

@@ -91,7 +91,7 @@ async def running(kubelet: FakeKubelet) -> AsyncIterator[Running]:
         kubelet=kubelet,
         caller=None,  # type: ignore[arg-type]  # nobody calls
         health=Latest[tuple[DeviceHealth, ...]](()).subscribe(),
-        told=lambda _status: pytest.fail("nobody tells"),
+        on_status=lambda _status: pytest.fail("nobody tells"),
         drain_s=lambda: 7.0,
         on_serving=found.serving.append,
         on_problem=lambda reason: found.problems.append((trio.current_time(), reason)),

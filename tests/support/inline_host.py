@@ -46,15 +46,15 @@ class InlineReader:
         self,
         addresses: Sequence[PciAddress],
         allocated: Collection[PciAddress] = (),
-        beside: Observation | None = None,
+        poll: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
         await trio.lowlevel.checkpoint()
-        batch = _Batch(list(addresses), beside)
+        batch = _Batch(list(addresses), poll)
         batch.run(self._sysfs, allocated)
-        if beside is not None:
-            beside.ended()
-        return batch.found
+        if poll is not None:
+            poll.ended()
+        return batch.results
 
 
 @final

@@ -44,7 +44,9 @@ async def run(
                         store, files, driver_kind, owns=now.load >= load_of(Role.SERVING)
                     )
             except StateFileError as exc:
-                await inbox.send(CheckpointRefused(str(exc), driver_kind, await _having(files, driver_kind)))
+                await inbox.send(
+                    CheckpointRefused(str(exc), driver_kind, await _claims_by_files(files, driver_kind))
+                )
                 await _pause(wanted, now)
             else:
                 loaded, kept = now.load, restored.kept
@@ -72,7 +74,7 @@ async def run(
                 await inbox.send(CheckpointWritten(written, driver_kind))
 
 
-async def _having(files: ClaimFileStore, driver_kind: ClaimsOf) -> tuple[StoredEntry, ...]:
+async def _claims_by_files(files: ClaimFileStore, driver_kind: ClaimsOf) -> tuple[StoredEntry, ...]:
     """Return the claims of GPUs by their files, where the checkpoint may not be used; none where they cannot be
     read."""
     if driver_kind is not ClaimsOf.GPUS:

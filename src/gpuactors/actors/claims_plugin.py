@@ -24,7 +24,7 @@ class ClaimsPorts(Struct, frozen=True):
     kubelet: ClaimsKubelet
     caller: ClaimCaller
     health: LatestReader[tuple[DeviceHealth, ...]]
-    told: Callable[[PluginStatus], None]
+    on_status: Callable[[PluginStatus], None]
     """Called at each verdict of kubelet's about the registration; must not raise."""
     drain_s: Callable[[], float]
     """How long calls in flight may take when the plugin ends."""
@@ -41,7 +41,7 @@ async def run(ports: ClaimsPorts, stop: trio.Event) -> None:
     failures = 0
     while not stop.is_set():
         try:
-            async with ports.kubelet.serve_claims(ports.caller, ports.health, ports.told) as endpoint:
+            async with ports.kubelet.serve_claims(ports.caller, ports.health, ports.on_status) as endpoint:
                 failures = 0
                 await _attend(endpoint, ports, stop)
         except KubeletError as exc:

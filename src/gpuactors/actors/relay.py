@@ -65,7 +65,7 @@ async def _answer(
     if not isinstance(answer, Elsewhere):
         return answer
     with trio.move_on_at(late_at):
-        return await _held(claim, ours, theirs)
+        return await _until_answered(claim, ours, theirs)
     return refusal(
         Cause.NOT_SERVING,
         f"the {call} of claim {claim} was handed over to the daemon's successor, which has not answered it within "
@@ -73,7 +73,7 @@ async def _answer(
     )
 
 
-async def _held(
+async def _until_answered(
     claim: ClaimName,
     ours: Callable[[ClaimName], Awaitable[Done | Refused | Elsewhere]],
     theirs: Callable[[ClaimName], Awaitable[Done | Refused | None]],

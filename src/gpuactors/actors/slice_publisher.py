@@ -319,16 +319,16 @@ class _Publisher:
             case other:
                 assert_never(other)
 
-    def _answered(self, asked: SliceSpec, stored: StoredSlice) -> None:
+    def _answered(self, spec: SliceSpec, stored: StoredSlice) -> None:
         slices = self._view.slices or {}
         self._answers = {name: answer for name, answer in self._answers.items() if name in slices}
-        self._answers[stored.name] = Answered(asked, stored.spec)
+        self._answers[stored.name] = Answered(spec, stored.spec)
         self._view.expect(stored.name, stored.version)
-        if has_taints(asked) and not has_taints(stored.spec):
+        if has_taints(spec) and not has_taints(stored.spec):
             self._keeps = ServerKeepsTaints.NO
             # Not at once: of two replicas of the server one may drop what the other keeps.
             self._ask_taints_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
-        elif has_taints(asked):
+        elif has_taints(spec):
             # A slice that had taints keeps them also where the gate is off now, and only a new one shows it.
             self._ask_taints_at = -inf
 
@@ -362,7 +362,7 @@ class _Publisher:
             and self._owner is not None
             and not self._to_write(self._owner)
         )
-        told = Publication(
+        publication = Publication(
             driver=self._offer.driver,
             keeps_taints=self._keeps,
             settled=settled,
@@ -373,6 +373,6 @@ class _Publisher:
             left_out=pool.left_out,
             problem=problem,
         )
-        if told != self._told:
-            self._told = told
-            await self._ports.tell(told)
+        if publication != self._told:
+            self._told = publication
+            await self._ports.tell(publication)

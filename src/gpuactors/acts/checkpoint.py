@@ -91,10 +91,10 @@ class CheckpointFile:
         old = self._content(self._old_path)
         is_ours = old is not None and whose(old) is Whose.OURS
         if is_ours and touches:
-            self._renamed()
+            self._rename_old()
         restored = self._read(self._old_path if is_ours and not touches else self._path, touches=touches)
         if old is not None and not is_ours:
-            restored = self._beside(restored, old)
+            restored = self._with_foreign(restored, old)
         if not touches:
             return restored
         temporary = temporary_of(self._path)
@@ -115,7 +115,7 @@ class CheckpointFile:
                 "so none is touched; check the disk and the permissions, then start again"
             ) from None
 
-    def _renamed(self) -> None:
+    def _rename_old(self) -> None:
         """Give gpuactors' own file the new name."""
         try:
             self._disk.rename(self._old_path, self._path)
@@ -125,7 +125,7 @@ class CheckpointFile:
                 f"cannot rename {self._old_path} to {FILE_NAME} ({error.strerror}): check the disk; it is tried again"
             ) from None
 
-    def _beside(self, restored: Restored, content: bytes) -> Restored:
+    def _with_foreign(self, restored: Restored, content: bytes) -> Restored:
         """Add to `restored` what a file of another program says. Raises `StateFileError`."""
         if whose(content) is Whose.THEIRS:
             return structs.replace(restored, theirs=self._read_theirs(content))

@@ -139,9 +139,9 @@ class RealDisk:
             path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE
         )
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(descriptor, left) :]
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             os.ftruncate(descriptor, len(content))
         finally:
             os.close(descriptor)

@@ -217,14 +217,14 @@ class ClaimFiles:
     def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
         """Implement `ports.claims.ClaimFileStore.clear_mounted`. Raises `FilesError` where it cannot be known which
         these are."""
-        left: list[str] = []
+        problems: list[str] = []
         try:
             for name in self._unmounted(kept):
                 try:
                     self._remove_mounted(os.path.join(self._mounted_dir, name))
                 except DirectoryLeftError as error:
-                    left.append(str(error))
-            if kept is None and not left:
+                    problems.append(str(error))
+            if kept is None and not problems:
                 with suppress(FileNotFoundError):
                     self._disk.remove_directory(self._mounted_dir)
             self._sync(os.path.dirname(self._mounted_dir))
@@ -233,7 +233,7 @@ class ClaimFiles:
                 f"{self._mounted_dir} cannot be cleared ({error.filename or self._mounted_dir}: {error.strerror}): "
                 "check the disk and the mounts of this pod; it is tried again at the next start"
             ) from None
-        return tuple(left)
+        return tuple(problems)
 
     def _unmounted(self, kept: Collection[DomainUid] | None) -> Iterable[str]:
         """Return the directories to clear. Raises `OSError`: a CDI file that cannot be read whole may name any of

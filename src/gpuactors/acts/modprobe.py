@@ -78,7 +78,7 @@ class Modprobe:
         """Load the driver; return its name on the PCI bus. Raises `ModprobeError`, `HostShortError`."""
         if why := await self._run_blocking(lambda: self.why_not(driver)):
             raise ModprobeError(why)
-        why = await self._tried(driver)
+        why = await self._run(driver)
         # What it says is not believed but looked at.
         bus_name = await self._run_blocking(lambda: modules.loaded(self._root, driver))
         if bus_name is not None:
@@ -87,13 +87,13 @@ class Modprobe:
         self._failed[driver] = (self._now() + MODPROBE_AGAIN_S, why)
         raise ModprobeError(why)
 
-    async def _tried(self, driver: str) -> str:
+    async def _run(self, driver: str) -> str:
         """Run modprobe; return why it failed, as a sentence, or an empty text."""
         path = await self._run_blocking(self._path)
         if not path:
             return _OFF
         program = self._programs.setdefault(
-            driver, AskedProgram((*self._into(), path, "--", driver), "modprobe", self._deadline_s)
+            driver, AskedProgram((*self._chroot(), path, "--", driver), "modprobe", self._deadline_s)
         )
         try:
             answer = await program.ask()
@@ -104,7 +104,7 @@ class Modprobe:
         if isinstance(answer, Late):
             return f"modprobe {driver} has not ended within {self._deadline_s:g} s: {answer.what}; see the kernel's log"
         if answer.status:
-            words = quoted((answer.complaint or answer.said).decode(errors="replace")) or "nothing"
+            words = quoted((answer.error_output or answer.output).decode(errors="replace")) or "nothing"
             return (
                 f"modprobe {driver} ended with status {answer.status} and says {words}: see the kernel's log; in a pod "
                 "it needs SYS_MODULE, SYS_CHROOT and SYS_PTRACE (deploy/overlays/load-modules)"
@@ -120,6 +120,6 @@ class Modprobe:
             return ""
         return path if path.startswith("/") and "\0" not in path else ""
 
-    def _into(self) -> tuple[str, ...]:
+    def _chroot(self) -> tuple[str, ...]:
         """Return the prefix that runs a program in the host's file system; empty where that is this process's own."""
         return () if self._root.prefix == "/" else ("chroot", self._root.real(FIRST_PROCESS_ROOT))

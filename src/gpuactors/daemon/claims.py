@@ -210,7 +210,7 @@ class DraActors:
             kubelet=outside.kubelet,
             caller=relay.RelayingCaller(ClaimsCaller(caller, of), outside.kubelet.successor),
             health=cells.health.subscribe(),
-            told=self._told,
+            on_status=self._told,
             drain_s=lambda: cells.serving.value.drain_s,
             on_serving=lambda names: log.info(
                 "claims.serving", driver=outside.settings.driver, sockets=names

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gpuactors.host.threads import OneByOne
 
-IMEX_SAID_MAX_BYTES: Final = 65536
+PROGRAM_OUTPUT_MAX_BYTES: Final = 65536
 """Limit on the output that is read of such a program, 64 KiB: a word, an error, a list of GPUs. A pipe holds as
 much."""
 
@@ -24,9 +24,9 @@ class Ended(Struct, frozen=True):
     """The result of a program that ended in time."""
 
     status: int
-    said: bytes
-    """Its output without surrounding blanks, at most IMEX_SAID_MAX_BYTES."""
-    complaint: bytes
+    output: bytes
+    """Its output without surrounding blanks, at most PROGRAM_OUTPUT_MAX_BYTES."""
+    error_output: bytes
     """Its standard error, likewise."""
 
 
@@ -78,7 +78,7 @@ class AskedProgram:
         with child.stdout, child.stderr:
             if not await self._ended(child):
                 return Late(f"process {child.pid} has not ended")
-            return Ended(child.returncode, _said(child.stdout.fileno()), _said(child.stderr.fileno()))
+            return Ended(child.returncode, _output(child.stdout.fileno()), _output(child.stderr.fileno()))
 
     async def _ended(self, child: subprocess.Popen[bytes]) -> bool:
         """Return whether it ends in time; kill it if it does not, or if this is cancelled."""
@@ -101,9 +101,9 @@ class AskedProgram:
             os.close(descriptor)
 
 
-def _said(descriptor: int) -> bytes:
+def _output(descriptor: int) -> bytes:
     os.set_blocking(descriptor, False)
     try:
-        return os.read(descriptor, IMEX_SAID_MAX_BYTES).strip()
+        return os.read(descriptor, PROGRAM_OUTPUT_MAX_BYTES).strip()
     except BlockingIOError:  # something that it has started has the pipe open
         return b""

@@ -209,8 +209,8 @@ class HostImex:
         facts, in_files = read.result()
         if facts.absent:
             return facts
-        facts = with_clique(facts, [*await self._said(), *in_files])
-        by_others = facts.clique_source not in {one.source for one in in_files}
+        facts = with_clique(facts, [*await self._ask_sources(), *in_files])
+        by_others = facts.clique_source not in {said.source for said in in_files}
         if facts.clique_id and by_others:
             self._before = remembered(facts.clique_source, facts.clique_id)
         if self._ctl is None:
@@ -229,7 +229,7 @@ class HostImex:
             facts = replace(facts, management=management, unmanaged=unmanaged)
         return facts, in_files
 
-    async def _said(self) -> list[Said]:
+    async def _ask_sources(self) -> list[Said]:
         """Ask the sources that precede the file, until one settles the clique."""
         answers: list[Said] = []
         for source in self._sources:

@@ -47,9 +47,9 @@ class ImexCtl:
         )
 
     def _judged(self, answer: Ended) -> str:
-        if answer.status == 0 and answer.said == _READY:
+        if answer.status == 0 and answer.output == _READY:
             return ""
-        words = quoted((answer.said or answer.complaint).decode(errors="replace")) or "nothing"
+        words = quoted((answer.output or answer.error_output).decode(errors="replace")) or "nothing"
         status = "" if answer.status == 0 else f" and ends with status {answer.status}"
         return (
             f"the host's IMEX daemon is not ready: {self._path} -q says {words}{status}, and not READY; see the log of "

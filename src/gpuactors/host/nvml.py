@@ -48,9 +48,9 @@ class NvmlClique:
 
     def _judged(self, answer: Ended) -> Said:
         if answer.status:
-            words = quoted(answer.complaint.decode(errors="replace")) or f"status {answer.status}"
+            words = quoted(answer.error_output.decode(errors="replace")) or f"status {answer.status}"
             return Said(_SOURCE, why=f"does not answer ({words})")
         try:
-            return of_gpus(_SOURCE, decode_json(answer.said, list[GpuFabric]))
+            return of_gpus(_SOURCE, decode_json(answer.output, list[GpuFabric]))
         except UndecodableError:
             return Said(_SOURCE, why="says nothing that can be read")

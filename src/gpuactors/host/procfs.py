@@ -108,7 +108,7 @@ class ProcReader:
             if groups is None:
                 exhaustive = False
                 continue
-            held = (groups or _held(pid, before)) & wanted
+            held = (groups or _groups_held(pid, before)) & wanted
             holder = self._holder(pid) if held and (groups or self._is_ending(pid)) else None
             for group in held:
                 if holder is not None and (groups or holder in before[group]):
@@ -246,7 +246,7 @@ def pod_uid(cgroup: str) -> str | None:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def _held(pid: int, holders: Mapping[int, tuple[Holder, ...]]) -> frozenset[int]:
+def _groups_held(pid: int, holders: Mapping[int, tuple[Holder, ...]]) -> frozenset[int]:
     return frozenset(group for group, of_group in holders.items() if any(h.pid == pid for h in of_group))
 
 

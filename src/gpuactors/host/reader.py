@@ -104,10 +104,10 @@ class ThreadedReader:
         self,
         addresses: Sequence[PciAddress],
         allocated: Collection[PciAddress] = (),
-        beside: Observation | None = None,
+        poll: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Implement `ports.node.HostReader.inspect_all`."""
-        batch = _Batch([address for address in addresses if address not in self._threads], beside)
+        batch = _Batch([address for address in addresses if address not in self._threads], poll)
         if not batch.addresses:
             return {}
         self._threads.update(dict.fromkeys(batch.addresses, batch.over))
@@ -115,8 +115,8 @@ class ThreadedReader:
         def end(_: outcome.Outcome[None]) -> None:
             self._release(batch, batch.addresses)
             batch.over.set()
-            if beside is not None:
-                beside.ended()
+            if poll is not None:
+                poll.ended()
 
         try:
             start_thread(lambda: batch.run(self._sysfs, allocated), end, name="inspect")
@@ -125,16 +125,16 @@ class ThreadedReader:
             return dict.fromkeys(batch.addresses, short)
         try:
             while not batch.over.is_set():
-                read = len(batch.found)
+                read = len(batch.results)
                 with trio.move_on_after(self._inspection_stall_s):
                     await batch.over.wait()
-                if len(batch.found) == read:
+                if len(batch.results) == read:
                     break
         finally:
             batch.given_up = True
             if not batch.over.is_set():  # it may be at a function, and does not begin with another one
                 self._release(batch, [a for a in batch.addresses if a != batch.at])
-        return dict(batch.found)
+        return dict(batch.results)
 
     def _release(self, batch: _Batch, addresses: Collection[PciAddress]) -> None:
         """Forget that the batch's thread inspects these functions."""
@@ -211,12 +211,12 @@ class ThreadedReader:
 class _Batch:
     """Inspections one after the other in one thread, and the poll after them. The waiting task may give it up."""
 
-    def __init__(self, addresses: list[PciAddress], beside: Observation | None) -> None:
+    def __init__(self, addresses: list[PciAddress], poll: Observation | None) -> None:
         self.addresses = addresses
-        self._beside = beside
+        self._poll = poll
         self.at: PciAddress | None = None
         """The function that is being inspected, or whose turn is next."""
-        self.found: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
+        self.results: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
         self.given_up = False
         self.over = trio.Event()
 
@@ -229,14 +229,14 @@ class _Batch:
             if self.given_up:
                 return
             try:
-                self.found[address] = sysfs.inspect(address, allocated, look)
+                self.results[address] = sysfs.inspect(address, allocated, look)
             except HostError as exc:
-                self.found[address] = exc
+                self.results[address] = exc
             except Exception:
                 return
         self.at = None
-        if self._beside is not None and not self.given_up:
-            self._beside.run()
+        if self._poll is not None and not self.given_up:
+            self._poll.run()
 
 
 class _GivenUpError(Exception):

@@ -290,14 +290,14 @@ class SysfsReader:
         if vfio_bound:
             nodes = self._nodes(look, directory, group, cdevs or ())
         else:
-            nodes = self._left(group) if driver is None else ()
+            nodes = self._node_left_by_driver(group) if driver is None else ()
         numa_node = directory.numa_node()
         root = _pcie_root(directory.path)
         physical = directory.link("physfn")
         # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
         has_virtual_functions = directory.link("virtfn0") is not None
         memory_bytes = directory.memory_bytes()
-        beside = self._beside(look, group)
+        iommu_group = self._group(look, group)
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if (presence := presence_of(directory.path)) is None:
             return None
@@ -325,8 +325,8 @@ class SysfsReader:
             has_parts=self._nvidia.has_parts(address, driver),
             memory_bytes=memory_bytes,
             presence=presence,
-            other_members=beside.other_members,
-            direct_region=beside.direct_region,
+            other_members=iommu_group.other_members,
+            direct_region=iommu_group.direct_region,
         )
 
     def _host_nodes(self, address: PciAddress, directory: _Directory, driver: str | None) -> tuple[str, ...]:
@@ -337,7 +337,7 @@ class SysfsReader:
         drm = (f"{DRM_NODES}/{name}" for name in directory.drm())
         return (*([node] if node is not None else []), *drm)
 
-    def _beside(self, look: Look, group: int | None) -> IommuGroup:
+    def _group(self, look: Look, group: int | None) -> IommuGroup:
         """Read what its group has beside its functions. One that cannot be read is a fault of `_with_group`."""
         try:
             return _NO_GROUP if group is None else look.group(group)
@@ -397,7 +397,7 @@ class SysfsReader:
                 directory.at_fault(self._root.real(node), f"cannot be accessed ({is_there})")
         return tuple(nodes)
 
-    def _left(self, group: int | None) -> tuple[str, ...]:
+    def _node_left_by_driver(self, group: int | None) -> tuple[str, ...]:
         """Return the group's node, if it is there for a function without a driver: its unbind may wait for its holder,
         which may be older than this daemon."""
         node = group_node_of(group) if group is not None else None

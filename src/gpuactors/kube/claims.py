@@ -60,9 +60,9 @@ class KubeClaims:
 def _is_absence(refused: ApiRefused, claim: ClaimName) -> bool:
     """Return whether the server says of this very claim that it is not there. A server or proxy that does not serve
     claims answers 404 as well, and what is prepared must not be released for that."""
-    said = refused.refusal
+    refusal = refused.refusal
     return (
-        said.code == 404
-        and said.reason == "NotFound"
-        and (said.kind, said.name) == ("resourceclaims", claim.name)
+        refusal.code == 404
+        and refusal.reason == "NotFound"
+        and (refusal.kind, refusal.name) == ("resourceclaims", claim.name)
     )

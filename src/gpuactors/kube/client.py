@@ -214,7 +214,7 @@ class ApiClient:
                     credentials = await self._access.credentials()
                     request = self._request(call, credentials, silent_s)
                     tls = self._context(credentials) if self._access.server.scheme == "https" else None
-                    if call.method == "GET" and (kept := await self._taken(tls)) is not None:
+                    if call.method == "GET" and (kept := await self._take_kept(tls)) is not None:
                         connection = kept.connection
                         # The server has closed it meanwhile, or is gone without a word.
                         with trio.move_on_after(API_CONNECT_S), suppress(*_FAILURES):
@@ -237,7 +237,7 @@ class ApiClient:
                     # It is idle now, or closed where the answer was not read to its end.
                     with suppress(*_FAILURES):
                         await response.aclose()
-                await self._left(connection, tls, 0 if response is None else _reads(response))
+                await self._keep_or_close(connection, tls, 0 if response is None else _reads(response))
             if chunks is not None:
                 # httpcore's generators end by an error of the closed connection, and not at some time by themselves.
                 with suppress(Exception):
@@ -265,7 +265,7 @@ class ApiClient:
                 self._kept = None
                 await _close(kept.connection)
 
-    async def _taken(self, tls: ssl.SSLContext | None) -> _Kept | None:
+    async def _take_kept(self, tls: ssl.SSLContext | None) -> _Kept | None:
         """Return the kept connection, if it still leads to the server and has the present authorities and identity."""
         if (kept := self._kept) is None:
             return None
@@ -275,7 +275,7 @@ class ApiClient:
         await _close(kept.connection)
         return None
 
-    async def _left(
+    async def _keep_or_close(
         self, connection: httpcore.AsyncHTTPConnection | None, tls: ssl.SSLContext | None, reads: int
     ) -> None:
         """Keep a connection that is idle now, if none is kept; close it otherwise."""

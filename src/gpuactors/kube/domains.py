@@ -105,15 +105,15 @@ class KubeDomains:
         while lookup.under_way is not None:
             await lookup.under_way.wait()
         if lookup.place is None:
-            lookup.under_way = looked_for = trio.Event()
+            lookup.under_way = search = trio.Event()
             try:
-                lookup.place = await self._looked_for(uid)
+                lookup.place = await self._find_place(uid)
             finally:
                 lookup.under_way = None
-                looked_for.set()
+                search.set()
         return lookup.place
 
-    async def _looked_for(self, uid: DomainUid) -> _Place | None:
+    async def _find_place(self, uid: DomainUid) -> _Place | None:
         what = f"look for the ComputeDomain with UID {quoted_name(uid)}"
         body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_OF_LIST))
         listed = errors.answered(what, self._client.server, body, objects.ListOf[objects.PartialObject])
@@ -132,11 +132,11 @@ class KubeDomains:
             body = await self._client.ask(Call(what, "GET", path))
         except ApiRefused as exc:
             # A server that does not know cliques answers 404 as well, and names none.
-            said = exc.refusal
-            if (said.code, said.kind, said.name) == (404, _CLIQUES, name):
+            refusal = exc.refusal
+            if (refusal.code, refusal.kind, refusal.name) == (404, _CLIQUES, name):
                 return None
-            if said.code == 404:
-                raise ApiRefused(f"could not {what}: {self._client.server} {_OLDER}", said) from exc
+            if refusal.code == 404:
+                raise ApiRefused(f"could not {what}: {self._client.server} {_OLDER}", refusal) from exc
             raise
         daemons = errors.answered(what, self._client.server, body, _Clique).daemons or ()
         return Clique(frozenset(daemon.node_name for daemon in daemons if daemon.status == _READY))

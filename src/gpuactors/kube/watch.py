@@ -68,7 +68,7 @@ class _Place:
     """The version from which a watch begins, and its history."""
 
     version: str
-    said: bool = False
+    has_answered: bool = False
     """True if the last watch had an event."""
     short: int = 0
     """The number of watches in a row that were cut short."""
@@ -100,7 +100,7 @@ class Watch:
                 async with aclosing(self._once(place)) as changes:
                     async for change in changes:
                         yield change
-                if not place.said:
+                if not place.has_answered:
                     break
                 await trio.sleep(_again_s(place.short))
         except ApiRefused as exc:
@@ -110,12 +110,12 @@ class Watch:
 
     async def _once(self, place: _Place) -> AsyncGenerator[Change]:
         """Watch once from `place`, and advance it. Raises `ApiRefused` with code 410 if that is too old."""
-        place.said = False
+        place.has_answered = False
         began = trio.current_time()
         asked_s = round(about(WATCH_S, limits.API_HOUR_JITTER))
         async with self._client.lines(self._call(place.version, asked_s), WATCH_SILENT_S) as lines:
             async for line in lines:
-                place.said = True
+                place.has_answered = True
                 change = self._change(line, place)
                 if change is not None:
                     yield change

@@ -164,7 +164,7 @@ class KubeletLedger:
 
     async def _read(self, question: LedgerQuestion) -> LedgerContents:
         socket = self._io.socket_file(self._socket)
-        file, pods = await self._beside()
+        file, pods = await self._file_of_running()
         try:
             answered = await self._answered(question, socket)
             if answered is not None and self._is_another(socket):
@@ -188,7 +188,7 @@ class KubeletLedger:
         now = self._io.socket_file(self._socket)
         return now is not None and (before is None or now.identity != before.identity)
 
-    async def _beside(self) -> tuple[LedgerFile | None, SeenPods]:
+    async def _file_of_running(self) -> tuple[LedgerFile | None, SeenPods]:
         """Read the file of a running kubelet, and its pods. A file that cannot be read soon counts as absent."""
         with trio.move_on_after(limits.CHECKPOINT_DEADLINE_S):
             file, pods = await self._file_and_pods()

@@ -124,7 +124,7 @@ class _Formatter(logging.Formatter):
         line = {
             "timestamp": f"{datetime.fromtimestamp(record.created, UTC).isoformat(timespec='microseconds')[:-6]}Z",
             "level": record.levelname.lower(),
-            **_said(record, self._node),
+            **_fields(record, self._node),
         }
         if record.exc_info:
             trace = self.formatException(record.exc_info)
@@ -132,7 +132,7 @@ class _Formatter(logging.Formatter):
         return self._render(line)
 
 
-def _said(record: logging.LogRecord, node: Mapping[str, object]) -> dict[str, object]:
+def _fields(record: logging.LogRecord, node: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a line, quoted and cut: no text of a library controls a terminal or fills a disk."""
     if isinstance(record.msg, Line):
         fields = {"event": record.msg.event, **node, **record.msg.fields}

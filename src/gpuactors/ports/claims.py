@@ -107,10 +107,10 @@ class ClaimsKubelet(Reachable, Protocol):
         self,
         caller: ClaimCaller,
         health: LatestReader[tuple[DeviceHealth, ...]],
-        told: Callable[[PluginStatus], None],
+        on_status: Callable[[PluginStatus], None],
     ) -> AbstractAsyncContextManager[ClaimsEndpoint]:
         """Serve the DRA API and then its registration, as long as the context is open; at its end the registration
-        socket goes first. `told` is called at each verdict of kubelet's and must not raise.
+        socket goes first. `on_status` is called at each verdict of kubelet's and must not raise.
 
         Raises `KubeletError` if a socket cannot be made.
         """

@@ -63,10 +63,10 @@ class HostReader(Protocol):
         self,
         addresses: Sequence[PciAddress],
         allocated: Collection[PciAddress] = (),
-        beside: Observation | None = None,
+        poll: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
         """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
-        did not answer at once, and any after it, is left out, and is to be inspected by itself. `beside` is carried out
+        did not answer at once, and any after it, is left out, and is to be inspected by itself. `poll` is carried out
         after them, and awaited as long as they are; not begun if one of them does not answer."""
         ...
 

@@ -117,7 +117,7 @@ class UnixClaims:
         self,
         caller: ClaimCaller,
         health: LatestReader[tuple[DeviceHealth, ...]],
-        told: Callable[[PluginStatus], None],
+        on_status: Callable[[PluginStatus], None],
     ) -> AsyncIterator[UnixClaimsEndpoint]:
         """Implement `ports.claims.ClaimsKubelet.serve_claims`."""
         calls = ClaimCalls(caller, self._on_failure)
@@ -127,7 +127,7 @@ class UnixClaims:
             drain_s=limits.DRAIN_S,
         )
         registration = Server(
-            [RegistrationService(self._driver, self._paths.api, told, self._on_failure)],
+            [RegistrationService(self._driver, self._paths.api, on_status, self._on_failure)],
             drain_s=limits.DRAIN_S,
         )
         failed: KubeletError | None = None  # outside the nursery, which would put it into a group

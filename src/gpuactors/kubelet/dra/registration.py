@@ -27,20 +27,20 @@ only where one is listed (1.37)."""
 
 @final
 class RegistrationService(pb.RegistrationBase):
-    """`endpoint` is the absolute path of the socket that serves the DRA API. `told` must not raise; what it raises
+    """`endpoint` is the absolute path of the socket that serves the DRA API. `on_status` must not raise; what it raises
     goes to `on_failure`, a bug to be logged."""
 
     def __init__(
         self,
         driver: str,
         endpoint: str,
-        told: Callable[[PluginStatus], None],
+        on_status: Callable[[PluginStatus], None],
         on_failure: Callable[[str, Exception], None],
     ) -> None:
         self._info = pb.PluginInfo(
             type=PLUGIN_TYPE, name=driver, endpoint=endpoint, supported_versions=list(SUPPORTED_VERSIONS)
         )
-        self._told = told
+        self._on_status = on_status
         self._on_failure = on_failure
 
     async def get_info(self, message: pb.InfoRequest) -> pb.PluginInfo:
@@ -50,7 +50,7 @@ class RegistrationService(pb.RegistrationBase):
         self, message: pb.RegistrationStatus
     ) -> pb.RegistrationStatusResponse:
         try:
-            self._told(PluginStatus(message.plugin_registered, quoted(message.error)))
+            self._on_status(PluginStatus(message.plugin_registered, quoted(message.error)))
         except Exception as exc:
             self._on_failure("registration of the DRA plugin", exc)
         return pb.RegistrationStatusResponse()

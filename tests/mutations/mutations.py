@@ -67,7 +67,7 @@ MUTATIONS: Final = (
     Mutation(
         "nobody remembers who has just left",
         "core/ledger/ledger.py",
-        "    orphans = {**_still_orphans(after), **left}\n",
+        "    orphans = {**_still_orphans(after), **new_orphans}\n",
         "    orphans: dict[DeviceKey, Orphan] = {}\n",
     ),
     Mutation(

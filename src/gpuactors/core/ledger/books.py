@@ -41,7 +41,8 @@ Name = tuple[ResourceName, DeviceId]
 
 
 def seen(books: Books, event: LedgerRead, at: float) -> Books:
-    """What the file and the kernel show by this read; an unreadable file leaves what was read of it last."""
+    """Record what the file and the kernel show by this read. If the file cannot be read, keep what was read of it
+    last."""
     confirmed = frozenset(name for answer in event.answers for name in answer.devices)
     granted = {n: since for n, since in books.granted.items() if at < since + limits.GRANT_FILE_S}
     books = replace(books, confirmed=confirmed, granted=granted, came=event.pods.came)
@@ -55,7 +56,7 @@ def seen(books: Books, event: LedgerRead, at: float) -> Books:
 
 
 def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float) -> Books:
-    """Whether the pods of the file live: the kernel shows that whatever kubelet answers."""
+    """Record which pods of the file live: the kernel shows that whatever kubelet answers."""
     named = {e.pod.uid for e in file.entries}
     alive = {uid for uid, life in pods.lives.items() if life is not PodLife.ABSENT}
     absent = named & {uid for uid, life in pods.lives.items() if life is PodLife.ABSENT}
@@ -69,8 +70,8 @@ def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float) -> Boo
 
 
 def has_ended(books: Books, entry: LedgerEntry, at: float, *, starts_pods: bool) -> bool:
-    """An entry of the file that kubelet has not written away yet. `starts_pods`: a kubelet runs, which would have made
-    the cgroup of a pod that lives."""
+    """Return whether the pod of an entry of the file has ended: kubelet has not written the entry away yet.
+    `starts_pods`: a kubelet runs, which would have made the cgroup of a pod that lives."""
     if entry in books.ended:
         return True
     uid, name = entry.pod.uid, (entry.resource, entry.device)
@@ -82,8 +83,8 @@ def has_ended(books: Books, entry: LedgerEntry, at: float, *, starts_pods: bool)
 
 
 def has_kept(books: Books, name: Name, at: float) -> bool | None:
-    """Whether the pod that has a device by the file has it still, and all its containers have their devices; None where
-    that is not seen."""
+    """Return whether the pod that has a device by the file still has it, and all its containers have their devices;
+    None if that cannot be seen."""
     if name in books.confirmed:
         return True
     match books.lives.get(books.uids.get(name, "")):
@@ -100,10 +101,11 @@ def has_kept(books: Books, name: Name, at: float) -> bool | None:
 def listed(
     books: Books, event: LedgerRead, young: KubeletStartup, pending: Collection[Name], at: float
 ) -> tuple[Books, tuple[LedgerEntry, ...]]:
-    """After List: the entries of the file that it shows to have ended, and what it lists, each pod with its UID where
-    the file, which was read before it, has one pod for that device.
+    """Return the entries of List, each pod with its UID if the file, which was read before List, has one pod for that
+    device; and the books with the entries of the file that List shows to have ended.
 
-    A device that has just been granted may have changed hands in between."""
+    A device that has just been granted may have changed hands in between.
+    """
     if event.file is None:
         return books, event.listed
     now, is_settled = {(e.resource, e.device) for e in event.listed}, at >= young.settled_at
@@ -122,7 +124,7 @@ def listed(
 def passive(
     ledger: Ledger, books: Books, event: LedgerRead, at: float, *, starts_pods: bool
 ) -> tuple[Books, tuple[LedgerEntry, ...]]:
-    """The entries that count after a read without List, and the books with those that have ended by it."""
+    """Return the entries that count after a read without List, and the books with the entries that have ended by it."""
     if event.file is None or not event.file.exists:
         entries = {name: LedgerEntry(*name, pod) for name, pod in ledger.entries.items()}
     else:
@@ -133,8 +135,8 @@ def passive(
     if not lost:
         return books, tuple(entries.values())
     ended = {e for e in (event.file.entries if event.file else ()) if (e.resource, e.device) in lost}
-    left = tuple(entry for name, entry in entries.items() if name not in lost)
-    return replace(books, ended=books.ended | ended), left
+    remaining = tuple(entry for name, entry in entries.items() if name not in lost)
+    return replace(books, ended=books.ended | ended), remaining
 
 
 def _of_file(
@@ -144,27 +146,27 @@ def _of_file(
         name = entry.resource, entry.device
         if books.uids[name] != entry.pod.uid:
             continue
-        known = ledger.entries.get(name)
-        is_same = known is not None and _is_same(ledger.books, name, known, entry.pod.uid)
-        if is_same and known is not None and known.name and not _has_gone(books, entry):
-            yield name, LedgerEntry(*name, known)
+        pod = ledger.entries.get(name)
+        is_same = pod is not None and _is_same(ledger.books, name, pod, entry.pod.uid)
+        if is_same and pod is not None and pod.name and not _has_gone(books, entry):
+            yield name, LedgerEntry(*name, pod)
         elif not has_ended(books, entry, at, starts_pods=starts_pods):
-            yield name, LedgerEntry(*name, known) if is_same and known is not None else entry
+            yield name, LedgerEntry(*name, pod) if is_same and pod is not None else entry
 
 
 def _has_gone(books: Books, entry: LedgerEntry) -> bool:
-    """The pod of an entry that kubelet has named: it has ended, whatever was not seen of it."""
+    """Return whether the pod of an entry has ended, although kubelet has named it."""
     uid = entry.pod.uid
     is_gone = uid in books.seen and books.lives.get(uid) is PodLife.ABSENT
     return entry in books.ended or (is_gone and (entry.resource, entry.device) not in books.confirmed)
 
 
-def _is_same(before: Books, name: Name, known: Pod, uid: str) -> bool:
-    return known.uid == uid if known.uid else before.uids.get(name) == uid
+def _is_same(before: Books, name: Name, pod: Pod, uid: str) -> bool:
+    return pod.uid == uid if pod.uid else before.uids.get(name) == uid
 
 
 def _released(entries: Mapping[Name, LedgerEntry], event: LedgerRead) -> Iterator[Name]:
-    """The devices that their pods have no more by kubelet's answers to Get."""
+    """Yield the devices that their pods no longer have by kubelet's answers to Get."""
     answers = {(a.pod.namespace, a.pod.name): a for a in event.answers}
     if not answers:
         return
@@ -175,7 +177,8 @@ def _released(entries: Mapping[Name, LedgerEntry], event: LedgerRead) -> Iterato
 
 
 def _uids(books: Books, entries: Iterable[LedgerEntry]) -> dict[Name, str]:
-    """The pod of each device by the file. Of several it is one that has not ended, and was not there before."""
+    """Return the UID of each device's pod by the file. Of several pods, prefer one that has not ended and was there
+    before."""
     ordered = sorted(
         entries, key=lambda e: (e not in books.ended, books.uids.get((e.resource, e.device)) != e.pod.uid)
     )
@@ -184,7 +187,7 @@ def _uids(books: Books, entries: Iterable[LedgerEntry]) -> dict[Name, str]:
 
 def _with_uid(entry: LedgerEntry, uids: Mapping[Name, set[str]], pending: Collection[Name]) -> LedgerEntry:
     name = entry.resource, entry.device
-    known = uids.get(name, ())
-    if len(known) != 1 or name in pending or entry.pod.uid:
+    pod_uids = uids.get(name, ())
+    if len(pod_uids) != 1 or name in pending or entry.pod.uid:
         return entry
-    return replace(entry, pod=replace(entry.pod, uid=next(iter(known))))
+    return replace(entry, pod=replace(entry.pod, uid=next(iter(pod_uids))))

@@ -38,49 +38,50 @@ from gpuactors.core.values.status import Reason
 
 
 def resolved(before: NodeState, state: NodeState) -> NodeState:
-    """`state` with the device of every ID that is named in it, if that can have changed since `before`.
+    """Return `state` with the device of every ID that is named in it, if that can have changed since `before`.
 
     The result does not depend on the order in which kubelet lists its pods.
     """
     if _names_and_models(before) == _names_and_models(state):
         return state
     named = _named(state)
-    unsettled = [name for name, meant in named.kubelet.resolved.items() if meant.ids is None]
+    unsettled = [name for name, target in named.kubelet.resolved.items() if target.ids is None]
     return _with_models(named, unsettled, state.index) if unsettled else named
 
 
 def _names_and_models(state: NodeState) -> tuple[object, ...]:
-    """What IDs are resolved by."""
+    """Return everything that IDs are resolved by."""
     kubelet, host = state.kubelet, state.host
     names = (kubelet.resolved, kubelet.ledger.entries, kubelet.pending_allocations)
     return *names, host.seen, host.inspections
 
 
 def _named(state: NodeState) -> NodeState:
-    """`state` with the devices of new names, and without the names that are in no ledger entry or grant any more."""
+    """Add the devices of new names; remove the names that no ledger entry or grant has any more."""
     index, pending, before = state.index, state.kubelet.pending_allocations, state.kubelet.resolved
-    gone = [] if index.unlisted <= pending.keys() else [n for n in index.unlisted if n not in pending]
+    stale = [] if index.unlisted <= pending.keys() else [n for n in index.unlisted if n not in pending]
     unknown = [*index.unresolved, *filterfalse(before.__contains__, pending)]
-    if not (gone or unknown):
+    if not (stale or unknown):
         return state
-    known = dict(before)
-    for name in gone:
-        del known[name]
-    known |= {n: Resolved(DeviceKey(n[1])) for n in unknown if is_key(n[1])}
-    known |= {n: Resolved(a) for n in unknown if (a := index.uuids.get(gpu_uuid(n[1]) or "")) is not None}
-    if older := sorted(n for n in unknown if n not in known):
-        known |= _resolved_older(state, older, known)
+    targets = dict(before)
+    for name in stale:
+        del targets[name]
+    targets |= {n: Resolved(DeviceKey(n[1])) for n in unknown if is_key(n[1])}
+    targets |= {n: Resolved(a) for n in unknown if (a := index.uuids.get(gpu_uuid(n[1]) or "")) is not None}
+    if older := sorted(n for n in unknown if n not in targets):
+        targets |= _resolved_older(state, older, targets)
     return (
-        replace(state, kubelet=replace(state.kubelet, resolved=known))
-        if gone or any(n in known for n in unknown)
+        replace(state, kubelet=replace(state.kubelet, resolved=targets))
+        if stale or any(n in targets for n in unknown)
         else state
     )
 
 
 def _resolved_older(
-    state: NodeState, names: Iterable[Named], known: Mapping[Named, Resolved]
+    state: NodeState, names: Iterable[Named], targets: Mapping[Named, Resolved]
 ) -> dict[Named, Resolved]:
-    """Of `names`, which are no PCI addresses, those that are listed, or the group's number of one of our devices.
+    """Resolve those of `names` that are listed, or that are the group number of a device that gpuactors lists. None of
+    them is a PCI address.
 
     NVIDIA's plugin lists a group of several GPUs once: the number means one of them that no other ID means.
     """
@@ -95,37 +96,37 @@ def _resolved_older(
     for device, selected in index.names.items():
         group = (selected, str(index.group_number(device)))
         members.setdefault(group, []).append(device)
-    taken = {(resource, meant.key) for (resource, _), meant in known.items()}
-    found: dict[Named, Resolved] = {}
+    taken = {(resource, target.key) for (resource, _), target in targets.items()}
+    older: dict[Named, Resolved] = {}
     for name in names:
         resource, device_id = name
         if name in listed:
-            found[name] = Resolved(listed[name])
+            older[name] = Resolved(listed[name])
         elif group_members := members.get((resource, device_id)):
             free = [a for a in group_members if (resource, a) not in taken]
-            found[name] = Resolved((free or group_members)[0])
-    return found
+            older[name] = Resolved((free or group_members)[0])
+    return older
 
 
 def _with_models(state: NodeState, unsettled: Iterable[Named], index: Index) -> NodeState:
-    """`state` with the model of each of our allocated devices, as first seen since it was allocated. A device that no
-    selector chooses is in no scan: an inspection of it is requested. `unsettled` are the names whose device's model is
-    not known yet; `index` has the functions of `state`."""
+    """Record the model of each allocated device of gpuactors' resources, as first seen since it was allocated. Request
+    an inspection of a device that no selector chooses: no scan has it. `unsettled` are the names whose device's model
+    is not known yet; `index` has the functions of `state`."""
     host, seen, wanted = state.host, dict[Named, Resolved](), list[DeviceKey]()
     # Of a name that is resolved, the same as whether its resource is in `Index.resources`.
-    ours = {*index.models, *state.published.device_lists, *state.published.served}
+    own_resources = {*index.models, *state.published.device_lists, *state.published.served}
     resolved = state.kubelet.resolved
-    for name in sorted(n for n in unsettled if n[0] in ours):
-        meant = resolved[name]
-        device = index.present.get(meant.key)
+    for name in sorted(n for n in unsettled if n[0] in own_resources):
+        target = resolved[name]
+        device = index.present.get(target.key)
         if device is not None:
-            seen[name] = replace(meant, ids=_allocated_model(state, index.models, name[0], device) or None)
-        elif host.scanned and not meant.inspection_requested:
-            seen[name] = replace(meant, inspection_requested=True)
-            wanted.append(meant.key)
-        elif host.scanned and not _is_awaited(host.inspections, meant.key):
+            seen[name] = replace(target, ids=_allocated_model(state, index.models, name[0], device) or None)
+        elif host.scanned and not target.inspection_requested:
+            seen[name] = replace(target, inspection_requested=True)
+            wanted.append(target.key)
+        elif host.scanned and not _is_awaited(host.inspections, target.key):
             # A failed inspection does not show that no function is there.
-            seen[name] = replace(meant, ids="")
+            seen[name] = replace(target, ids="")
     if not seen:
         return state
     return replace(
@@ -139,7 +140,7 @@ def _with_models(state: NodeState, unsettled: Iterable[Named], index: Index) -> 
 
 
 def _is_awaited(inspections: Inspections, device: DeviceKey) -> bool:
-    """Its function is being inspected, or will be again."""
+    """Return whether an inspection of the device is outstanding, or will be repeated."""
     return function_address(device) in {*inspections.functions, *inspections.retries}
 
 
@@ -149,22 +150,22 @@ def _allocated_model(
     resource: ResourceName,
     device: Device,
 ) -> str:
-    """The model that was allocated as `resource`, where `device` is the first of its key that this daemon sees; empty
-    if its ids cannot be read.
+    """Return the model that was allocated as `resource`, where `device` is the first of its key that this daemon sees;
+    empty if its ids cannot be read.
 
     A device with another name now is the same device if its model ever had this name (pci.ids was renewed). Otherwise
     another model has replaced it while no daemon ran.
     """
     ids = device.model
-    known = state.published.served.get(resource, frozenset()) | models.get(resource, frozenset())
-    if not ids or not known or ids in known:
+    named_models = state.published.served.get(resource, frozenset()) | models.get(resource, frozenset())
+    if not ids or not named_models or ids in named_models:
         return ids
-    return min(known)  # any of them, as each differs from the model that is there now
+    return min(named_models)  # any of them, as each differs from the model that is there now
 
 
 def awaits_inspection(state: NodeState) -> bool:
-    """Whether the inspection of an allocated device is outstanding, so that it is not known yet whether the device is
-    there."""
+    """Return whether an inspection of an allocated device is outstanding: whether the device is there is not known
+    yet."""
     outstanding = state.host.inspections.functions
     return any(
         m.inspection_requested and m.ids is None and function_address(m.key) in outstanding
@@ -173,43 +174,39 @@ def awaits_inspection(state: NodeState) -> bool:
 
 
 def alias_ids(state: NodeState) -> Mapping[DeviceKey, DeviceId]:
-    """The devices that are listed by another ID than their PCI address, with that ID: kubelet has allocated them only
-    by that ID, or has only that ID in the present list, which must not change during a call."""
+    """Return the devices that are listed by another ID than their PCI address, with that ID. Kubelet has allocated them
+    only by that ID, or the present list has only that ID and must not change during a call."""
     index, ids = state.index, dict[DeviceKey, DeviceId]()
     if not (index.aliases or index.listed_aliases):
         return ids
-    held = [r for r in state.published.device_lists if _is_held(state, r)]
+    held = {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
     listed: dict[Named, list[DeviceId]] = {}
-    for resource, entry in ((r, a) for r in held for a in state.published.device_lists[r]):
-        listed.setdefault((resource, DeviceId(entry.key)), []).append(entry.id)
+    for resource in held & state.published.device_lists.keys():
+        for entry in state.published.device_lists[resource]:
+            listed.setdefault((resource, DeviceId(entry.key)), []).append(entry.id)
     for address in {*index.aliases.values(), *index.listed_aliases.values()}:
         if (device := index.devices.get(address)) is None:
             continue
         by_address = DeviceId(address)
         named = [name[1] for name in index.resolved_by.get(address, ()) if name[0] == device.resource]
-        known = named or listed.get((device.resource, by_address), [])
-        if known and by_address not in known:
-            ids[address] = min(known)
+        kubelet_ids = named or listed.get((device.resource, by_address), [])
+        if kubelet_ids and by_address not in kubelet_ids:
+            ids[address] = min(kubelet_ids)
     return ids
 
 
-def _is_held(state: NodeState, resource: ResourceName) -> bool:
-    return resource in state.calls.no_removal_until or any(
-        c.resource == resource for c in state.calls.waiting.values()
-    )
-
-
 def address_of(state: NodeState, resource: ResourceName, device: DeviceId) -> DeviceKey | None:
-    """The device of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by it."""
-    if (meant := state.kubelet.resolved.get((resource, device))) is not None:
-        return meant.key
+    """Return the device of an ID: the one that was allocated by it, the one at that PCI address, or the one listed by
+    it."""
+    if (target := state.kubelet.resolved.get((resource, device))) is not None:
+        return target.key
     if is_key(device):
         return DeviceKey(device)
     return next((a.key for a in state.published.device_lists.get(resource, ()) if a.id == device), None)
 
 
 def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reason:
-    """Why a device, if it is there, is none of a resource."""
+    """Return why a device, if it is there, does not belong to a resource."""
     device = state.index.present.get(key)
     if device is None:
         return GONE
@@ -220,23 +217,23 @@ def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reas
     return kind_of(device).not_backed(device)
 
 
-def lost(state: NodeState, resource: ResourceName, meant: Resolved | None) -> Reason | None:
-    """Why a pod can no longer use the device that was allocated to it by an ID: the device is gone, unbound, or another
-    model; None if it can. `meant` is the device of the ID.
+def lost(state: NodeState, resource: ResourceName, target: Resolved | None) -> Reason | None:
+    """Return why a pod can no longer use the device that was allocated to it by an ID: the device is gone, unbound, or
+    another model; None if it can. `target` is the device of the ID.
 
     A device whose vendor and device ids could never be read is not lost: its model was known when it was allocated. Nor
-    is one of the same model that has another name, as pci.ids was renewed, nor one that has not been inspected yet: no
-    selector matches it, so that it is in no scan.
+    is one of the same model that has another name, as pci.ids was renewed. Nor is one that has not been inspected yet:
+    no selector matches it, so that no scan has it.
     """
-    if meant is None:
+    if target is None:
         return Reason(Cause.UNKNOWN_ID, f"no device of {resource} on this node is known by this ID")
-    device = state.index.present.get(meant.key)
-    if device is None and meant.ids is None:
+    device = state.index.present.get(target.key)
+    if device is None and target.ids is None:
         return None
     if (
         device is not None
         and device.has_backing
-        and (device.model in ("", meant.ids) or device.resource == resource)
+        and (device.model in ("", target.ids) or device.resource == resource)
     ):
         return None
-    return not_listed(state, resource, meant.key)
+    return not_listed(state, resource, target.key)

@@ -24,7 +24,7 @@ Must not judge the status of a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 from msgspec import Struct
@@ -40,7 +40,6 @@ from gpuactors.core.values.model import (
     Ledger,
     LedgerEntry,
     LedgerSource,
-    Pod,
     ResourceName,
     RunningKubelet,
 )
@@ -57,9 +56,9 @@ class Counted(Struct, frozen=True, gc=False):
     entries: tuple[LedgerEntry, ...]
     source: LedgerSource
     young: KubeletStartup
-    """To be given with the next read."""
+    """The state of this kubelet's start, for the next read."""
     books: Books
-    """The same."""
+    """The books of the file, for the next read."""
 
 
 def counted(
@@ -70,8 +69,8 @@ def counted(
     *,
     device_plugin: bool,
 ) -> Counted:
-    """The valid entries after `event`, which came at `at`. `ledger`: as it was before; `pending`: devices that may be
-    changing hands; `device_plugin`: kubelet has our device lists."""
+    """Return the valid entries after `event`, which came at `at`. `ledger` is as before the event; `pending` are
+    devices that may be changing hands; `device_plugin`: kubelet has our device lists."""
     young, books = ledger.young, file_books.seen(ledger.books, event, at)
     starts_pods = event.kubelet is not None and (
         not device_plugin or at >= _has_pods_at(young, event.kubelet)
@@ -92,29 +91,25 @@ def counted(
     named = (
         [e for e in event.file.entries if not file_books.has_ended(books, e, at, starts_pods=starts_pods)]
         if event.file is not None
-        else _entries(ledger.entries)
+        else [LedgerEntry(*name, pod) for name, pod in ledger.entries.items()]
     )
     more = tuple(e for e in named if (e.resource, e.device) not in listed_before)
     return Counted(listed + more, _source(event, more), young, books)
 
 
 def _has_pods_at(young: KubeletStartup, kubelet: RunningKubelet) -> float:
-    """From when on a kubelet would have started the pods of its file; of one that has not answered yet that is not
-    known. Until the API server answers, it starts none, and has their devices for them, by its file; it gives none of
-    these away."""
+    """Return when this kubelet has started the pods of its file, in seconds; infinite if it has not answered yet. Until
+    the API server answers, it starts none of them, has their devices for them by its file, and gives none of these
+    away."""
     if kubelet.socket != young.socket:
         return math.inf
     return min(young.settled_at, young.since + LEDGER_API_AWAY_S)
 
 
 def called(young: KubeletStartup, at: float) -> KubeletStartup:
-    """After a kubelet asked for a claim; the same object if that says nothing new."""
+    """Record that a kubelet asked for a claim; return the same object if that says nothing new."""
     is_news = young.socket is not None and young.settled_at == young.called_at == math.inf
     return replace(young, called_at=at) if is_news else young
-
-
-def _entries(known: Mapping[tuple[ResourceName, DeviceId], Pod]) -> tuple[LedgerEntry, ...]:
-    return tuple(LedgerEntry(resource, device, pod) for (resource, device), pod in known.items())
 
 
 def _source(event: LedgerRead, more: tuple[LedgerEntry, ...]) -> LedgerSource:
@@ -128,7 +123,7 @@ def _source(event: LedgerRead, more: tuple[LedgerEntry, ...]) -> LedgerSource:
 def _after_answer(
     young: KubeletStartup, kubelet: RunningKubelet, event: LedgerRead, at: float
 ) -> KubeletStartup:
-    """The state of `kubelet` after its list came."""
+    """Return the state of `kubelet` after its list came."""
     is_new = kubelet.socket != young.socket
     if is_new:
         young = KubeletStartup(kubelet.socket, since=at)
@@ -148,5 +143,5 @@ def _after_answer(
 
 
 def _are_from_api(names_end: str | None) -> bool:
-    """Not all pods are static."""
+    """Return whether a pod of List is not static."""
     return names_end is not None and "-" not in names_end

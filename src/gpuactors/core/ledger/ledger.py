@@ -43,7 +43,8 @@ from gpuactors.core.values.model import (
 )
 
 LIST_HELD_S: Final = 1.0
-"""While a List is wanted, and an Allocate of ours is in flight: when it is looked again whether it may be asked for."""
+"""How often it is checked whether List may be asked for, in seconds, while one is wanted and an Allocate is in
+flight."""
 
 LEDGER_SETTLING_S: Final = 1.0
 """How often kubelet's ledger is read while a kubelet that has just started does not list everything that its file
@@ -52,7 +53,7 @@ file."""
 
 
 def first_ledger(number: int, *, lists: bool) -> Ledger:
-    """At start: one read is outstanding. `lists`: it may ask for List."""
+    """Return the ledger at the start: one read is outstanding. `lists`: it may ask for List."""
     return Ledger(
         read=0,
         entries={},
@@ -65,7 +66,7 @@ def first_ledger(number: int, *, lists: bool) -> Ledger:
 
 
 def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
-    """The ledger was read. A pod that left it may still hold its device."""
+    """Record a read of the ledger. A pod that left it may still hold its device."""
     before = state.kubelet.ledger
     if event.read != before.refresh.outstanding:
         return state
@@ -105,8 +106,8 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     after = with_ledger(state, ledger)
     pending = _still_pending(after, is_settling, at)
     after = resolved(state, replace(after, kubelet=replace(after.kubelet, pending_allocations=pending)))
-    left = _left(state, entries, event.read)
-    orphans = {**_still_orphans(after), **left}
+    new_orphans = _new_orphans(state, entries, event.read)
+    orphans = {**_still_orphans(after), **new_orphans}
     if not event.passive or event.file is not None:  # else nobody has said which pods there are
         state = replace(after, published=replace(after.published, served=_still_served(after, is_settling)))
     else:
@@ -119,14 +120,14 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     wished = before.refresh.due_at if before.refresh.due_at > at else math.inf
     refresh = state.kubelet.ledger.refresh.due_by(min(due_at, wished))
     state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
-    if groups := state.index.group_numbers(left):
+    if groups := state.index.group_numbers(new_orphans):
         state = schedule.ask_poll(state, groups)
     return schedule.ask_ledger(state, at) if before.refresh.again else state
 
 
 def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> NodeState:
-    """A read failed: the last known entries stay; the file's answers to Allocate, and whether its pods live, are new if
-    it could be read."""
+    """Handle a failed read: keep the last known entries. Take the file's answers to Allocate, and whether its pods
+    live, if the file could be read."""
     before = state.kubelet.ledger
     if event.read != before.refresh.outstanding:
         return state
@@ -152,19 +153,19 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
 def allocated_ids(
     state: NodeState, resources: Container[ResourceName]
 ) -> Mapping[ResourceName, frozenset[DeviceId]]:
-    """The IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of gpuactors."""
-    found: dict[ResourceName, frozenset[DeviceId]] = {
+    """Return the IDs of these resources that are allocated to pods, by kubelet's ledger or an answer of gpuactors."""
+    by_resource: dict[ResourceName, frozenset[DeviceId]] = {
         r: ids for r, ids in state.index.given.items() if r in resources
     }
     pending = state.kubelet.pending_allocations
     for resource in {resource for resource, _ in pending if resource in resources}:
-        granted = {device_id for of, device_id in pending if of == resource}
-        found[resource] = found.get(resource, frozenset()) | granted
-    return found
+        granted = {device_id for named, device_id in pending if named == resource}
+        by_resource[resource] = by_resource.get(resource, frozenset()) | granted
+    return by_resource
 
 
 def called(state: NodeState, at: float) -> NodeState:
-    """Kubelet asks for a claim: it knows its pods."""
+    """Record that kubelet asks for a claim: it knows its pods."""
     young = kubelet_startup.called(state.kubelet.ledger.young, at)
     if young is state.kubelet.ledger.young:
         return state
@@ -174,21 +175,21 @@ def called(state: NodeState, at: float) -> NodeState:
 def _entries(
     before: Mapping[tuple[ResourceName, DeviceId], Pod], counted: Iterable[LedgerEntry]
 ) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
-    """The valid entries; the known objects where they are equal."""
+    """Return the valid entries, with the objects of `before` where they are equal."""
     entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
     same = True
     for entry in counted:
         name = entry.resource, entry.device
-        if (known := before.get(name)) == entry.pod and known is not None:
-            entries[name] = known
+        if (pod := before.get(name)) == entry.pod and pod is not None:
+            entries[name] = pod
         else:
             entries[name], same = entry.pod, False
     return before if same and len(entries) == len(before) else entries
 
 
 def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Ledger:
-    """`ledger` with the claims that kubelet lists for pods. Without List they are those of the last one, but for those
-    that a pod has no more by kubelet's answer to Get; then a List is wanted, for what follows of that."""
+    """Record the claims that kubelet lists for pods. A read without List keeps those of the last List, except those
+    that a pod no longer has by kubelet's answer to Get; then a List is wanted, for what follows of that."""
     if not event.passive:
         unplaced = frozenset([claim for claim in event.claims if key_of(claim.device) is None])
         return replace(
@@ -202,47 +203,47 @@ def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Led
         )
     answers = {answer.pod: answer.claims for answer in event.answers}
     listed = [*(claim for of_device in ledger.claims.values() for claim in of_device), *ledger.unplaced]
-    left = [c for c in listed if c.pod is None or c.pod not in answers or c in answers[c.pod]]
-    if len(left) == len(listed) or at < ledger.young.settled_at:
+    remaining = [c for c in listed if c.pod is None or c.pod not in answers or c in answers[c.pod]]
+    if len(remaining) == len(listed) or at < ledger.young.settled_at:
         return ledger
     return replace(
         ledger,
-        claims=_claims(left),
-        unplaced=frozenset([c for c in left if c in ledger.unplaced]),
+        claims=_claims(remaining),
+        unplaced=frozenset([c for c in remaining if c in ledger.unplaced]),
         asking=replace(ledger.asking, wanted=True),
     )
 
 
 def _claims(claimed: Iterable[ClaimedDevice]) -> dict[DeviceKey, tuple[ClaimedDevice, ...]]:
-    """By device, sorted: several claims may have one, by other drivers or with admin access."""
-    found: dict[DeviceKey, list[ClaimedDevice]] = {}
+    """Return the claims of each device, sorted: a device may have several, of other drivers or with admin access."""
+    by_device: dict[DeviceKey, list[ClaimedDevice]] = {}
     for claim in sorted({*claimed}, key=lambda c: (c.driver, c.claim, str(c.pod))):
         if (address := key_of(claim.device)) is not None:
-            found.setdefault(address, []).append(claim)
-    return {address: tuple(claims) for address, claims in found.items()}
+            by_device.setdefault(address, []).append(claim)
+    return {address: tuple(claims) for address, claims in by_device.items()}
 
 
 def _with_answers(ledger: Ledger, file: LedgerFile) -> Ledger:
-    """`ledger` with the answers to Allocate in kubelet's file. While it cannot be read, its last contents are used."""
+    """Record the answers to Allocate in kubelet's file. While it cannot be read, its last contents are used."""
     nodes = {(answer.resource, answer.device): answer.nodes for answer in file.cached}
     return replace(ledger, cached=nodes, damaged=file.damaged)
 
 
 def _with_cdi(ledger: Ledger, read: CdiSpecs | None) -> Ledger:
-    """`ledger` with what was read of the CDI directory. A file that is gone says on whose GPU the claim has while
-    kubelet lists it: that it was removed does not show that its claim has ended."""
+    """Record what was read of the CDI directory. Keep a removed file while kubelet lists its claim: the removal does
+    not show that the claim has ended."""
     if read is None:
         return ledger
     there = {spec.path for spec in read.specs}
     listed = {cdi_id for claim in ledger.unplaced for cdi_id in claim.cdi_ids}
-    gone = [s for s in ledger.cdi.specs if s.path not in there and not listed.isdisjoint(s.devices)]
-    specs = tuple(sorted((*read.specs, *gone), key=attrgetter("path"))) if gone else read.specs
+    removed = [s for s in ledger.cdi.specs if s.path not in there and not listed.isdisjoint(s.devices)]
+    specs = tuple(sorted((*read.specs, *removed), key=attrgetter("path"))) if removed else read.specs
     return replace(ledger, cdi=CdiSpecs(specs, read.problem))
 
 
 def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that are ours: those of the lists, and, of those that an earlier daemon served, those of which a
-    pod has a device. A kubelet that has just started may not know its pods yet, so then all of them stay."""
+    """Return the resources that are ours: those that are listed, and those that an earlier daemon served while a pod
+    has a device of them. All of them stay after a kubelet's start: it may not know its pods yet."""
     before, lists = state.published.served, state.published.device_lists
     if is_settling or state.daemon.role is not Role.SERVING:
         return before  # the daemon that serves may allocate more of them until this one takes over
@@ -252,10 +253,10 @@ def _still_served(state: NodeState, is_settling: bool) -> Mapping[ResourceName, 
     return {r: models for r, models in before.items() if r in had or r in lists}
 
 
-def _left(
+def _new_orphans(
     state: NodeState, entries: Mapping[tuple[ResourceName, DeviceId], Pod], read: int
 ) -> dict[DeviceKey, Orphan]:
-    """The devices that had a pod in the ledger of `state`, and have none or another one by these entries."""
+    """Return the devices that had a pod in the ledger of `state`, and by these entries have none or another one."""
     had = state.kubelet.ledger.entries
     # Most entries of a ledger are other plugins' and mean no device here.
     names = sorted(
@@ -274,13 +275,13 @@ def _use_of_pod(state: NodeState, device: DeviceKey) -> int | None:
 
 
 def _still_orphans(state: NodeState) -> dict[DeviceKey, Orphan]:
-    """The orphans whose pod has not come back to the ledger by any ID of the device."""
+    """Return the orphans whose pod has not come back to the ledger by any ID of the device."""
     if not state.kubelet.orphans:
         return {}
     pods: dict[DeviceKey, list[Pod]] = {}
-    for name, meant in state.kubelet.resolved.items():
+    for name, target in state.kubelet.resolved.items():
         if (pod := state.kubelet.ledger.entries.get(name)) is not None:
-            pods.setdefault(meant.key, []).append(pod)
+            pods.setdefault(target.key, []).append(pod)
     return {
         a: d for a, d in state.kubelet.orphans.items() if all(_is_gone(d.pod, pod) for pod in pods.get(a, ()))
     }
@@ -289,7 +290,7 @@ def _still_orphans(state: NodeState) -> dict[DeviceKey, Orphan]:
 def _still_pending(
     state: NodeState, is_settling: bool, at: float
 ) -> dict[tuple[ResourceName, DeviceId], float]:
-    """The devices that Allocate granted and that kubelet does not list yet.
+    """Return the devices that Allocate granted and that kubelet does not list yet.
 
     Kubelet lists a device as soon as Allocate is answered: one that it does not list some time after that was released
     again, or its pod has ended already. Its file has it only when the container has all its devices, which may take
@@ -298,15 +299,15 @@ def _still_pending(
     ledger = state.kubelet.ledger
     listed = asking.listed_at if ledger.asking.listed == ledger.read else asking.written_at
     return {
-        given: until
-        for given, until in state.kubelet.pending_allocations.items()
-        if given not in ledger.entries and until > at and (is_settling or ledger.read_at < listed(until))
+        name: until
+        for name, until in state.kubelet.pending_allocations.items()
+        if name not in ledger.entries and until > at and (is_settling or ledger.read_at < listed(until))
     }
 
 
 def _is_gone(before: Pod, now: Pod | None) -> bool:
-    """The device has no pod any more, or another one. PodResources gives names, the checkpoint file UIDs: where the
-    two cannot be compared it is the same pod."""
+    """Return whether a device has no pod any more, or another one. PodResources gives names, the checkpoint file UIDs:
+    where the two cannot be compared it is the same pod."""
     if now is None:
         return True
     if before.uid and now.uid:

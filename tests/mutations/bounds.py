@@ -116,8 +116,8 @@ BOUNDS: Final = (
     Mutation(
         "a poll after the first of two pods has left settles whose use it is",
         "core/assessment/inputs.py",
-        "last.poll >= max(orphan.read for orphan in left)\n",
-        "last.poll >= min(orphan.read for orphan in left)\n",
+        "last.poll >= max(orphan.read for orphan in departed)\n",
+        "last.poll >= min(orphan.read for orphan in departed)\n",
         "tests/core/assessment/test_assessments.py::test_a_poll_after_the_first_of_two_pods_settles_nothing_about_the_second",
     ),
     Mutation(
@@ -258,21 +258,21 @@ BOUNDS: Final = (
     Mutation(
         "facts that are gone are remembered without bound",
         "core/reports/event_series.py",
-        "gone[: max(0, len(series) - EVENTS_MAX)]",
-        "gone[:0]",
+        "past[: max(0, len(series) - EVENTS_MAX)]",
+        "past[:0]",
         "tests/core/test_event_series.py::test_no_more_facts_are_known_than_the_bound",
     ),
     Mutation(
         "of facts that are gone the last told one is forgotten first",
         "core/reports/event_series.py",
-        "    gone = sorted((s.told_at,",
-        "    gone = sorted((-s.told_at,",
+        "    past = sorted((s.told_at,",
+        "    past = sorted((-s.told_at,",
         "tests/core/test_event_series.py::test_of_facts_that_are_gone_the_one_that_was_told_first_is_forgotten_first",
     ),
     Mutation(
         "facts that are gone are remembered for ever",
         "core/reports/event_series.py",
-        "        if event in holds or known.told_at + limits.EVENT_TTL_S > at\n",
+        "        if event in holds or fact.told_at + limits.EVENT_TTL_S > at\n",
         "",
         "tests/core/test_event_series.py::test_what_is_long_gone_is_forgotten",
     ),

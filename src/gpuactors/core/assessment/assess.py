@@ -20,11 +20,11 @@ _FREE: Final = Reason(Cause.FREE, "free")
 
 
 def assess(inputs: GroupInputs) -> Mapping[DeviceKey, Assessment]:
-    """The assessment of each device of the group.
+    """Return the assessment of each device of the group.
 
     A shortage of this process changes only the message: it is no device's fault, and Allocate waits for an inspection.
     """
-    short, found = dict(inputs.short), dict[DeviceKey, Assessment]()
+    short, by_key = dict(inputs.short), dict[DeviceKey, Assessment]()
     for device in inputs.devices:
         holding = holding_of(device.key, device.resource, inputs)
         blocker = blocker_of(device, holding, inputs.use)
@@ -32,14 +32,14 @@ def assess(inputs: GroupInputs) -> Mapping[DeviceKey, Assessment]:
         if (why := short.get(device.key)) is not None:
             message = f"{status.message}; last known state, it cannot be inspected now: {why}"
             status = replace(status, message=message)
-        found[device.key] = Assessment(holding, blocker, status)
-    return found
+        by_key[device.key] = Assessment(holding, blocker, status)
+    return by_key
 
 
 def status_of(
     device: Device, holding: Holding | None, blocker: Reason | None, inputs: GroupInputs
 ) -> DeviceStatus:
-    """The status of a device of the group with this holder and this blocker, if any."""
+    """Return the status of a device of the group with this holder and this blocker, if any."""
     health, why = _decided(device, holding, blocker, inputs)
     owner = next((owner for key, owner in inputs.owners if key == device.key), None)
     holders = inputs.use.holders if inputs.use is not None else ()

@@ -36,11 +36,11 @@ def assessments(
     ledger: tuple[int, str | None],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Mapping[DeviceKey, Assessment]:
-    """The assessment of each device of the index. `short`: see `Host`. `ledger`: the number of the read that
+    """Return the assessment of each device of the index. `short`: see `Host`. `ledger`: the number of the read that
     kubelet's ledger is from, and why it cannot be read now."""
     groups, used = by_group(index.devices, index.group_of), index.in_use - index.owned.keys()
-    found = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
-    return _assessed(groups, index.owned, polls.groups, found, shortages(short, index.devices))
+    uses = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
+    return _assessed(groups, index.owned, polls.groups, uses, shortages(short, index.devices))
 
 
 @memoized
@@ -62,7 +62,7 @@ def _assessed(
         )
         for group, devices in groups.items()
     }
-    return {key: found for of_group in _assess_each(inputs).values() for key, found in of_group.items()}
+    return {key: one for of_group in _assess_each(inputs).values() for key, one in of_group.items()}
 
 
 _assess_each = memoized_each(assess)

@@ -14,7 +14,8 @@ from gpuactors.core.values.status import Holding, Reason
 
 
 def is_unbinding(device: Device, use: Observed | None) -> bool:
-    """Its driver is asked to release it and waits for the process that has it open, as the last poll saw.
+    """Return whether the device's driver is asked to release it and waits for the process that has it open, by the last
+    poll.
 
     The node counts as well as `enable`, to which any process may have written where there was never a driver
     (`host/bindings.py` decides which count is evidence).
@@ -23,7 +24,8 @@ def is_unbinding(device: Device, use: Observed | None) -> bool:
 
 
 def unbinding(device: Device, holding: Holding | None) -> Reason:
-    """The process it waits for, and the remedy. Binding it is none: that would wait as well."""
+    """Return the reason of a waiting unbind, with the process that it waits for and the remedy. Binding the device is
+    no remedy: that would wait as well."""
     held = holding.reason.message if holding is not None else "free"
     return Reason(
         Cause.UNBINDING,
@@ -33,7 +35,7 @@ def unbinding(device: Device, holding: Holding | None) -> Reason:
 
 
 def blocker_of(device: Device, holding: Holding | None, use: Observed | None) -> Reason | None:
-    """The reason why a VM could not open it; None if it could. `use` is its group's, as last polled."""
+    """Return why a VM could not open the device; None if it could. `use` is its group's, as last polled."""
     if device.fault is not None:
         return Reason(Cause.UNREADABLE, device.fault)
     if is_unbinding(device, use):

@@ -16,14 +16,14 @@ from gpuactors.core.values.owner import Allocation, Owner
 from gpuactors.core.values.status import Holding, Reason
 
 IsOwn = Callable[[DeviceKey, Allocation], bool]
-"""Whether an entry, of a device, belongs to the pod or claim that asks."""
+"""A function that returns whether an owner's entry, for a device, belongs to the pod or claim that asks."""
 
 
 def holding_of(
     key: DeviceKey, resource: ResourceName, inputs: GroupInputs, is_own: IsOwn = lambda *_: False
 ) -> Holding | None:
-    """The first holder of a device, in a list of `resource`: its own owner, an owner of another device of its group,
-    a pod that has left kubelet's ledger, a process. None: it is free."""
+    """Return the first holder of a device, in a list of `resource`: its own owner, an owner of another device of its
+    group, a pod that has left kubelet's ledger, a process. None if the device is free."""
     for owned, owner in sorted(inputs.owners, key=lambda pair: pair[0] != key):
         others = tuple([e for e in owner.entries if not is_own(owned, e)])
         if not others:
@@ -52,11 +52,11 @@ def _by_use(inputs: GroupInputs, use: Observed, unowned: UnownedUse) -> Reason:
     if unowned.is_settled:
         # An old view is no fact: a device that it lacks may have been allocated since.
         other = "other " if inputs.owners else ""
-        given = (
+        allocation = (
             f"no {other}pod had it when kubelet's ledger was last readable"
             if unowned.problem is not None
             else f"kubelet has given it to no {other}pod"
         )
-        return Reason(Cause.HELD_BY_OTHER, f"{is_used}, and {given}")
+        return Reason(Cause.HELD_BY_OTHER, f"{is_used}, and {allocation}")
     unread = f"; kubelet's ledger cannot be read: {unowned.problem}" if unowned.problem else ""
     return Reason(Cause.HOLDER_UNKNOWN, f"{is_used}{unread}")

@@ -28,11 +28,11 @@ from gpuactors.core.values.model import (
 def by_group(
     devices: Mapping[DeviceKey, Device], group_of: Mapping[DeviceKey, GroupKey]
 ) -> Mapping[GroupKey, tuple[Device, ...]]:
-    """The devices of each group, as `devices` sorted by key."""
-    found: dict[GroupKey, list[Device]] = {}
+    """Return the devices of each group, as `devices` sorted by key."""
+    members: dict[GroupKey, list[Device]] = {}
     for key, device in devices.items():
-        found.setdefault(group_of[key], []).append(device)
-    return {group: tuple(of_group) for group, of_group in found.items()}
+        members.setdefault(group_of[key], []).append(device)
+    return {group: tuple(of_group) for group, of_group in members.items()}
 
 
 def holder_inputs(
@@ -42,15 +42,15 @@ def holder_inputs(
     orphans: Mapping[DeviceKey, Orphan],
     ledger: tuple[int, str | None],
 ) -> GroupInputs:
-    """The inputs of the group of the device that show its holders: its use also where kubelet has given
-    it to somebody. `ledger`: see `assessments`."""
+    """Return the inputs of the device's group that show its holders: its use as well where kubelet has given it to a
+    pod. `ledger`: see `assessments`."""
     group = index.group_of.get(key, key)
     devices = by_group(index.devices, index.group_of).get(group, ())
     owners = index.owned.get(group, ())
     if not (isinstance(group, int) and group in index.in_use and devices):
         return GroupInputs(group, devices, owners)
-    found = unowned({group: devices}, {group}, polls.groups, polls.seen, orphans, *ledger, {})
-    return GroupInputs(group, devices, owners, polls.groups[group], found[group])
+    uses = unowned({group: devices}, {group}, polls.groups, polls.seen, orphans, *ledger, {})
+    return GroupInputs(group, devices, owners, polls.groups[group], uses[group])
 
 
 def unowned(
@@ -63,26 +63,26 @@ def unowned(
     problem: str | None,
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Mapping[GroupKey, UnownedUse]:
-    """`GroupInputs.unowned` of the groups that are `used` and nobody's: few, on most nodes none. `read`: the number of
-    the read that kubelet's ledger is from; `problem`: why it cannot be read now."""
-    found: dict[GroupKey, UnownedUse] = {}
+    """Return `GroupInputs.unowned` of the groups that are `used` and have no owner: few, on most nodes none. `read`:
+    the number of the read that kubelet's ledger is from; `problem`: why it cannot be read now."""
+    unowned_uses: dict[GroupKey, UnownedUse] = {}
     listed: dict[tuple[ResourceName, DeviceKey], Health] = {}
     for group in sorted(used & groups.keys()):
         devices, last = groups[group], seen.get(group)
-        left = orphans_of(devices[0], orphans)
-        if left:
-            is_settled = last is not None and last.poll >= max(orphan.read for orphan in left)
+        departed = orphans_of(devices[0], orphans)
+        if departed:
+            is_settled = last is not None and last.poll >= max(orphan.read for orphan in departed)
         else:
             is_settled = read > uses[group].since
         if not is_settled and not listed:
             listed = {name: entry.health for name, entry in listed_by_key(device_lists).items()}
-        found[group] = UnownedUse(
-            left[0].pod if left else None,
+        unowned_uses[group] = UnownedUse(
+            departed[0].pod if departed else None,
             is_settled,
             problem,
             () if is_settled else tuple(_listed(devices, listed)),
         )
-    return found
+    return unowned_uses
 
 
 def _listed(

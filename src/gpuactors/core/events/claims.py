@@ -26,7 +26,7 @@ from gpuactors.core.values.slices import Publication
 
 
 class PrepareAsked(Struct, frozen=True, gc=False):
-    """NodePrepareResources for one claim: a call may name several, and each is an event of its own."""
+    """NodePrepareResources for one claim. A call may name several claims: each is an event of its own."""
 
     token: Token
     claim: ClaimName
@@ -42,17 +42,17 @@ class UnprepareAsked(Struct, frozen=True, gc=False):
 
 
 class ClaimRead(Struct, frozen=True, gc=False):
-    """The read with this number has an answer: the claim, by the UID that was asked for. If it failed, nothing is known
-    of the claim."""
+    """The answer to the read with this number: the claim, by the requested UID. A failure says nothing about the
+    claim."""
 
     number: int
     claim: Claim | Failure
     of: ClaimsOf
     missing: bool = False
-    """The API server has no claim of that name, or one with another UID."""
+    """True if the API server has no claim of that name, or one with another UID."""
     retry_in_s: float = limits.CLAIM_READ_RETRY_S
-    """When a read that failed is to be tried again. Each claim's is another one, and none is before the time that the
-    server asked for."""
+    """The wait before a failed read is repeated, in seconds: different for each claim, and not shorter than the server
+    asked for."""
 
 
 class OfDriver(Struct, frozen=True, gc=False, kw_only=True):
@@ -65,34 +65,33 @@ class CheckpointRead(OfDriver, frozen=True, gc=False):
     """The checkpoint of this boot was read; empty if there is none, or if it is of another boot."""
 
     entries: tuple[StoredEntry, ...] = ()
-    """Those that own devices, in the order of their arrival."""
+    """The claims that own devices, in the order of their arrival."""
     original_drivers: tuple[OriginalDriver, ...] = ()
-    """Of the functions whose present driver may be of our making."""
+    """The original drivers of functions that gpuactors may have bound."""
     warning: str = ""
-    """A sentence that names what is missing of it: it was damaged, and has been set aside."""
+    """The sentence about what a damaged checkpoint lacks, which was quarantined; empty if it was whole."""
     load: int = 2
     """The number of the read (`ClaimsWanted.load`). A read that began before the predecessor handed over is not used
     after that."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed."""
     is_lost: bool = False
-    """No checkpoint of this boot names the claims: the entries are those of files that were found."""
+    """True if no checkpoint of this boot names the claims: the entries are from files that were found."""
     earlier_models: ClaimedModels = field(default_factory=dict)
     """The model of each device of the claims of earlier boots."""
 
 
 class CheckpointRefused(Struct, frozen=True, gc=False):
-    """It may not be used: a newer version has written it, for instance. Nothing may be touched."""
+    """The checkpoint cannot be used, for instance because a newer version has written it. No claim is touched."""
 
     reason: str
     of: ClaimsOf
     entries: tuple[StoredEntry, ...] = ()
-    """The claims whose files name GPUs: they have them."""
+    """The claims whose files name GPUs: these GPUs are theirs."""
 
 
 class CheckpointWritten(Struct, frozen=True, gc=False):
-    """Every checkpoint up to this number is on disk, and stays there when the power is cut. If the write failed, it is
-    tried again."""
+    """Every checkpoint up to this number is on disk, and survives a power failure. A failed write is repeated."""
 
     number: int
     of: ClaimsOf
@@ -104,38 +103,38 @@ class ActDone(OfDriver, frozen=True, gc=False):
 
     number: int
     bound: tuple[BoundFunction, ...] = ()
-    """The drivers of a device's functions now; of an act on files none."""
+    """The present drivers of a device's functions; empty for an act on files."""
 
 
 class ActFailed(OfDriver, frozen=True, gc=False):
-    """The act with this number did not reach its goal. Its changes stay."""
+    """The act with this number failed. Its changes stay."""
 
     number: int
     reason: str
     fault: ActFault | None = None
-    """Of an act on a device."""
+    """The kind of fault; None for an act on files."""
     moved: tuple[BoundFunction, ...] = ()
-    """The functions whose driver it has changed before it failed, as they are now."""
+    """The functions whose driver it changed before it failed, as they are now."""
 
 
 class FitnessChecked(Struct, frozen=True, gc=False):
-    """The fitness check with this number has come back, with a finding for each of its devices."""
+    """The fitness check with this number came back, with a finding for each of its devices."""
 
     number: int
     findings: tuple[FitnessFinding, ...]
 
 
 class FilesTouched(Struct, frozen=True, gc=False):
-    """Somebody has touched the CDI files of our claims, or their directory: one may be missing now. So has this daemon
-    itself, for each claim."""
+    """The CDI files of the claims, or their directory, were touched: a file may be missing. This daemon touches them as
+    well, for each claim."""
 
     of: ClaimsOf
     claims: tuple[ClaimUid, ...] | None = None
-    """Those whose files they are, sorted; None: it may be each."""
+    """The claims whose files these are, sorted; None if any claim's may be."""
 
 
 class SlicesPublished(Struct, frozen=True, gc=False):
-    """The publisher of our ResourceSlices knows something else than before."""
+    """The state of the published ResourceSlices has changed."""
 
     publication: Publication
     of: ClaimsOf

@@ -17,16 +17,17 @@ class Ticked(Struct, frozen=True, gc=False):
 
 
 class PredecessorGone(Struct, frozen=True, gc=False):
-    """The daemon that ran before has ended its streams, or there is none; `how` has the outcome, for the log."""
+    """The daemon that ran before has ended its streams, or there is none."""
 
     how: str
+    """The outcome, for the log."""
     served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
-    """The resources, and the models of each, that this node's daemons have served, as their file lists them now: those
-    of the last serving daemon as well, which may have started after us."""
+    """The resources that this node's daemons have served, with the models of each, as their file lists them now. The
+    last serving daemon, which may have started later than this one, is among them."""
 
 
 class HandOverRequested(Struct, frozen=True, gc=False):
-    """A successor is ready and asks us to end our streams."""
+    """A successor is ready and asks this daemon to end its streams."""
 
 
 class SuccessorLost(Struct, frozen=True, gc=False):

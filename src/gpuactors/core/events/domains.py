@@ -9,34 +9,35 @@ from gpuactors.core.values.domain import Clique, ComputeDomain, DomainUid, ImexF
 
 
 class LabelRead(Struct, frozen=True, gc=False):
-    """The read with this number has an answer: the label of our Node."""
+    """The answer to the read with this number: the label of this daemon's Node."""
 
     number: int
     label: NodeLabel | Failure
 
 
 class LabelPatched(Struct, frozen=True, gc=False):
-    """The patch with this number has an answer. If it failed, whether it was made is not known."""
+    """The answer to the patch with this number. After a failure it is not known whether the patch was made."""
 
     number: int
     failure: Failure | None = None
     conflict: bool = False
-    """The API server has refused it, as the label was not as the patch expects it (422)."""
+    """True if the API server refused the patch because the label is not as the patch expects it (422)."""
 
 
 class NodeTouched(Struct, frozen=True, gc=False):
-    """Our Node has changed: a hint that its label may have."""
+    """This daemon's Node has changed: a hint that its label may have."""
 
 
 class DomainRead(Struct, frozen=True, gc=False):
-    """The read with this number has an answer: the ComputeDomain with this UID, its clique on this node's fabric."""
+    """The answer to the read with this number: the ComputeDomain with this UID, and its clique on this node's
+    fabric."""
 
     number: int
     uid: DomainUid
     domain: ComputeDomain | Failure | None
-    """None: there is none with this UID."""
+    """The ComputeDomain; None if there is none with this UID."""
     clique: Clique | None = None
-    """None: there is none, or the node is on no fabric."""
+    """The clique; None if there is none, or the node is on no fabric."""
 
 
 class DomainsTouched(Struct, frozen=True, gc=False):
@@ -44,7 +45,7 @@ class DomainsTouched(Struct, frozen=True, gc=False):
 
 
 class ImexRead(Struct, frozen=True, gc=False):
-    """The read with this number has an answer: what the host says of IMEX."""
+    """The answer to the read with this number: the host's facts about IMEX."""
 
     number: int
     facts: ImexFacts | Failure

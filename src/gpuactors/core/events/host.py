@@ -8,19 +8,19 @@ from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 
 
 class HostChanged(Struct, frozen=True, gc=False):
-    """A uevent named this function or this IOMMU group (one of the two is set)."""
+    """A uevent named this function or this IOMMU group: one of the two is set."""
 
     address: PciAddress | None
     iommu_group: int | None
     cause: str
-    """Action and subsystem of the uevent: `bind pci`."""
+    """The action and subsystem of the uevent: `bind pci`."""
 
 
 class UeventsOpened(Struct, frozen=True, gc=False):
     """Uevents are received from now on. Earlier changes were missed."""
 
     scan_begun: bool = True
-    """A scan may have begun before, and have missed such a change."""
+    """True if a scan may have begun before, and have missed such a change."""
 
 
 class UeventsLost(Struct, frozen=True, gc=False):
@@ -34,7 +34,7 @@ class UeventsUnavailable(Struct, frozen=True, gc=False):
 
     reason: str
     scan_begun: bool = True
-    """As `UeventsOpened.scan_begun`."""
+    """The same as `UeventsOpened.scan_begun`."""
 
 
 class HostScanned(Struct, frozen=True, gc=False):
@@ -74,20 +74,20 @@ class InspectionFailed(Struct, frozen=True, gc=False):
     address: PciAddress
     reason: str
     shortage: bool = False
-    """The daemon had no descriptors, memory or threads for the inspection: the known facts stay."""
+    """True if the daemon lacked descriptors, memory or threads for the inspection: the known facts stay."""
 
 
 class GroupsObserved(Struct, frozen=True, gc=False):
-    """Poll number `poll` came back: the use of every requested group. A group that could not be read at all is not in
-    here."""
+    """Poll number `poll` came back with the use of every requested group, except groups that could not be read at
+    all."""
 
     poll: int
     uses: tuple[GroupUse, ...]
 
 
 class SomeGroupsObserved(Struct, frozen=True, gc=False):
-    """A `GroupsObserved` of some groups only, without evidence of the others. A kind of its own, as the journal writes
-    only the differences from the last event of a kind."""
+    """A `GroupsObserved` of some groups only: no evidence about the others. A type of its own, as the journal writes
+    only the differences from the last event of a type."""
 
     poll: int
     uses: tuple[GroupUse, ...]

@@ -27,31 +27,32 @@ class LedgerRead(Struct, frozen=True, gc=False):
 
     read: int
     kubelet: RunningKubelet | None
-    """None if no kubelet runs: then there is no list, and only the file is used."""
+    """The running kubelet; None if none runs: then there is no list, and only the file is used."""
     listed: tuple[LedgerEntry, ...]
     """The entries of List, sorted."""
     claims: tuple[ClaimedDevice, ...]
     names_end: str | None = None
-    """The common end of the names of all pods in List, those without devices included: of a single pod its whole name;
-    None if it has no pod. The names themselves change with every pod of the node."""
+    """The common end of the names of all pods in List, also of those without devices; of a single pod the whole name.
+    None without a pod. The names themselves would change with every pod of the node."""
     healthy: Mapping[ResourceName, tuple[DeviceId, ...]] | None = None
-    """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`; a resource
-    without a healthy device is not in here. None if kubelet did not list them."""
+    """Kubelet's own list: the healthy IDs of each requested resource, in the form of `listing.comparable`. A resource
+    without a healthy device is missing. None if kubelet did not list them."""
     file: LedgerFile | None = None
-    """None if it could not be read. A read without a kubelet and without its file is `LedgerUnreadable`."""
+    """Kubelet's ledger file; None if it could not be read. A read without a kubelet and without the file is
+    `LedgerUnreadable`."""
     waiting: tuple[PodClaim, ...] = ()
-    """Claims of which List has no device yet."""
+    """The claims for which List has no device yet."""
     cdi: CdiSpecs | None = None
-    """The files of the CDI directory, read after the list; None if they could not be."""
+    """The files of the CDI directory, read after the list; None if they could not be read."""
     passive: bool = False
-    """Kubelet runs and was not asked for List: there is no list here, and what is in its file is known since the last
-    one."""
+    """True if kubelet runs and was not asked for List: `listed` is empty, and the entries follow from the last List and
+    the file."""
     answers: tuple[PodAnswer, ...] = ()
-    """Of the pods that were asked for, those of which kubelet said something."""
+    """Kubelet's answers about the pods that were asked for; a pod without an answer is missing."""
     has_get: bool = True
-    """False: kubelet has refused Get as such."""
+    """False if kubelet has refused Get as such."""
     pods: SeenPods = NO_PODS
-    """Of the pods that the file names."""
+    """The lives of the pods that the file names, as the kernel shows them."""
 
 
 class LedgerUnreadable(Struct, frozen=True, gc=False):
@@ -61,27 +62,27 @@ class LedgerUnreadable(Struct, frozen=True, gc=False):
     read: int
     reason: str
     file: LedgerFile | None = None
-    """None if it could not be read. The answers to Allocate are there, whether PodResources answers or not."""
+    """Kubelet's ledger file, for the answers to Allocate; None if it could not be read."""
     pods: SeenPods = NO_PODS
-    """Those of the file, whether they live: the kernel shows that as well."""
+    """The lives of the pods that the file names, as the kernel shows them."""
     cdi: CdiSpecs | None = None
-    """See `LedgerRead.cdi`."""
+    """The same as `LedgerRead.cdi`."""
 
 
 class KubeletAppeared(Struct, frozen=True, gc=False):
-    """kubelet.sock is there; `socket` is its identity, so that a replaced one is seen as new."""
+    """kubelet.sock is there; `socket` is its identity, which shows that it was replaced."""
 
     socket: str
 
 
 class KubeletGone(Struct, frozen=True, gc=False):
-    """kubelet.sock is not there; `reason` names what is missing, and where."""
+    """kubelet.sock is missing; `reason` names what is missing, and where."""
 
     reason: str
 
 
 class ForeignSocketsSeen(Struct, frozen=True, gc=False):
-    """The other processes' sockets beside kubelet's are these now; one may have been replaced under its name."""
+    """The other processes' sockets beside kubelet's have changed; one may have been replaced under its name."""
 
     sockets: tuple[str, ...]
 

@@ -21,31 +21,33 @@ from gpuactors import limits
 from gpuactors.core.reports.kube_events import KubeEvent
 
 EVENT_BURST: Final = 25
-"""Requests for events in a row: 16 GPUs and their resources at once. client-go's own bound for one object."""
+"""The maximum number of requests for events in a row: 16 GPUs and their resources at once. client-go has the same bound
+for one object."""
 
 EVENT_REFILL_S: Final = 60.0
-"""One more request after each of these seconds: of 5,000 nodes that all have something to tell all the time 83 a
-second, of which the API server's default limits bear several hundred."""
+"""The time after which one more request is allowed, in seconds: 5,000 nodes that all post without pause make 83
+requests a second, and the API server's default limits allow several hundred."""
 
 EVENTS_MAX: Final = 512
-"""Facts that are posted, or were in the last hour: more than twice the functions of the largest nodes."""
+"""The maximum number of facts that are posted, or were in the last hour: more than twice the functions of the largest
+nodes."""
 
 
 class Series(Struct, frozen=True, gc=False):
     """One fact, and how often it was posted."""
 
     since: float
-    """When it came, the last time; infinite while it does not hold."""
+    """When the fact last began, in seconds of the events' clock; infinite while it does not hold."""
     lasts: bool = True
-    """It holds for a while; else it happened in a moment, which was `since`."""
+    """True if the fact holds for a while; False if it happened in the moment `since`."""
     told_at: float = -math.inf
-    """When it was last told; minus infinity if it never was."""
+    """When it was last posted; minus infinity before the first post."""
     first_at: float = math.inf
-    """When it was first told."""
+    """When it was first posted; infinite before."""
     count: int = 0
-    """How often it was posted: the `count` of the event."""
+    """The number of its posts: the `count` of the event."""
     not_before: float = -math.inf
-    """The earliest time of another try, after a post that failed."""
+    """The earliest time of another try after a failed post."""
 
     @property
     def due_at(self) -> float:
@@ -57,10 +59,11 @@ class Series(Struct, frozen=True, gc=False):
 
 
 class Told(Struct, frozen=True, gc=False):
-    """The facts that are posted, or were not long ago. Frozen: each function returns the next one."""
+    """The facts that are posted, or were not long ago. Frozen: each function returns the next value."""
 
     series: Mapping[KubeEvent, Series] = field(default_factory=dict)
     tokens: float = EVENT_BURST
+    """The number of requests that are allowed now, at `filled_at`."""
     filled_at: float = -math.inf
     """When the bucket was last filled."""
 
@@ -69,29 +72,29 @@ NOTHING_TOLD: Final = Told()
 
 
 def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
-    """Take the facts that hold at this time, EVENTS_MAX at most. A fact that no longer holds is remembered as long as
-    the API server has its event."""
+    """Take the facts that hold at this time, at most EVENTS_MAX. Keep an ended fact as long as the API server has its
+    event."""
     holds = frozenset(wanted[:EVENTS_MAX])
     series = {
-        event: known if event in holds else replace(known, since=math.inf)
-        for event, known in told.series.items()
-        if event in holds or known.told_at + limits.EVENT_TTL_S > at
+        event: fact if event in holds else replace(fact, since=math.inf)
+        for event, fact in told.series.items()
+        if event in holds or fact.told_at + limits.EVENT_TTL_S > at
     }
     for event in wanted[:EVENTS_MAX]:
-        known = series.get(event, Series(math.inf))
+        fact = series.get(event, Series(math.inf))
         if event.happened_at is None:
-            series[event] = replace(known, since=min(known.since, at))
+            series[event] = replace(fact, since=min(fact.since, at))
         else:
-            series[event] = replace(known, since=event.happened_at, lasts=False)
-    gone = sorted((s.told_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
-    for _, _, event in gone[: max(0, len(series) - EVENTS_MAX)]:
+            series[event] = replace(fact, since=event.happened_at, lasts=False)
+    past = sorted((s.told_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
+    for _, _, event in past[: max(0, len(series) - EVENTS_MAX)]:
         del series[event]
     return replace(told, series=series)
 
 
 def due(told: Told, at: float) -> tuple[Told, KubeEvent | None]:
-    """The fact to post now, the one that is due for longest first, and the bucket without its token; None if none is
-    due, or there is no token."""
+    """Return the fact to post now, the one that has been due for longest, and the bucket without its token. None if no
+    fact is due, or no token is left."""
     filled = _filled(told, at)
     event = min(told.series, key=lambda e: told.series[e].due_at, default=None)
     if event is None or told.series[event].due_at > at or filled.tokens < 1.0:
@@ -100,7 +103,7 @@ def due(told: Told, at: float) -> tuple[Told, KubeEvent | None]:
 
 
 def next_at(told: Told) -> float:
-    """When `due` may return one; infinite if never."""
+    """Return when `due` may return a fact; infinite if never."""
     first = min((series.due_at for series in told.series.values()), default=math.inf)
     if first == math.inf or told.tokens >= 1.0:
         return first
@@ -108,14 +111,14 @@ def next_at(told: Told) -> float:
 
 
 def posted(told: Told, event: KubeEvent, count: int, at: float) -> Told:
-    """The API server has the event, told `count` times."""
-    known = told.series[event]
-    after = replace(known, told_at=at, count=count, first_at=min(known.first_at, at))
+    """Record that the API server has the event, posted `count` times."""
+    before = told.series[event]
+    after = replace(before, told_at=at, count=count, first_at=min(before.first_at, at))
     return replace(told, series={**told.series, event: after})
 
 
 def failed(told: Told, event: KubeEvent, until: float) -> Told:
-    """Record a failed post; it is tried again at that time if the fact holds then."""
+    """Record a failed post. It is repeated at `until` if the fact holds then."""
     after = replace(told.series[event], not_before=until)
     return replace(told, series={**told.series, event: after})
 

@@ -28,22 +28,22 @@ CONTESTED: Final = "ResourceContested"
 """The reason of a resource that another plugin has taken."""
 
 OF_A_DEVICE: Final = (Cause.HELD_BY_OTHER, Cause.ORPHANED, Cause.UNBINDING, Cause.GROUP_NOT_VIABLE)
-"""Causes that are posted about a device: somebody must act, and no pod's own events say so."""
+"""The causes that are posted about a device: an operator must act, and no pod's events say so."""
 
 _OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
-"""Causes of refused calls that are never posted: kubelet asks the next daemon, or the caller was not kubelet."""
+"""The causes of refused calls that are never posted: kubelet asks the next daemon, or the caller was not kubelet."""
 
 OF_A_CLAIM: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.DRIFTED, ClaimState.STOPPED)
-"""States of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is asked again; or a
-container of its that restarts finds no files."""
+"""The states of a claim whose reason is posted on its pods: kubelet's call is not answered yet, or is repeated; or a
+container that restarts finds no files."""
 
 
 class OurNode(Struct, frozen=True, gc=False):
-    """The event is about the node of this daemon."""
+    """The event is about this daemon's Node."""
 
 
 class PodsOf(Struct, frozen=True, gc=False):
-    """The event is about every pod that a claim is reserved for (`status.reservedFor`)."""
+    """The event is about every pod that the claim is reserved for (`status.reservedFor`)."""
 
     claim: ClaimName
 
@@ -56,12 +56,12 @@ class KubeEvent(Struct, frozen=True, gc=False, eq=False):
 
     about: About
     reason: str
-    """One word for programs, as a condition's reason."""
+    """One word for programs, like a condition's reason."""
     message: str
     """The sentence of log and CLI, after the device, resource or claim that it is about."""
     happened_at: float | None = None
-    """When it happened, of what happens in a moment, by the clock of the state's events; None of what lasts. The fact
-    is the same whenever it happened."""
+    """When a momentary fact happened, in seconds of the events' clock; None for a fact that lasts. Comparison leaves it
+    out."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KubeEvent) and self._compared() == other._compared()
@@ -74,12 +74,11 @@ class KubeEvent(Struct, frozen=True, gc=False, eq=False):
 
 
 def kube_events(state: NodeState) -> tuple[KubeEvent, ...]:
-    """Return every fact to post now, once. Empty for a daemon that does not serve: another one posts. A daemon that
-    does not serve tells nothing: another one does."""
+    """Return every fact to post now, once. Empty for a daemon that does not serve: the active daemon posts."""
     if state.daemon.stopping or state.daemon.role is not Role.SERVING:
         return ()
-    found = (*_of_devices(state), *_of_calls(state), *_of_resources(state), *_of_claims(state))
-    return tuple(dict.fromkeys(found))
+    facts = (*_of_devices(state), *_of_calls(state), *_of_resources(state), *_of_claims(state))
+    return tuple(dict.fromkeys(facts))
 
 
 def _of_devices(state: NodeState) -> Iterator[KubeEvent]:
@@ -89,7 +88,8 @@ def _of_devices(state: NodeState) -> Iterator[KubeEvent]:
 
 
 def _of_calls(state: NodeState) -> Iterator[KubeEvent]:
-    """The last Allocate of each device, if it was refused. A call's sentence is the same for all of its devices."""
+    """Yield the last Allocate of each device, if it was refused. A call has the same sentence for all of its
+    devices."""
     for calls in state.calls.last.values():
         for call in calls:
             if call.kind is CallKind.ALLOCATE and call.refused and not _OUR_OWN.issuperset(call.causes):

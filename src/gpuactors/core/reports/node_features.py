@@ -1,8 +1,8 @@
 """The node's features for Node Feature Discovery, read off the state: the models and drivers of the selected functions,
-and whether there is an IOMMU. Counts of what is there, and not of what is free: that changes with every pod, and is in
-the node's `allocatable`.
+and whether there is an IOMMU. They count what is there, not what is free: that changes with every pod, and is in the
+node's `allocatable`.
 
-The labels are in a subdomain of the namespace that NFD keeps for features, so nobody's domain is used.
+The labels are in a subdomain of the namespace that NFD keeps for features, so no other owner's domain is used.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ LABELS: Final[Mapping[str, str]] = {
 """Every label, after the prefix, and its meaning."""
 
 _NAME: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-"""Of a label, after its prefix (k8s.io/apimachinery util/validation, IsQualifiedName)."""
+"""The pattern of a label's name, after its prefix (k8s.io/apimachinery util/validation, IsQualifiedName)."""
 
 
 def node_features(state: NodeState) -> Mapping[str, str] | None:
-    """The labels, sorted by name; None while they are not known, or another daemon writes them."""
+    """Return the labels, sorted by name; None while they are not known, or another daemon writes them."""
     if state.daemon.stopping or state.daemon.role is not Role.SERVING or not state.host.scanned:
         return None
     index = state.index
     devices = [index.present[key] for key in index.names]
-    found = Counter(resource.partition("/")[2] for resource in index.names.values())
-    found.update(f"{DRIVER}{device.driver or NO_DRIVER}" for device in devices)
+    counts = Counter(resource.partition("/")[2] for resource in index.names.values())
+    counts.update(f"{DRIVER}{device.driver or NO_DRIVER}" for device in devices)
     has_iommu = any(d.group is not None and not d.units[0].without_iommu for d in devices)
-    labels = {name: str(count) for name, count in found.items() if re.fullmatch(_NAME, name)}
+    labels = {name: str(count) for name, count in counts.items() if re.fullmatch(_NAME, name)}
     labels[IOMMU] = "true" if has_iommu else "false"
     return {f"{PREFIX}/{name}": labels[name] for name in sorted(labels)}

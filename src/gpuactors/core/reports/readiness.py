@@ -21,12 +21,12 @@ OFFERS_NOTHING: Final = (
 
 
 def offers_anything(state: NodeState) -> bool:
-    """Whether kubelet can get a device of any API from this daemon, by its settings."""
+    """Return whether kubelet can get a device of any API from this daemon, by its settings."""
     return state.daemon.settings.device_plugin or state.serves_claims
 
 
 def unmet_prerequisites(state: NodeState) -> tuple[str, ...]:
-    """Everything that is not there yet, or not any more; empty if the daemon is ready."""
+    """Return every prerequisite that is missing, as sentences; empty if the daemon is ready."""
     return tuple(_unmet_prerequisites(state))
 
 
@@ -51,7 +51,7 @@ def _unmet_prerequisites(state: NodeState) -> Iterator[str]:
 
 
 def _unregistered(plugin: PluginState) -> str:
-    """Why kubelet may not have this resource from us; empty if it has."""
+    """Return why kubelet may not have this resource from this daemon, as a sentence; empty if it has."""
     if not registration.is_registered(plugin):
         return plugin.problem or "it is not registered"
     listing = plugin.listing

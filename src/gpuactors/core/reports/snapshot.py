@@ -34,43 +34,46 @@ from gpuactors.core.values.model import (
 
 
 class PollTarget(Struct, frozen=True, gc=False):
-    """One IOMMU group whose use is wanted."""
+    """One IOMMU group to poll."""
 
     group: int
     functions: tuple[PciAddress, ...]
     """Its functions on a vfio driver, or on none."""
     may_open: bool
-    """An open as a probe would disturb no pod: not allocated, not claimed, no pending allocation."""
+    """True if a probe by open disturbs no pod: the group is not allocated, not claimed, and has no pending
+    allocation."""
     urgent: bool = False
-    """A call waits for this: no result of an earlier poll may replace an observation."""
+    """True if a call waits for it: no result of an earlier poll may replace an observation."""
 
 
 class PollWanted(Struct, frozen=True, gc=False):
-    """The outstanding poll; None while none is. Each number is polled once."""
+    """The outstanding poll. Each number is polled once."""
 
     poll: int | None
+    """Its number; None while none is outstanding."""
     targets: tuple[PollTarget, ...]
     whole: bool = True
-    """These are all groups that matter."""
+    """True if the targets are all groups that matter."""
 
 
 NO_POLL: Final = PollWanted(None, ())
-"""None is outstanding."""
+"""The value while no poll is outstanding."""
 
 
 class InspectionsWanted(Struct, frozen=True, gc=False):
-    """The outstanding reads of sysfs. A reader that missed a version loses nothing: each one lists all of them."""
+    """The outstanding reads of sysfs. Each version lists all of them, so a reader that missed one loses nothing."""
 
     scan: int | None
+    """The number of the full scan; None without one."""
     functions: Mapping[PciAddress, int]
+    """The number of each function's inspection."""
     given: frozenset[PciAddress]
-    """The devices of our resources that are allocated to pods: inspected whatever the selectors choose."""
+    """The functions of gpuactors' resources that are allocated to pods: inspected whatever the selectors choose."""
     poll: PollWanted = NO_POLL
-    """The outstanding poll."""
 
 
 def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
-    """Something is outstanding now that was not before."""
+    """Return whether something is outstanding now that was not before."""
     return (
         now.scan not in (None, before.scan)
         or now.poll.poll not in (None, before.poll.poll)
@@ -79,13 +82,16 @@ def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
 
 
 class LedgerWanted(Struct, frozen=True, gc=False):
-    """The outstanding read of kubelet's ledger, and what kubelet is asked with it: its own list of these resources,
-    these pods, and all of its pods."""
+    """The outstanding read of kubelet's ledger."""
 
     read: int | None
+    """Its number; None while none is outstanding."""
     resources: tuple[ResourceName, ...] = ()
+    """The resources whose own list is requested of kubelet."""
     pods: tuple[Pod, ...] = ()
+    """The pods that are requested by Get."""
     lists: bool = False
+    """True if all pods are requested by List."""
 
 
 class PluginView(Struct, frozen=True, gc=False):
@@ -96,22 +102,22 @@ class PluginView(Struct, frozen=True, gc=False):
 
 
 class Outputs(Struct, frozen=True, gc=False):
-    """Every output that lasts, for the registry to put into its cells."""
+    """Every lasting output, for the registry to put into its cells."""
 
     inspections: InspectionsWanted
     ledger: LedgerWanted
     plugins: Mapping[ResourceName, PluginView]
     claims: ClaimsWanted | None
-    """None while DRA is off."""
+    """The orders for claims of GPUs; None while DRA is off."""
     domains: DomainsWanted | None
-    """None while compute domains are off."""
+    """The orders for compute domains; None while they are off."""
     take_over: bool
-    """Ready to serve: the daemon that runs already is to hand over now."""
+    """True if this daemon is ready to serve, so that the running one is to hand over now."""
     stopping: bool
 
 
 def project(state: NodeState) -> Outputs:
-    """The outputs that follow from the state."""
+    """Return the outputs that follow from the state."""
     inspections = state.host.inspections
     return Outputs(
         inspections=InspectionsWanted(
@@ -126,7 +132,7 @@ def project(state: NodeState) -> Outputs:
             for r, p in state.published.plugins.items()
         },
         claims=_claims(state),
-        domains=_domains(state),
+        domains=domains_wanted(state) if state.domains_part is not None else None,
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )
@@ -148,10 +154,6 @@ def _claims(state: NodeState) -> ClaimsWanted | None:
     return claims_wanted(view_of(state, GPUS))
 
 
-def _domains(state: NodeState) -> DomainsWanted | None:
-    return domains_wanted(state) if state.domains_part is not None else None
-
-
 def _poll(state: NodeState) -> PollWanted:
     if state.host.polls.refresh.outstanding is None:
         return NO_POLL
@@ -161,8 +163,8 @@ def _poll(state: NodeState) -> PollWanted:
 
 
 def _targets(state: NodeState) -> tuple[PollTarget, ...]:
-    """The groups to poll. A group with an owner is never opened as a probe. A daemon that does not serve, or has not
-    read the whole of kubelet's ledger, or reads it now, does not know which groups have an owner, and opens none."""
+    """Return the groups to poll. A group with an owner is never opened as a probe. A daemon opens none before it serves
+    and has read the whole of kubelet's ledger, nor while it reads the ledger: it does not know the owners then."""
     ledger = state.kubelet.ledger
     knows = (
         ledger.source.is_whole
@@ -202,15 +204,15 @@ class DeviceReport(Struct, frozen=True, gc=False):
     cause: Cause
     reason: str
     owner: str | None
-    """The name of the pod or claim that kubelet has given it to."""
+    """The name of the pod or claim that kubelet has given it to; None without one."""
     holders: tuple[Holder, ...]
     history: tuple[Transition, ...]
     listed: bool
-    """It is in the device list that kubelet gets."""
+    """True if it is in the device list that kubelet gets."""
 
 
 def report(state: NodeState) -> tuple[DeviceReport, ...]:
-    """Every selected device, offered or not, with the one reason, sorted by key."""
+    """Return every selected device, offered or not, with its one reason, sorted by key."""
     index, ids = state.index, alias_ids(state)
     assessments, reports = state.assessments, []
     entries = listed_by_key(state.published.device_lists)
@@ -242,5 +244,5 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
 
 
 def registered(state: NodeState) -> Mapping[ResourceName, bool]:
-    """The registered resources: accepted by kubelet, with an open stream."""
+    """Return which resources are registered: accepted by kubelet, with an open stream."""
     return {resource: is_registered(plugin) for resource, plugin in state.published.plugins.items()}

@@ -55,15 +55,16 @@ class Host(Struct, frozen=True, gc=False):
 
     inspections: Inspections
     functions: Functions
-    """Those that are there, sorted by address. Both the mapping and each function stay the same object until an
-    inspection finds something else, so that what is derived of them needs only a comparison by identity."""
+    """The functions that are there, sorted by address. The mapping and each function stay the same object until an
+    inspection finds something else, so that derived values need only a comparison by identity."""
     seen: Mapping[PciAddress, Seen]
-    """When each was inspected last. An address where no function is any more stays as long as the result of an older
+    """The last inspection of each address. An address without a function stays as long as the result of an older
     inspection may come back."""
     short: Mapping[PciAddress, str]
-    """Why a function could not be inspected since: a shortage of the daemon's own, which is no fault of it."""
+    """Why a function could not be inspected since, as a sentence: the daemon lacked resources, the function has no
+    fault."""
     scanned: bool
-    """A first full scan has come back."""
+    """True if a first full scan has come back."""
     uevents: str
     """Why uevents are not received, as a sentence; empty while they are."""
     polls: Polls
@@ -73,20 +74,20 @@ class Kubelet(Struct, frozen=True, gc=False):
     """Kubelet's side: its socket, and which pod has which device by its ledger and by our own answers."""
 
     socket: str | None
-    """Identity of the kubelet.sock that is there now; None while there is none."""
+    """The identity of the present kubelet.sock; None without one."""
     missing: str
-    """Why there is none, as a sentence."""
+    """Why there is no kubelet.sock, as a sentence."""
     ledger: Ledger
     pending_allocations: Mapping[tuple[ResourceName, DeviceId], float]
-    """Devices granted by Allocate that kubelet's ledger does not list yet, and the time until which they are treated as
+    """The devices granted by Allocate that kubelet's ledger does not list yet, and until when they count as
     allocated."""
     resolved: Mapping[tuple[ResourceName, DeviceId], Resolved]
-    """Every name in kubelet's ledger or of a pending allocation whose device is known."""
+    """The device of every name in kubelet's ledger or of a pending allocation, as far as it is known."""
     orphans: Mapping[DeviceKey, Orphan]
     foreign_sockets: tuple[str, ...] = ()
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
     compare_at: float = math.inf
-    """When kubelet's list is to be read because of an odd observation; infinite without one."""
+    """When kubelet's list is read because of an odd observation; infinite without one."""
 
 
 class Calls(Struct, frozen=True, gc=False):
@@ -96,21 +97,21 @@ class Calls(Struct, frozen=True, gc=False):
     no_removal_until: Mapping[ResourceName, float]
     """Until when a resource's list must not lose a device, because kubelet may be using it in a call's answer."""
     last: Mapping[DeviceKey, tuple[LastCall, ...]] = field(default_factory=dict)
-    """The last answered call of each kind about each function, for the operator; nothing is decided by it."""
+    """The last answered call of each kind about each device, for the operator; nothing is decided by it."""
 
 
 class Published(Struct, frozen=True, gc=False):
     """The device lists for kubelet, and the state of each resource's registration."""
 
     served: Mapping[ResourceName, frozenset[str]]
-    """Resources that are ours whatever is selected or named now: served by this daemon, or by an earlier one according
-    to its state directory, and not retired since. For each the models (`10de:2330`) that had this name meanwhile; empty
-    if they are not known."""
+    """The resources that belong to gpuactors whatever is selected or named now: this daemon serves them, or an earlier
+    one did by its state directory, and they have not retired since. For each the models (`10de:2330`) that had this
+    name; empty if they are not known."""
     device_lists: Mapping[ResourceName, DeviceList]
-    """Per resource that has a plugin."""
+    """The device list of each resource that has a plugin."""
     plugins: Mapping[ResourceName, PluginState]
     history: Mapping[DeviceKey, tuple[Transition, ...]]
-    """The last changes of what was published of each device, oldest first."""
+    """The last published changes of each device, oldest first."""
 
 
 class Daemon(Struct, frozen=True, gc=False):
@@ -122,7 +123,7 @@ class Daemon(Struct, frozen=True, gc=False):
 
 
 PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus_part", "domains_part")
-"""The state itself, by the names of its parts: the rest of its fields is derived."""
+"""The names of the parts of the state; its other fields are derived."""
 
 
 class NodeState(Struct, frozen=True, gc=False):
@@ -134,40 +135,40 @@ class NodeState(Struct, frozen=True, gc=False):
     published: Published
     daemon: Daemon
     gpus_part: Gpus | None = None
-    """Claims of GPUs; None while DRA is off."""
+    """The claims of GPUs; None while DRA is off."""
     domains_part: Domains | None = None
-    """Compute domains; None while they are off."""
+    """The compute domains; None while they are off."""
     offered_part: Offered | None = None
     """The devices offered to claims, derived from the rest; see `gpus/offer.py`. None before the first offer."""
 
     @property
     def gpus(self) -> Gpus:
-        """Claims of GPUs; of a node without them, none."""
+        """The claims of GPUs; empty while DRA is off."""
         return self.gpus_part if self.gpus_part is not None else NO_GPUS
 
     @property
     def domains(self) -> Domains:
-        """Compute domains; of a node without them, none."""
+        """The compute domains; empty while they are off."""
         return self.domains_part if self.domains_part is not None else NO_DOMAINS
 
     @property
     def offered(self) -> Offered:
-        """The devices offered to claims; of a node that offers none, none."""
+        """The devices offered to claims; empty before the first offer."""
         return self.offered_part if self.offered_part is not None else NOTHING_OFFERED
 
     @property
     def serves_claims(self) -> bool:
-        """A DRA driver is on."""
+        """True if a DRA driver is on."""
         return self.gpus_part is not None or self.domains_part is not None
 
     @property
     def all_claims(self) -> tuple[Claims, ...]:
-        """The claims of each DRA driver that is on, in the order in which they go on."""
+        """The claims of each DRA driver that is on, in the order in which they are handled."""
         return tuple(part.claims for part in (self.gpus_part, self.domains_part) if part is not None)
 
     @property
     def claims_known(self) -> bool:
-        """It is known which devices belong to claims of GPUs."""
+        """True if it is known which devices belong to claims of GPUs."""
         return self.gpus_part is None or self.gpus_part.claims.is_known
 
     @property
@@ -189,7 +190,7 @@ class NodeState(Struct, frozen=True, gc=False):
         )
 
     def holding(self, device: DeviceKey, resource: ResourceName, is_own: IsOwn) -> Holding | None:
-        """The first holder of the device that is not the asking one; see `assessment/holding.py`."""
+        """Return the first holder of the device that is not the asking one; see `assessment/holding.py`."""
         ledger = self.kubelet.ledger
         read = ledger.read, ledger.problem
         inputs = holder_inputs(device, self.index, self.host.polls, self.kubelet.orphans, read)
@@ -219,30 +220,30 @@ def _index(host: Host, kubelet: Kubelet, published: Published, settings: Setting
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:
-    """`state` with these inspections."""
+    """Return `state` with these inspections."""
     return replace(state, host=replace(state.host, inspections=inspections))
 
 
 def with_polls(state: NodeState, polls: Polls) -> NodeState:
-    """`state` with these polls."""
+    """Return `state` with these polls."""
     return replace(state, host=replace(state.host, polls=polls))
 
 
 def with_ledger(state: NodeState, ledger: Ledger) -> NodeState:
-    """`state` with this ledger."""
+    """Return `state` with this ledger."""
     return replace(state, kubelet=replace(state.kubelet, ledger=ledger))
 
 
 def with_waiting(state: NodeState, waiting: Mapping[Token, Call]) -> NodeState:
-    """`state` with these waiting calls."""
+    """Return `state` with these waiting calls."""
     return replace(state, calls=replace(state.calls, waiting=waiting))
 
 
 def with_plugins(state: NodeState, plugins: Mapping[ResourceName, PluginState]) -> NodeState:
-    """`state` with these registrations."""
+    """Return `state` with these registrations."""
     return replace(state, published=replace(state.published, plugins=plugins))
 
 
 def with_gpus_part(state: NodeState, gpus: Gpus) -> NodeState:
-    """`state` with this part about claims of GPUs; the same object if it has it."""
+    """Return `state` with this part about claims of GPUs; the same object if it has it."""
     return replace(state, gpus_part=gpus) if gpus is not state.gpus else state

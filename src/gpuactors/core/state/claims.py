@@ -179,12 +179,12 @@ R = TypeVar("R", ClaimRecord, StoredEntry)
 
 
 def with_gpus(record: R, gpus: Iterable[ClaimedGpu]) -> R:
-    """`record` with these GPUs for itself."""
+    """Replace the GPUs that the claim has for itself."""
     return replace(record, reservation=replace(gpus_of(record), gpus=tuple(gpus)))
 
 
 def with_bound(record: ClaimRecord, bound: Iterable[BoundFunction]) -> ClaimRecord:
-    """`record` with what an act has last seen of these functions."""
+    """Record what an act has last seen of these functions."""
     if not (seen := {b.address: b for b in bound}):
         return record
     own = gpus_of(record)

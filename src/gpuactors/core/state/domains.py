@@ -1,5 +1,4 @@
-"""The part of the node's state that is about compute domains: their claims, the node's label, and what the API server
-and the host say of them.
+"""The state of compute domains: their claims, the node's label, and what the API server and the host say of them.
 
 Frozen values. Numbers of the reads and patches in here come from one counter and only grow; claims have their own.
 """
@@ -29,81 +28,84 @@ from gpuactors.core.values.offered_domains import NOTHING_OFFERED, OfferedDomain
 
 
 class Label(Struct, frozen=True, gc=False):
-    """The node's label as last known, and what is under way about it. A read and a patch are never outstanding at the
-    same time: a read that was begun before a patch would say what was."""
+    """The node's label as last known, and the read or patch of it that is under way. The two are never outstanding
+    together: a read that began before a patch would return the old value."""
 
     value: str | None = None
+    """The value as last read or patched; None if the label is absent, or not known."""
     known: bool = False
-    """It has been read since this daemon serves."""
+    """True if the label has been read since this daemon serves."""
     ours: tuple[str, ...] = ()
-    """Its values that may be removed, the last LABELS_KEPT: those of our claims' domains, and what was found at the
-    start while no claim had a channel. Any other one is foreign."""
+    """The values that may be removed, the last LABELS_KEPT: those of the claims' domains here, and the one found at the
+    start while no claim had a channel. Any other value is foreign."""
     found: str | None = None
-    """The files found at the start, as long as claims that may have a channel have not been read."""
+    """The value found at the start, until all claims that may have a channel have been read."""
     foreign: str | None = None
-    """Its value, if that is foreign: it has been named in the log."""
+    """The foreign value that the log has named; None without one."""
     refresh: Refresh = field(default_factory=Refresh)
-    """Of its read, or of a patch."""
+    """The state of its read, or of a patch."""
     patch: LabelPatch | None = None
-    """The outstanding patch; None: what is outstanding is a read."""
+    """The outstanding patch; None if a read is outstanding, or nothing is."""
     added: int = 0
-    """The last number that had been issued when it was seen to be there, or added: what was read of a domain before is
-    no fact of its daemon."""
+    """The last number issued when the label was added, or first seen to be there: an earlier read of a domain says
+    nothing about its daemon."""
     added_at: float = -math.inf
-    """When that was."""
+    """When that was, in seconds of the events' clock."""
     absent: int = 0
-    """The last number that had been issued when it was last known to be absent: a domain that was read before may have
-    been deleted since."""
+    """The last number issued when the label was last known to be absent: a domain that was read earlier may have been
+    deleted since."""
     before: frozenset[ClaimUid] = frozenset()
-    """The claims of daemons that were here then, and still are: these daemons are not of the label that came after."""
+    """The claims of daemons that were here then, and still are: the label that came later did not start these
+    daemons."""
     lingers_until: float = math.inf
-    """No claim of its domain is left: when it goes. Infinite while it has a reason to stay, or is to go at once."""
+    """When the label is removed, as no claim of its domain is left; infinite while it has a reason to stay, or is to go
+    at once."""
     unsure: bool = False
-    """A patch has failed or met another label since it was read: what it is now is not known."""
+    """True if the present value is not known: a patch has failed, or met another label than was read."""
     problem: str = ""
     """Why the last read or patch failed, as a sentence; empty if it did not."""
     conflicts: int = 0
-    """Patches in a row that did not find the label as it was read."""
+    """The number of patches in a row that met another label than was read."""
     retry_at: float = math.inf
-    """When it is read again after a failure: until then nothing is decided."""
+    """When the label is read again after a failure; nothing is decided before. Infinite without one."""
 
     @property
     def is_going(self) -> bool:
-        """It is being removed: until that has an answer it may be there or not."""
+        """True while the label is being removed: it may be there or not."""
         return self.patch is not None and self.patch.change is LabelChange.REMOVE
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way, so it can be decided on."""
+        """True if nothing is under way, so that the label can be decided on."""
         return self.known and self.refresh.outstanding is None and self.retry_at == math.inf
 
 
 class DomainView(Struct, frozen=True, gc=False):
-    """One compute domain, as the API server said last."""
+    """One compute domain, as last read from the API server."""
 
     number: int = 0
-    """Of the read that this is from; 0: not read yet."""
+    """The number of the read that this is from; 0 before the first."""
     domain: ComputeDomain | None = None
-    """None: there is none by this UID."""
+    """The ComputeDomain; None if there is none with this UID."""
     clique: Clique | None = None
-    """None: there is none of this domain on this node's fabric."""
+    """Its clique on this node's fabric; None if there is none."""
     problem: str = ""
-    """Why the last read failed, as a sentence; the rest is from the one before."""
+    """Why the last read failed, as a sentence: the rest is from the read before. Empty if it did not."""
     refresh: Refresh = field(default_factory=Refresh)
     read_at: float = -math.inf
-    """When that read came back; infinitely long ago if it is not known."""
+    """When that read came back, in seconds of the events' clock; minus infinity if that is not known."""
 
     unready_since: float = -math.inf
-    """When the first read in a row came back with a clique that does not have this node as Ready; infinitely long ago
-    if the last one was otherwise."""
+    """When the first read in a row showed a clique in which this node is not Ready; minus infinity if the last read did
+    not."""
 
     def is_ready_by_clique(self, node: str) -> bool:
-        """The daemon of this node is Ready by the clique, which the daemons write themselves."""
+        """Return whether this node's daemon is Ready by the clique, which the daemons write themselves."""
         return self.clique is not None and node in self.clique.ready_nodes
 
     def is_ready_by_status(self, node: str) -> bool:
-        """It is by the status of the ComputeDomain. NVIDIA's controller makes that of the cliques some time later, or,
-        where its driver does without cliques, the daemons write it."""
+        """Return whether it is Ready by the status of the ComputeDomain. NVIDIA's controller makes the status of the
+        cliques some time later; where its driver has no cliques, the daemons write it."""
         return self.domain is not None and node in self.domain.ready_nodes
 
 
@@ -111,28 +113,30 @@ class ImexView(Struct, frozen=True, gc=False):
     """The host's last answer about IMEX."""
 
     number: int = 0
+    """The number of the read that this is from; 0 before the first."""
     facts: ImexFacts | None = None
     problem: str = ""
+    """Why the last read failed, as a sentence; empty if it did not."""
     refresh: Refresh = field(default_factory=Refresh)
 
 
 class Domains(Struct, frozen=True, gc=False, eq=False):
-    """Compute domains on this node. Equal to another if all is but what is offered, which follows."""
+    """The compute domains on this node. Comparison leaves out `offered`, which follows from the rest."""
 
     settings: DomainSettings | None = None
-    """None: they are off."""
+    """The settings; None while compute domains are off."""
     claims: Claims = NO_CLAIMS
     last: int = 0
     """The last issued number."""
     label: Label = Label()
     known: Mapping[DomainUid, DomainView] = field(default_factory=dict)
-    """The domains of the claims that are here."""
+    """The domain of each claim here, as last read."""
     imex: ImexView = ImexView()
     strangers: tuple[ClaimedDevice, ...] | None = ()
-    """Claims of this driver that kubelet lists and that are not here: another program has prepared them. None: kubelet
-    has not been asked yet."""
+    """The claims of this driver that kubelet lists and that are not here, as another program has prepared them; None
+    before kubelet's first answer."""
     since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
-    """The status of each domain as an operator sees it (`report.DomainStatus`), and when it came to it."""
+    """The status of each domain as an operator sees it (`report.DomainStatus`), and when it began."""
     offered: OfferedDomains = NOTHING_OFFERED
     """The devices offered to claims, derived from the rest; see `domains/offer.py`."""
 
@@ -147,4 +151,4 @@ class Domains(Struct, frozen=True, gc=False, eq=False):
 
 
 NO_DOMAINS: Final = Domains()
-"""Of a node without compute domains."""
+"""The state of a node without compute domains."""

@@ -1,4 +1,4 @@
-"""The part of the node's state that is about claims of GPUs: the claims, and what only claims of GPUs need.
+"""The state of the claims of GPUs: the claims, and what only claims of GPUs need.
 
 Frozen values. Changed by `gpus/`, and the claims by `claims/machine.py`.
 """
@@ -19,7 +19,7 @@ from gpuactors.core.values.prebound import KernelId, OperatorsList
 from gpuactors.core.values.status import Reason
 
 NOBODY: Final = OperatorsList()
-"""The operator names no address."""
+"""An operator's list without an address."""
 
 
 class GpuSettings(Struct, frozen=True, gc=False):
@@ -29,90 +29,87 @@ class GpuSettings(Struct, frozen=True, gc=False):
     hints: tuple[KernelId, ...] = ()
     """The ids that the kernel command line gives to vfio-pci."""
     nvswitch_allowed: bool = False
-    """A GPU may be taken from its host's driver although the host runs NVSwitches."""
+    """True if a GPU may be taken from its host's driver although the host runs NVSwitches."""
 
 
 class Fitness(Struct, frozen=True, gc=False):
     """Whether a claim could bind a device that is on its host's driver."""
 
     due_at: float = 0.0
-    """When it is checked next. Past while the check is outstanding."""
+    """When the device is checked next; past while the check is outstanding."""
     found: Reason | None = None
-    """Why none could, by the last check or by an act of a claim; None if one could, or it is not known."""
+    """Why no claim could bind it, by the last check or an act of a claim; None if one could, or that is not known."""
 
 
 class Returned(Struct, frozen=True, gc=False):
-    """A device that an act has returned to its original driver. It was last seen on vfio, as a device that can be
-    allocated."""
+    """A device that an act has returned to its original driver: it was last seen on vfio, where it can be allocated."""
 
     claim: ClaimName
     since: int
-    """The last number that had been issued then: only later inspections are used."""
+    """The last number issued then: only later inspections are used."""
 
 
 class OfClaim(Struct, frozen=True, gc=False):
-    """What one claim means for others. `strangers.own_claims` is derived anew when any of these changes, so what that
-    reads of an entry is here as well."""
+    """What one claim means for others. `strangers.own_claims` follows from these values alone."""
 
     name: ClaimName
     owns: bool = False
-    """It has its devices, or is to give them back."""
+    """True if it has its devices, or is to give them back."""
     has_ended: bool = False
-    """It was unprepared."""
+    """True if it was unprepared."""
     is_over: bool = False
-    """Nothing of it is left."""
+    """True if nothing of it is left."""
     reserved: tuple[tuple[DeviceKey, ClaimedDevice], ...] = ()
     """The devices that it has for itself."""
     unplaced: tuple[str, ...] = ()
-    """See `ClaimRecord.unplaced`."""
+    """The same as `ClaimRecord.unplaced`."""
     admin: tuple[AdminAccess, ...] = ()
     nodes: frozenset[int | str] = frozenset()
-    """The IOMMU groups and cdevs that its files name, or may name, or are to name."""
+    """The IOMMU groups and cdevs that its files name, may name, or are to name."""
 
 
 class OfClaims(Struct, frozen=True, gc=False):
-    """What the claims mean for others: derived for an entry that changed only, as a node may have a thousand."""
+    """What the claims mean for others: derived for changed claims only, as a node may have a thousand."""
 
     of: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
-    """What each claim means."""
+    """The meaning of each claim for others."""
     named: Mapping[int | str, int] = field(default_factory=dict)
-    """Of how many claims the files name each node (`OfClaim.nodes`)."""
+    """The number of claims whose files name each node (`OfClaim.nodes`)."""
 
 
 class Gpus(Struct, frozen=True, gc=False):
-    """Claims of GPUs on this node. The numbers of checks and of owed returns are from the counter of the claims."""
+    """The claims of GPUs on this node. The numbers of checks and of owed returns come from the claims' counter."""
 
     settings: GpuSettings = GpuSettings()
     claims: Claims = NO_CLAIMS
     original_drivers: OriginalDrivers = field(default_factory=dict)
     """The drivers that the functions were found on, from `prebound.noted`."""
     acted: frozenset[PciAddress] = frozenset()
-    """The functions whose present driver may be of our making (`gpus/returns.py`)."""
+    """The functions whose present driver gpuactors may have bound (`gpus/returns.py`)."""
     settled: Mapping[PciAddress, int] = field(default_factory=dict)
-    """Functions that an act has brought to a driver, with the last number that had been issued then: only later
-    inspections say where they are."""
+    """The functions that an act has brought to a driver, with the last number issued then: only later inspections show
+    where they are."""
     owed: Mapping[DeviceKey, OwedReturn] = field(default_factory=dict)
     """The returns that are owed, by the device's address."""
     fitness: Mapping[DeviceKey, Fitness] = field(default_factory=dict)
-    """Whether a claim could bind them: of the devices on their host's drivers, and those that claims have."""
+    """Whether a claim could bind each device that is on its host's driver, or that a claim has."""
     fitness_check: FitnessCheck | None = None
-    """The check that is outstanding."""
+    """The outstanding check; None without one."""
     check_at: float = math.inf
-    """When the next one is due; infinite while one is outstanding. The earliest of `fitness`; each step asks."""
+    """When the next check is due, the earliest of `fitness`; infinite while one is outstanding. Each step reads it."""
     of_claims: OfClaims = OfClaims()
-    """Derived of `claims`."""
+    """What the claims mean for others, derived from `claims`."""
     reserved: Mapping[DeviceKey, ClaimedDevice] = field(default_factory=dict)
-    """The devices that claims have for themselves, with those, and the ones in `returned`."""
+    """The devices that claims have for themselves, and those in `returned`; each with its claim."""
     returned: Mapping[DeviceKey, Returned] = field(default_factory=dict)
-    """Devices that claims gave back, until an inspection has seen them on their driver."""
+    """The devices that claims gave back, until an inspection has seen them on their driver."""
     admin: frozenset[AdminAccess] = frozenset()
-    """Claims with admin access to a device: kubelet lists them like its owner."""
+    """The claims with admin access to a device: kubelet lists them like its owner."""
     own: OwnClaims = OwnClaims()
-    """The claims here, as whose no other claim on the node counts."""
+    """The claims of GPUs that are known here: no other claim on the node is taken for one of them."""
     ended: frozenset[tuple[str, str]] = frozenset()
-    """The names (`ClaimedDevice.name`) of the claims that were unprepared: kubelet lists them until it gets the
-    answer."""
+    """The names (`ClaimedDevice.name`) of unprepared claims: kubelet lists them until it gets the answer."""
 
 
 NO_GPUS: Final = Gpus()
-"""Of a node without claims of GPUs."""
+"""The state of a node without claims of GPUs."""

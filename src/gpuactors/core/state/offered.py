@@ -16,16 +16,16 @@ from gpuactors.core.values.slices import Offer, OfferedDevice
 
 
 class Offered(Struct, frozen=True, gc=False):
-    """The offer. It is state, as two parts of it follow from the one before."""
+    """The offer. It is state, because two parts of it follow from the offer before."""
 
     placed: frozenset[DeviceKey] = frozenset()
-    """The devices of prepared claims, once an inspection has seen them since they were bound."""
+    """The devices of prepared claims that an inspection has seen since they were bound."""
     devices: Mapping[DeviceKey, OfferedDevice] = field(default_factory=dict)
-    """Sorted by key. One that is gone while a claim has it stays as it was offered last."""
+    """The offered devices, sorted by key. One that is gone while a claim has it stays as it was offered last."""
     offer: Offer | None = None
-    """The same devices; None while DRA is off, or the node has not been read."""
+    """The same devices as an offer; None while DRA is off, or the node has not been read."""
     health: tuple[DeviceHealth, ...] = ()
-    """Of every device that is offered or that a claim has, sorted by its name."""
+    """The health of every device that is offered or that a claim has, sorted by name."""
 
 
 NOTHING_OFFERED: Final = Offered()

@@ -20,7 +20,7 @@ def prefer(
     search: Search | None = None,
     taken: Collection[DeviceId] = (),
 ) -> tuple[DeviceId, ...]:
-    """The devices that kubelet should choose, sorted.
+    """Return the devices that kubelet should choose, sorted.
 
     In this order: those that must be included; those neither `busy` nor `taken`; those not `taken`; whole IOMMU groups;
     the fewest NUMA nodes; the fewest PCIe roots; the lowest addresses. Never fails, because an error fails the pod's
@@ -49,7 +49,7 @@ def prefer(
 
 
 def _groups(ids: Iterable[DeviceId], devices: Mapping[DeviceId, Device]) -> list[Group]:
-    """The available devices by group; a device that is unknown or in no group is a group of its own."""
+    """Return the available devices by group. A device that is unknown or in no group is a group of its own."""
     members: dict[tuple[int, str], list[DeviceId]] = {}
     for device_id in ids:
         device = devices.get(device_id)

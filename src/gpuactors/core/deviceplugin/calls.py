@@ -1,10 +1,10 @@
 """The gate: whether these devices may be allocated now.
 
-Theory of operation. Allocate and PreStartContainer are answered from facts that were found *after* the call came in: a
-call requests an inspection of each of its devices, a poll of the groups' use and a read of kubelet's ledger, and waits
-for their results. A read of the ledger that was requested just before the call counts as well. No call is refused
-because of an owner before kubelet was asked for that pod, after the call came (Get): kubelet allocates what its ledger
-has free *now*, so the owner may have just left. If the ledger cannot be read, its last known contents count.
+Theory of operation. Allocate and PreStartContainer are answered from facts read *after* the call came in: a call
+requests an inspection of each of its devices, a poll of the groups' use and a read of kubelet's ledger, and waits for
+their results. A read of the ledger that was requested just before the call counts as well. No call is refused because
+of an owner before kubelet was asked for that pod, after the call came (Get): kubelet allocates what its ledger has free
+*now*, so the owner may have just left. If the ledger cannot be read, its last known contents count.
 
 Kubelet may ask for a device that a pod has already: an init container's is reused by the pod's next container. It does
 so by mistake as well, when List has made it forget an Allocate in flight (`host/asking.py`). The pod's cgroup tells the
@@ -103,8 +103,8 @@ Answered = list[Effect]
 
 
 def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> tuple[NodeState, Answered]:
-    """A call came in: it is refused if it cannot be granted in any case, else it requests fresh inspections and
-    waits."""
+    """Handle a call: refuse it if it can be granted in no case; otherwise request fresh inspections, and let it
+    wait."""
     match event:
         case AllocateAsked():
             is_late = state.daemon.role is Role.HANDED_OVER
@@ -112,18 +112,18 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
             kind, requests = CallKind.ALLOCATE, event.requests
         case PreStartAsked():
             kind, requests, wait_s = CallKind.PRE_START, (event.devices,), PRE_START_WAIT_S
-    known = devices_by_id(state, event.resource)
+    by_id = devices_by_id(state, event.resource)
     ids = [i for request in requests for i in request]
-    refused = _unserved(state, kind) or _refused_at_once(state, event.resource, ids, known)
+    refused = _unserved(state, kind) or _refused_at_once(state, event.resource, ids, by_id)
     if refused is not None:
-        devices = [known[i].key for i in ids if i in known]
+        devices = [by_id[i].key for i in ids if i in by_id]
         state = _noted(state, devices, kind, refused, at)
         return state, _answered(event.token, kind, event.resource, requests, refused)
     call = Call(
         kind=kind,
         resource=event.resource,
         requests=requests,
-        seen={known[i].key: known[i].units for i in ids},
+        seen={by_id[i].key: by_id[i].units for i in ids},
         since=state.host.inspections.last,
         deadline=at + wait_s,
         came_at=at,
@@ -135,7 +135,7 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
 
 
 def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
-    """Answers every waiting call that can be answered now."""
+    """Answer every waiting call that can be answered now."""
     answered: Answered = []
     for token, call in state.calls.waiting.items():
         if _is_unread(state, call):
@@ -163,8 +163,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
 
 
 def after_lists(answered: Answered, waiting: Mapping[Token, Call], changed: Changes) -> Answered:
-    """`answered` with each grant naming the lists that it has changed for others. `waiting`: the calls that are
-    answered."""
+    """Add to each grant the lists that it has changed for other devices. `waiting`: the calls that are answered."""
     if not changed or not any(isinstance(e, Reply) and isinstance(e.answer, Granted) for e in answered):
         return answered
 
@@ -173,78 +172,78 @@ def after_lists(answered: Answered, waiting: Mapping[Token, Call], changed: Chan
             return effect
         call = waiting[effect.token]
         own = {(call.resource, i) for request in call.requests for i in request}
-        others = tuple(sorted(r for r, found in changed.items() if _is_others(r, found, own)))
+        others = tuple(sorted(r for r, differences in changed.items() if _is_others(r, differences, own)))
         return replace(effect, answer=replace(effect.answer, lists=others)) if others else effect
 
     return [ordered(effect) for effect in answered]
 
 
 def _is_others(
-    resource: ResourceName, found: Iterable[Difference], own: Collection[tuple[ResourceName, DeviceId]]
+    resource: ResourceName, differences: Iterable[Difference], own: Collection[tuple[ResourceName, DeviceId]]
 ) -> bool:
-    """An entry that was there and is of none of these devices has another health."""
+    """Return whether the health of a listed entry changed that is none of these devices."""
     return any(
         was is not None and now is not None and was.health is not now.health and (resource, was.id) not in own
-        for was, now in found
+        for was, now in differences
     )
 
 
 def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
-    """Refuses the calls that cannot be answered in time."""
+    """Refuse the calls whose deadline has passed."""
     answered: Answered = []
     for token, call in state.calls.waiting.items():
         if call.deadline <= at:
-            late = _late(state, call, at)
-            answered += _answered(token, call.kind, call.resource, call.requests, late)
-            state = _noted(state, call.seen, call.kind, late, at)
+            refused = _late(state, call, at)
+            answered += _answered(token, call.kind, call.resource, call.requests, refused)
+            state = _noted(state, call.seen, call.kind, refused, at)
     return _without(state, answered), answered
 
 
 def handed_over(state: NodeState, at: float) -> tuple[NodeState, Answered]:
-    """A successor will serve: an Allocate that waits has LATE_CALL_S left, as one that comes now. Every other call is
-    refused; kubelet repeats a PreStartContainer there."""
+    """Let a waiting Allocate wait LATE_CALL_S longer at most, like one that comes now, because a successor will serve.
+    Refuse every other call; kubelet repeats a PreStartContainer there."""
     refused = _refused(
         Refusal.UNAVAILABLE,
         Reason(Cause.NOT_SERVING, "gpuactors is handing over to its successor: ask again"),
     )
     answered: Answered = []
-    late: dict[Token, Call] = {}
+    allocating: dict[Token, Call] = {}
     for token, call in state.calls.waiting.items():
         if call.kind is CallKind.ALLOCATE:
-            late[token] = replace(call, deadline=min(call.deadline, at + limits.LATE_CALL_S))
+            allocating[token] = replace(call, deadline=min(call.deadline, at + limits.LATE_CALL_S))
         else:
             answered += _answered(token, call.kind, call.resource, call.requests, refused)
-    return with_waiting(state, late), answered
+    return with_waiting(state, allocating), answered
 
 
 def abandoned(state: NodeState, token: Token) -> NodeState:
-    """No caller waits for this answer any more."""
+    """Drop a call whose caller has gone."""
     return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t != token})
 
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
-    """The answer to GetPreferredAllocation, from known facts: first the devices that could really be opened, last those
-    in a group with a device that has an owner and that kubelet does not offer (it has not received our last list
-    yet)."""
-    known = devices_by_id(state, event.resource)
+    """Answer GetPreferredAllocation from known facts: first the devices that could really be opened; last those in a
+    group with a device that has an owner and that kubelet does not offer, as it has not received the last list yet."""
+    by_id = devices_by_id(state, event.resource)
     owned = state.index.having
     busy = {
         i
-        for i, d in known.items()
+        for i, d in by_id.items()
         if d.key in owned or ((use := use_of(state, d)) is not None and use.in_use)
     }
     search = Search()
     chosen = []
     for request in event.requests:
-        offered = {known[i].key for i in (*request.available, *request.must_include) if i in known}
+        offered = {by_id[i].key for i in (*request.available, *request.must_include) if i in by_id}
         groups = state.index.group_numbers(owned.keys() - offered)
-        taken = {i for i, d in known.items() if d.group in groups}
-        chosen.append(prefer(request, known, busy, search, taken))
+        taken = {i for i, d in by_id.items() if d.group in groups}
+        chosen.append(prefer(request, by_id, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))
 
 
 def waits_for_poll(state: NodeState) -> bool:
-    """A call has its inspections and waits for a poll: for the holders of its devices, or for their release."""
+    """Return whether a call has its inspections and waits for a poll: for the holders of its devices, or for their
+    release."""
     return any(
         not any(_is_unseen(state, call, unit) for unit in _units(call))
         and (any(_is_unpolled(state, call, device) for device in call.seen) or not _is_unread(state, call))
@@ -253,7 +252,7 @@ def waits_for_poll(state: NodeState) -> bool:
 
 
 def devices_by_id(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
-    """As `Index.by_id`; empty if there are none of that resource."""
+    """Return the devices of a resource (`Index.by_id`); empty if it has none."""
     return state.index.by_id.get(resource, _NONE)
 
 
@@ -267,21 +266,20 @@ def _without(state: NodeState, answered: Answered) -> NodeState:
 def _noted(
     state: NodeState, devices: Iterable[DeviceKey], kind: CallKind, answer: Answer, at: float
 ) -> NodeState:
-    """`state` with this as the last call of its kind about these devices; those that are gone for good are
-    forgotten."""
+    """Record this as the last call of its kind about these devices; forget devices that are gone for good."""
     refused = (answer.reason, answer.causes) if isinstance(answer, Refused) else ("", ())
-    found = LastCall(kind, at, *refused)
+    last_call = LastCall(kind, at, *refused)
     last = dict(state.calls.last)
     for device in inspections.never_seen(state.host, last.keys() - state.index.present.keys()):
         del last[device]
     for device in devices:
-        last[device] = (*(c for c in last.get(device, ()) if c.kind is not kind), found)
+        last[device] = (*(c for c in last.get(device, ()) if c.kind is not kind), last_call)
     return replace(state, calls=replace(state.calls, last=last))
 
 
 def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
-    """`state` with the call's devices as pending allocations: they count as allocated until kubelet's ledger lists
-    them. `schedule.due` requests the read for that. Pods that had them, and whose end is seen, have them no more."""
+    """Make the call's devices pending allocations: they count as allocated until kubelet's ledger lists them.
+    `schedule.due` requests the read for that. Pods that had them, and have been seen to end, lose them."""
     ids = [(call.resource, device) for request in call.requests for device in request]
     until = dict.fromkeys(ids, at + limits.GRANT_GRACE_S)
     # The answer that kubelet kept of an earlier Allocate is another pod's, and its file may not be readable soon.
@@ -326,12 +324,12 @@ def _answered(
 
 
 def _refused(status: Refusal, *why: Reason, owners: tuple[Allocation, ...] = ()) -> Refused:
-    """The refusal for all of these reasons; its sentence has the first of them. `owners`: those that are a reason."""
+    """Refuse for all of these reasons; the sentence has the first of them. `owners`: the owners that are a reason."""
     return Refused(status, "; ".join(first_of([r.message for r in why])), causes_of(why), owners)
 
 
 def _unserved(state: NodeState, kind: CallKind) -> Refused | None:
-    """Why this daemon does not answer such a call at all.
+    """Return why this daemon does not answer such a call at all.
 
     One that has handed over still answers Allocate until its streams have ended: kubelet would fail the pod for good.
     Its successor gives nothing before that end, and then reads what kubelet has given. Kubelet repeats
@@ -345,16 +343,16 @@ def _unserved(state: NodeState, kind: CallKind) -> Refused | None:
 
 
 def _refused_at_once(
-    state: NodeState, resource: ResourceName, ids: list[DeviceId], known: Mapping[DeviceId, Device]
+    state: NodeState, resource: ResourceName, ids: list[DeviceId], by_id: Mapping[DeviceId, Device]
 ) -> Refused | None:
     if not ids:
         nothing = Reason(Cause.INVALID_REQUEST, f"no device of {resource} was requested")
         return _refused(Refusal.INVALID_ARGUMENT, nothing)
-    if len({known[i].key if i in known else i for i in ids}) != len(ids):
+    if len({by_id[i].key if i in by_id else i for i in ids}) != len(ids):
         twice = sorted(i for i, times in Counter(ids).items() if times > 1) or sorted(ids)
         message = f"requested twice in one call: {', '.join(quoted_ids(twice))}"
         return _refused(Refusal.INVALID_ARGUMENT, Reason(Cause.INVALID_REQUEST, message))
-    unknown = [i for i in ids if i not in known]
+    unknown = [i for i in ids if i not in by_id]
     if not unknown:
         return None
     # The rest is only counted: each reason takes a search of the resource's whole list.
@@ -379,8 +377,8 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
 
 
 def _is_missing(state: NodeState, call: Call) -> bool:
-    """A device of the call has not been inspected, or its group not polled, since the call came; or it is not known
-    which devices claims have."""
+    """Return whether a device of the call has not been inspected, or its group not polled, since the call came; or
+    whether the claims' devices are not known."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
     for device, units in call.seen.items():
         if any(_is_unseen(state, call, u) for u in units) or _is_unpolled(state, call, device):
@@ -389,27 +387,28 @@ def _is_missing(state: NodeState, call: Call) -> bool:
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
-    """No read of kubelet's ledger that counts for the call has come back: requested after it came, or just before."""
+    """Return whether no read of kubelet's ledger that counts for the call has come back: one requested after the call
+    came, or just before."""
     if state.kubelet.ledger.done > _read_since(call):
         return False
     return call.doubted is not None or not _is_fresh(state, state.kubelet.ledger.read_at, call)
 
 
 def _read_since(call: Call) -> int:
-    """Later reads of the ledger count for the call."""
+    """Return the number after which a read of the ledger counts for the call."""
     return call.since if call.doubted is None else call.doubted
 
 
 def _is_fresh(state: NodeState, asked_at: float, call: Call) -> bool:
-    """A read of the ledger that was requested at `asked_at` is new enough for the call, and no device of it was granted
-    since."""
+    """Return whether a read of the ledger requested at `asked_at` is new enough for the call, and no device of it was
+    granted since."""
     granted = state.kubelet.ledger.books.granted
     is_since = all(granted.get(name, -math.inf) < asked_at for name in _names(call))
     return is_since and asked_at >= call.came_at - limits.LEDGER_FRESH_S
 
 
 def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
-    """`state` with a read of the ledger that counts for the call outstanding, or wanted next, if the call needs one."""
+    """Request a read of the ledger for the call, if it needs one and none that counts is outstanding."""
     ledger = state.kubelet.ledger
     if not _is_unread(state, call):
         return state
@@ -422,19 +421,19 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
 
 
 def _with_poll(state: NodeState, call: Call) -> NodeState:
-    """`state` with a poll of the groups of the call's devices outstanding, or wanted next, whether they were polled so
-    far or not."""
+    """Request a poll of the groups of the call's devices, whether they were polled so far or not."""
     groups = state.index.group_numbers(call.seen)
     return schedule.ask_poll(state, groups) if groups else state
 
 
 def _units(call: Call) -> Iterable[PciFunction]:
-    """The functions of the host that its devices consist of."""
+    """Return the functions of the host that the call's devices consist of."""
     return chain.from_iterable(call.seen.values())
 
 
 def _unseen(state: NodeState, call: Call) -> list[DeviceKey]:
-    """Its devices that were not inspected since it came: the inspection is outstanding, or there was a shortage."""
+    """Return the call's devices that were not inspected since it came: the inspection is outstanding, or the daemon
+    lacked resources for it."""
     return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, call, u) for u in units))
 
 
@@ -448,14 +447,14 @@ def _is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
 
 
 def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:
-    """Its devices whose group has not been polled since it came."""
+    """Return the call's devices whose group has not been polled since it came."""
     return sorted(device for device in call.seen if _is_unpolled(state, call, device))
 
 
 def _is_unpolled(state: NodeState, call: Call, device: DeviceKey) -> bool:
-    """A poll may have to leave a group out, and an earlier poll does not count. Of a group only the device itself
-    counts: a call does not wait for a device that is gone, in no group or on no vfio driver, whatever driver a
-    companion of it is on."""
+    """Return whether the device's group has not been polled since the call came: a poll may have to leave a group out.
+    Of a group only the device itself counts: a call does not wait for a device that is gone, in no group or on no vfio
+    driver, whatever driver a companion is on."""
     index = state.index
     if (group := index.group_number(device)) is None or (polled := index.polled.get(group)) is None:
         return False
@@ -466,31 +465,31 @@ def _is_unpolled(state: NodeState, call: Call, device: DeviceKey) -> bool:
 
 
 class _Doubted(Struct, frozen=True, gc=False):
-    """The call would be refused because of a read of the ledger from before it came, or because of an owner that
-    kubelet has not been asked for since."""
+    """The call would be refused because of an outdated read of the ledger, or because of an owner that kubelet has not
+    been asked about since the call came."""
 
 
 class _Awaited(Struct, frozen=True, gc=False):
-    """It will soon be seen whether the pod that has just got a device of the call has all its devices."""
+    """Whether the pod that has just got a device of the call has all its devices will be known soon."""
 
 
 def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awaited | None:
-    """The answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
-    known = devices_by_id(state, call.resource)
-    blockers = [b for device, units in call.seen.items() if (b := _blocker(known, state, device, units))]
+    """Return the answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
+    by_id = devices_by_id(state, call.resource)
+    blockers = [b for device, units in call.seen.items() if (b := _blocker(by_id, state, device, units))]
     if call.kind is CallKind.PRE_START:
         blockers = [b for b in blockers if b.cause not in OF_A_PART]
     if blockers:
         return _refused(Refusal.FAILED_PRECONDITION, *sorted(blockers, key=attrgetter("message")))
     match call.kind:
         case CallKind.PRE_START:
-            if stale := _stale(state, call, known):
+            if stale := _stale(state, call, by_id):
                 if call.doubted is None and _is_before(state, call):
                     return _Doubted()
                 return _refused(Refusal.FAILED_PRECONDITION, Reason(Cause.STALE_NODES, stale))
             return None if _held(state, call) else Ready()
         case CallKind.ALLOCATE:
-            if _is_undecided(state, known, call):
+            if _is_undecided(state, by_id, call):
                 return None
             taken, owners = _taken(state, call, at)
             if taken:
@@ -498,116 +497,118 @@ def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awa
                     not _is_exact(state, call) if owners else _is_before(state, call)
                 ):
                     return _Doubted()
-                if _may_be_back(state, known, call):
+                if _may_be_back(state, by_id, call):
                     return None
                 return _refused(Refusal.FAILED_PRECONDITION, *taken, owners=owners)
             if any(_is_being_admitted(state, name, at) for name in _names(call)):
                 return _Awaited()
-            return Granted(tuple(_grant([known[i] for i in ids]) for ids in call.requests))
+            return Granted(tuple(_grant([by_id[i] for i in ids]) for ids in call.requests))
 
 
 def _grant(devices: Sequence[Device]) -> Grant:
-    """The grant of a container with these devices; an empty one of a container without."""
+    """Return the grant of a container with these devices; empty for a container without."""
     return kind_of(devices[0]).grant(devices) if devices else Grant((), ())
 
 
 def _is_before(state: NodeState, call: Call) -> bool:
-    """The last read of the ledger was requested before the call came."""
+    """Return whether the last read of the ledger was requested before the call came."""
     return state.kubelet.ledger.done <= call.since
 
 
 def _is_exact(state: NodeState, call: Call) -> bool:
-    """It was requested later, and has kubelet's own list: there is nothing more to ask for."""
+    """Return whether it was requested later and has kubelet's own list: there is nothing more to ask for."""
     ledger = state.kubelet.ledger
     return not _is_before(state, call) and ledger.asking.done == ledger.done
 
 
 def _blocker(
-    known: Mapping[DeviceId, Device], state: NodeState, key: DeviceKey, seen: Iterable[PciFunction]
+    by_id: Mapping[DeviceId, Device], state: NodeState, key: DeviceKey, seen: Iterable[PciFunction]
 ) -> Reason | None:
-    """What forbids to allocate a device by its files, named by its key; None if nothing. `seen`: its units when the
-    call came."""
+    """Return what about its files forbids to allocate a device, with the device's key; None if nothing. `seen`: its
+    units when the call came."""
     for unit in seen:
-        if (found := changed(unit, state.host.functions.get(unit.address))) is not None:
-            return _of(key, found)
-    if DeviceId(key) not in known:
+        if (change := changed(unit, state.host.functions.get(unit.address))) is not None:
+            return _about(key, change)
+    if DeviceId(key) not in by_id:
         device = state.index.present.get(key)
-        return _of(key, GONE if device is None else kind_of(device).not_backed(device))
-    blocker = state.assessments[known[DeviceId(key)].key].blocker
-    return _of(key, blocker) if blocker is not None else None
+        return _about(key, GONE if device is None else kind_of(device).not_backed(device))
+    blocker = state.assessments[by_id[DeviceId(key)].key].blocker
+    return _about(key, blocker) if blocker is not None else None
 
 
-def _of(device: DeviceKey, blocker: Reason) -> Reason:
+def _about(device: DeviceKey, blocker: Reason) -> Reason:
     return replace(blocker, message=f"{device}: {blocker.message}")
 
 
-def _is_undecided(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
-    """A group is in use, and the result that shows whether the holder is external, or a pod that has just left, is
-    outstanding."""
+def _is_undecided(state: NodeState, by_id: Mapping[DeviceId, Device], call: Call) -> bool:
+    """Return whether a group is in use and the result that shows its holder is outstanding: an external process, or a
+    pod that has just left."""
     for address in call.seen:
-        device = known[DeviceId(address)]
+        device = by_id[DeviceId(address)]
         use = use_of(state, device)
         if use is None or not use.in_use:
             continue
         ledger, orphans = state.kubelet.ledger, state.kubelet.orphans
-        left, last = orphans_of(device, orphans), last_poll(state, device)
+        departed, last = orphans_of(device, orphans), last_poll(state, device)
         read_comes = use.since > ledger.read and ledger.refresh.outstanding is not None
-        is_unpolled = any(last is None or last.poll <= orphan.read for orphan in left)
+        is_unpolled = any(last is None or last.poll <= orphan.read for orphan in departed)
         if read_comes or (is_unpolled and state.host.polls.is_to_see(device.group)):
             return True
     return False
 
 
-def _may_be_back(state: NodeState, known: Mapping[DeviceId, Device], call: Call) -> bool:
-    """Another device of a group was allocated so recently that kubelet's ledger does not show yet whether it is still
-    allocated to a pod."""
+def _may_be_back(state: NodeState, by_id: Mapping[DeviceId, Device], call: Call) -> bool:
+    """Return whether another device of a group was allocated so recently that kubelet's ledger does not show yet
+    whether a pod still has it."""
     if state.kubelet.ledger.problem is not None:
         return False
-    late = {
-        address_of(state, *given)
-        for given, until in state.kubelet.pending_allocations.items()
+    recent = {
+        address_of(state, *name)
+        for name, until in state.kubelet.pending_allocations.items()
         if state.kubelet.ledger.read_at < asking.listed_at(until)
     }
-    others = {key for a in call.seen for key in known[DeviceId(a)].owned_keys} - call.seen.keys()
-    return not others.isdisjoint(late)
+    others = {key for a in call.seen for key in by_id[DeviceId(a)].owned_keys} - call.seen.keys()
+    return not others.isdisjoint(recent)
 
 
-def _stale(state: NodeState, call: Call, known: Mapping[DeviceId, Device]) -> str:
-    """Why the container would not get its devices but others, which are now behind the nodes of the answer that kubelet
-    keeps: groups may have other numbers after a restart of the node. Empty if it gets its devices, or if kubelet keeps
-    no answer with nodes for them."""
+def _stale(state: NodeState, call: Call, by_id: Mapping[DeviceId, Device]) -> str:
+    """Return why the container would get other devices than its own, as a sentence: these are now behind the nodes of
+    the answer that kubelet keeps, as groups may have other numbers after a restart of the node. Empty if it gets its
+    devices, or if kubelet keeps no answer with nodes for them."""
     ids = [i for request in call.requests for i in request]
-    made = {n for i in ids for n in state.kubelet.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)}
-    if not made:
+    cached = {
+        n for i in ids for n in state.kubelet.ledger.cached.get((call.resource, i), ()) if _is_of_one(n)
+    }
+    if not cached:
         return ""
-    due = {i: {n for m in known[i].members for n in m.nodes if _is_of_one(n)} for i in ids}
-    wrong = sorted(made - set().union(*due.values()))
-    unserved = [i for i in ids if made.isdisjoint(due[i])]
+    present_nodes = {i: {n for m in by_id[i].members for n in m.nodes if _is_of_one(n)} for i in ids}
+    wrong = sorted(cached - set().union(*present_nodes.values()))
+    unserved = [i for i in ids if cached.isdisjoint(present_nodes[i])]
     if not wrong and not unserved:
         return ""
     whose = "; ".join(first_of([_whose_node(state, call, node) for node in wrong]))
     needs = "; ".join(
         first_of(
             [
-                f"{known[i].key} is behind {' and '.join(sorted(due[i])) or 'no node'} now"
+                f"{by_id[i].key} is behind {' and '.join(sorted(present_nodes[i])) or 'no node'} now"
                 for i in unserved or ids
             ]
         )
     )
     return (
-        f"the container would get {', '.join(quoted_ids(sorted(made)))}: kubelet has kept that from an Allocate before "
-        f"the node's restart, or before the device was bound again; {whose + '; ' if whose else ''}{needs}: "
+        f"the container would get {', '.join(quoted_ids(sorted(cached)))}: kubelet has kept that from an Allocate "
+        f"before the node's restart, or before the device was bound again; {whose + '; ' if whose else ''}{needs}: "
         "delete the pod, so that its devices are allocated again"
     )
 
 
 def _is_of_one(node: str) -> bool:
-    """A device node of one group or function, unlike the container's and iommufd's."""
+    """Return whether a device node belongs to one group or function, unlike the container's and iommufd's."""
     return node.startswith("/dev/vfio/") and node != "/dev/vfio/vfio"
 
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
-    """The function that a device node belongs to now, as a sentence."""
+    """Return which function a device node belongs to now, as a sentence."""
     for address, function in state.host.functions.items():
         if node in function.nodes:
             owner = state.index.owners.get(device_key(address))
@@ -621,8 +622,8 @@ def _names(call: Call) -> list[Named]:
 
 
 def _is_being_admitted(state: NodeState, name: Named, at: float) -> bool:
-    """A pod has got the device so recently that its cgroup, which it gets when it has all its devices, may not be there
-    yet, and that it cannot have run and stopped."""
+    """Return whether a pod got the device so recently that its cgroup, which it gets with all its devices, may not be
+    there yet, and that it cannot have run and stopped."""
     books = state.kubelet.ledger.books
     uid = books.uids.get(name)
     return (
@@ -634,10 +635,10 @@ def _is_being_admitted(state: NodeState, name: Named, at: float) -> bool:
 
 
 def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple[Allocation, ...]]:
-    """Why Allocate must refuse although the files are in order: the first holder of each device that is not the pod of
-    the call; and of these the owners."""
-    known = devices_by_id(state, call.resource)
-    asked = {known[i].key: i for request in call.requests for i in request}
+    """Return why Allocate must refuse although the files are in order: the first holder of each device that is not the
+    pod of the call. Return the owners among these as well."""
+    by_id = devices_by_id(state, call.resource)
+    asked = {by_id[i].key: i for request in call.requests for i in request}
     reasons, owners = list[Reason](), list[Allocation]()
     for address in sorted(call.seen):
         held = state.holding(address, call.resource, _is_calls(state, call, address, asked[address], at))
@@ -648,15 +649,15 @@ def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple
             owners += held.who.entries
             if (call.resource, asked[address]) in {(e.resource, e.device) for e in held.who.entries}:
                 reason = Reason(Cause.STILL_ALLOCATED, f"{reason.message}, which lives; {_FORGOTTEN}")
-        reasons.append(_of(address, reason))
+        reasons.append(_about(address, reason))
     return reasons, tuple(owners)
 
 
 def _is_calls(
     state: NodeState, call: Call, address: DeviceKey, asked_as: DeviceId, at: float
 ) -> Callable[[DeviceKey, Allocation], bool]:
-    """Whether an owner does not stand in the way of the device at `address`: it may be the pod of the call, has ended,
-    or has another device of the call, for which it is a reason by itself."""
+    """Return a function that tells whether an owner does not block the device at `address`: it may be the pod of the
+    call, has ended, or has another device of the call, for which it is a reason by itself."""
     ledger, pending = state.kubelet.ledger, state.kubelet.pending_allocations
 
     def is_own(function: DeviceKey, entry: Allocation) -> bool:
@@ -673,8 +674,8 @@ def _is_calls(
 
 
 def _is_awaited(state: NodeState, address: DeviceKey, held: Holding) -> bool:
-    """A pod that has left has it, and PreStartContainer waits for its release. Kubelet allocates what its ledger has
-    free, so the owner of the last read has just left."""
+    """Return whether a pod that has left holds the device, so that PreStartContainer waits for its release. Kubelet
+    allocates what its ledger has free, so the owner of the last read has just left."""
     if not state.daemon.settings.pre_start_gate:
         return False
     match held.who:
@@ -688,13 +689,13 @@ def _is_awaited(state: NodeState, address: DeviceKey, held: Holding) -> bool:
 
 
 def _held(state: NodeState, call: Call) -> list[Reason]:
-    """The call's devices whose group is held, each with the holder, whoever kubelet has given it to."""
+    """Return the holder of each device of the call whose group is held, whoever kubelet has given it to."""
     held = {a: state.holding(a, call.resource, lambda *_: True) for a in sorted(call.seen)}
-    return [_of(address, found.reason) for address, found in held.items() if found is not None]
+    return [_about(address, holding.reason) for address, holding in held.items() if holding is not None]
 
 
 def _late(state: NodeState, call: Call, at: float) -> Refused:
-    """Why a call could not be answered in time."""
+    """Return why a call could not be answered in time."""
     if short := [
         Reason(Cause.SHORTAGE, f"{device}: {why}")
         for device, units in sorted(call.seen.items(), key=itemgetter(0))

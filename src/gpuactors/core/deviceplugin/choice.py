@@ -18,15 +18,16 @@ from msgspec import Struct
 from gpuactors.core.values.model import DeviceId
 
 PREFERENCE_STEPS_MAX: Final = 20_000
-"""Steps of the search for the fewest NUMA nodes and PCIe roots, over all containers of one GetPreferredAllocation:
-about 10 ms, in which kubelet's other calls wait. A node with 16 GPUs takes tens of them, the worst one of 32 some
-thousands; after that the fullest NUMA nodes and roots are taken."""
+"""The maximum number of steps of the search for the fewest NUMA nodes and PCIe roots, over all containers of one
+GetPreferredAllocation: about 10 ms, in which kubelet's other calls wait. A node with 16 GPUs takes tens of them, the
+worst one of 32 some thousands; after that the fullest NUMA nodes and roots are taken."""
 
 Place = TypeVar("Place", int, str)
 """A NUMA node or a PCIe root."""
 
 _PLACES_MAX: Final = 32
-"""Larger sets of places are not searched for, but filled with the fullest ones: more than any node has."""
+"""The largest set of places that is searched for, more than any node has; a larger one is filled with the fullest
+places."""
 
 
 class Group(Struct, frozen=True, gc=False):
@@ -44,7 +45,7 @@ class Group(Struct, frozen=True, gc=False):
 
 @final
 class Search:
-    """The work that one call may still do, on all its containers together."""
+    """The remaining work of one call, over all its containers."""
 
     def __init__(self, steps_max: int = PREFERENCE_STEPS_MAX) -> None:
         self.steps = 0
@@ -52,7 +53,7 @@ class Search:
         self._steps_max = steps_max
 
     def has(self, steps: int) -> bool:
-        """Whether so many steps are left; if so, they are used up."""
+        """Return whether so many steps are left; if so, use them up."""
         if self.steps + steps > self._steps_max:
             return False
         self.steps += steps
@@ -62,7 +63,7 @@ class Search:
 def choose(
     groups: Sequence[Group], need: int, anchors: Collection[tuple[int, str]], search: Search
 ) -> list[DeviceId]:
-    """`need` devices out of `groups`, which come sorted by `key`, staying with the NUMA nodes and roots in `anchors`
+    """Return `need` devices out of `groups`, which are sorted by `key`, from the NUMA nodes and roots in `anchors`
     where possible."""
     if need <= 0:
         return []
@@ -79,9 +80,9 @@ class _Sums(Struct, frozen=True, gc=False):
     """The devices of a set of places."""
 
     devices: int
-    """How many they have."""
+    """The number of devices."""
     whole: int
-    """Bit n: some of their groups together have n devices."""
+    """The possible sums, as bits: bit n is set if some of their groups together have n devices."""
 
     def has(self, need: int, *, whole: bool) -> bool:
         return self.devices >= need and (not whole or bool(self.whole >> need & 1))
@@ -108,9 +109,9 @@ def _narrow(
     anchors: Collection[Place],
     search: Search,
 ) -> Sequence[Group]:
-    """The groups of the fewest places that hold `need` devices, in whole groups if any set of places does; places in
-    `anchors` cost nothing. Of several such sets the first in order, or, where the search has no steps left, one of the
-    fullest places."""
+    """Return the groups of the fewest places that hold `need` devices, in whole groups if any set of places does;
+    places in `anchors` cost nothing. Of several such sets take the first in order, or, where the search has no steps
+    left, one of the fullest places."""
     offers = _offers(groups, place)
     anchored = _Sums(0, 1)
     for offer in (o for o in offers if o.place in anchors):
@@ -130,7 +131,7 @@ def _narrow(
 
 
 def _offers(groups: Sequence[Group], place: Callable[[Group], Place]) -> list[_Offer[Place]]:
-    """The devices of each place, sorted by place."""
+    """Return the devices of each place, sorted by place."""
     sizes: dict[Place, Counter[int]] = {}
     for group in groups:
         sizes.setdefault(place(group), Counter())[len(group.ids)] += 1
@@ -145,7 +146,7 @@ def _offers(groups: Sequence[Group], place: Callable[[Group], Place]) -> list[_O
 
 
 def _shifts(size: int, count: int) -> list[int]:
-    """Shifts that add any number of `count` groups of one size: 1, 2, 4 … of them at a time, and the rest."""
+    """Return shifts that add any number of `count` groups of one size: 1, 2, 4 … of them at a time, and the rest."""
     shifts, at_once = [], 1
     while count > 0:
         at_once = min(at_once, count)
@@ -158,22 +159,22 @@ def _shifts(size: int, count: int) -> list[int]:
 def _fewest(
     others: Sequence[_Offer[Place]], anchored: _Sums, need: int, search: Search, *, whole: bool
 ) -> set[Place]:
-    """The smallest set of places with enough devices. All of them together have enough."""
+    """Return the smallest set of places with enough devices. All of them together have enough."""
     most = [0] * (len(others) + 1)  # the largest offer from each place on
     for index in reversed(range(len(others))):
         most[index] = max(most[index + 1], others[index].devices)
 
-    def first(begin: int, left: int, sums: _Sums) -> list[int] | None:
-        """The first `left` places from `begin` on that complete `sums`. Raises `_NoStepsLeft`."""
-        if left == 0:
+    def first(begin: int, count: int, sums: _Sums) -> list[int] | None:
+        """The first `count` places from `begin` on that complete `sums`. Raises `_NoStepsLeft`."""
+        if count == 0:
             return [] if sums.has(need, whole=whole) else None
-        for index in range(begin, len(others) - left + 1):
-            if sums.devices + left * most[index] < need:
+        for index in range(begin, len(others) - count + 1):
+            if sums.devices + count * most[index] < need:
                 return None
             offer = others[index]
             if not search.has(1 + len(offer.shifts)):
                 raise _NoStepsLeft
-            more: list[int] | None = first(index + 1, left - 1, offer.added_to(sums, need))
+            more: list[int] | None = first(index + 1, count - 1, offer.added_to(sums, need))
             if more is not None:
                 more.insert(0, index)
                 return more
@@ -181,20 +182,20 @@ def _fewest(
 
     try:
         for size in range(1, min(len(others), _PLACES_MAX) + 1):
-            found = first(0, size, anchored)
-            if found is not None:
-                return {others[index].place for index in found}
+            indexes = first(0, size, anchored)
+            if indexes is not None:
+                return {others[index].place for index in indexes}
     except _NoStepsLeft:
         pass
     return _fullest(others, anchored, need, whole=whole)
 
 
 class _NoStepsLeft(Exception):
-    """The call's work is used up."""
+    """The call has used up its steps."""
 
 
 def _fullest(others: Sequence[_Offer[Place]], sums: _Sums, need: int, *, whole: bool) -> set[Place]:
-    """The fullest places, as many as are needed."""
+    """Return the fullest places, as many as are needed."""
     taken: set[Place] = set()
     for offer in sorted(others, key=lambda o: -o.devices):
         if sums.has(need, whole=whole):
@@ -208,7 +209,7 @@ def _fullest(others: Sequence[_Offer[Place]], sums: _Sums, need: int, *, whole: 
 
 
 def _exact(groups: Sequence[Group], need: int) -> list[Group] | None:
-    """Whole groups with exactly `need` devices together, the earliest such choice; None if there is none."""
+    """Return whole groups with exactly `need` devices together, the earliest such choice; None if there is none."""
     wanted = (1 << need + 1) - 1
     rest = [1]  # what the groups from each one to the last can add up to, the last one's first
     for group in reversed(groups):
@@ -219,15 +220,16 @@ def _exact(groups: Sequence[Group], need: int) -> list[Group] | None:
     for group in groups:
         if need == 0:
             break
-        sums, left = rest.pop(), need - len(group.ids)
-        if left >= 0 and sums >> left & 1:
+        sums, remaining = rest.pop(), need - len(group.ids)
+        if remaining >= 0 and sums >> remaining & 1:
             taken.append(group)
-            need = left
+            need = remaining
     return taken
 
 
 def _greedy(groups: Sequence[Group], need: int) -> list[DeviceId]:
-    """As many whole groups as fit, the largest first, the last one broken: the smallest that is large enough."""
+    """Return as many whole groups as fit, the largest first, and a part of the smallest one that is large enough for
+    the rest."""
     taken: list[DeviceId] = []
     too_large: list[Group] = []
     for group in sorted(groups, key=lambda g: (-len(g.ids), g.key)):

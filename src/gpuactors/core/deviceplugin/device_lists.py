@@ -46,33 +46,34 @@ from gpuactors.core.values.quote import quoted_id, quoted_ids
 from gpuactors.core.values.status import Reason
 
 HISTORY_ENTRIES: Final = 20
-"""How many changes of a device's health and reason are kept for `explain`: a few hours of an unsteady one."""
+"""The number of changes of a device's health and reason that are kept for `explain`: a few hours of an unsteady one."""
 
 HISTORY_UNKNOWN_MAX: Final = 64
-"""The history is kept for so many IDs in kubelet's ledger that mean no function of this node, or not any more."""
+"""The number of IDs in kubelet's ledger for which the history is kept although they mean no function of this node, or
+not any more."""
 
 _ID: Final = attrgetter("id")
 _HEALTH: Final = attrgetter("health")
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, Changes, list[Effect]]:
-    """`state` with the device lists and plugins that follow from the facts; the changes of the lists, and as log
-    lines."""
+    """Update the device lists and plugins from the facts; return also how the lists changed, and the log lines of the
+    changes."""
     if state.daemon.stopping:
         return with_plugins(state, {}), {}, []
     if not is_ready(state) or _nothing_changed(before, state, at):
         return state, {}, []
     view = _view(state)
-    made, found = dict[ResourceName, DeviceList](), dict[ResourceName, Sequence[Difference]]()
+    new_lists, changes = dict[ResourceName, DeviceList](), dict[ResourceName, Sequence[Difference]]()
     for resource in sorted({*state.published.plugins, *view.listed}):
         listed = state.published.device_lists.get(resource, ())
-        made[resource], found[resource] = _device_list(
+        new_lists[resource], changes[resource] = _device_list(
             state, resource, view.listed.setdefault(resource, {}), listed, at
         )
     device_lists: dict[ResourceName, DeviceList] = {}
     plugins: dict[ResourceName, PluginState] = {}
     effects: list[Effect] = []
-    for resource, device_list in _with_rules_kept(state, view, made, found, effects).items():
+    for resource, device_list in _with_rules_kept(state, view, new_lists, changes, effects).items():
         plugin = _aged(state.published.plugins.get(resource), device_list, at)
         if plugin is None:
             effects.append(Log(Level.INFO, "resource.retired", {"resource": resource}))
@@ -80,27 +81,25 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
         if resource not in state.published.device_lists:
             effects.append(Log(Level.INFO, "resource.appeared", {"resource": resource}))
         device_lists[resource], plugins[resource] = device_list, plugin
-        if device_list is not made[resource]:
-            found[resource] = differences(state.published.device_lists.get(resource, ()), device_list)
-        effects.extend(_changes(state, view, resource, found[resource]))
-    history = _recorded(state, view, device_lists, found, at)
+        if device_list is not new_lists[resource]:
+            changes[resource] = differences(state.published.device_lists.get(resource, ()), device_list)
+        effects.extend(_changes(state, view, resource, changes[resource]))
+    history = _recorded(state, view, device_lists, changes, at)
     serving = state.daemon.role is Role.SERVING and state.daemon.settings.device_plugin
-    served = _served(state, device_lists, retired=made.keys() - device_lists.keys())
+    served = _served(state, device_lists, retired=new_lists.keys() - device_lists.keys())
     plugins = plugins if serving else {}
     published = replace(
         state.published, served=served, device_lists=device_lists, plugins=plugins, history=history
     )
-    return replace(state, published=published), found, effects
+    return replace(state, published=published), changes, effects
 
 
 def _served(
     state: NodeState, device_lists: Mapping[ResourceName, DeviceList], retired: Set[ResourceName]
 ) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that are ours, with the models that had this name."""
+    """Return the resources of gpuactors, with the models that had this name."""
     models = state.index.models
-    served = {
-        resource: known for resource, known in state.published.served.items() if resource not in retired
-    }
+    served = {resource: old for resource, old in state.published.served.items() if resource not in retired}
     for resource in device_lists:
         served[resource] = served.get(resource, frozenset()) | models.get(resource, frozenset())
     return served
@@ -111,7 +110,7 @@ class _View(Struct, frozen=True, gc=False):
 
     ids: Mapping[DeviceKey, DeviceId]
     """The older IDs of devices, from `identity.alias_ids`."""
-    given: Mapping[ResourceName, Set[DeviceId]]
+    allocated: Mapping[ResourceName, Set[DeviceId]]
     """The allocated IDs of this daemon's resources, from `ledger.allocated_ids`: kubelet's ledger has other plugins' as
     well."""
     listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]]
@@ -120,13 +119,13 @@ class _View(Struct, frozen=True, gc=False):
 
 
 def _view(state: NodeState) -> _View:
-    given, ids = allocated_ids(state, state.index.resources), alias_ids(state)
-    return _View(ids=ids, given=given, listed=_listed(state, ids, given))
+    allocated, ids = allocated_ids(state, state.index.resources), alias_ids(state)
+    return _View(ids=ids, allocated=allocated, listed=_listed(state, ids, allocated))
 
 
 def is_ready(state: NodeState) -> bool:
-    """The host has been scanned, the groups polled and the ledger read once: a first device list made from less would
-    be a guess.
+    """Return whether the host has been scanned, the groups polled and the ledger read once: a first device list made
+    from less would be a guess.
 
     Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
     external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint or, where that
@@ -149,8 +148,8 @@ def is_ready(state: NodeState) -> bool:
 
 
 def _awaits_lost_claims(state: NodeState) -> bool:
-    """The checkpoint is lost, and kubelet has not been asked for its list since (`claims/recovery.py`). A daemon that
-    takes over may not ask, and offers nothing."""
+    """Return whether the checkpoint is lost and kubelet has not been asked for its list since (`claims/recovery.py`). A
+    daemon that takes over may not ask, and offers nothing."""
     since = state.gpus_part.claims.lost_since if state.gpus_part is not None else None
     is_serving = state.daemon.role is Role.SERVING
     return is_serving and since is not None and state.kubelet.ledger.asking.done <= since
@@ -166,7 +165,7 @@ def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:
 
 
 def _facts(state: NodeState) -> tuple[object, ...]:
-    """All that the lists follow from, but for calls and the time."""
+    """Return everything that the lists follow from, except calls and the time."""
     ledger, polls = state.kubelet.ledger, state.host.polls
     return (
         state.daemon.role,
@@ -181,19 +180,19 @@ def _facts(state: NodeState) -> tuple[object, ...]:
 
 
 def _held(state: NodeState) -> set[ResourceName]:
-    """The resources whose lists lose no entry for now. One resource more changes no list."""
+    """Return the resources whose lists lose no entry for now. One resource more changes no list."""
     return {*state.calls.no_removal_until, *(call.resource for call in state.calls.waiting.values())}
 
 
 def _listed(
     state: NodeState,
     ids: Mapping[DeviceKey, DeviceId],
-    given: Mapping[ResourceName, Set[DeviceId]],
+    allocated: Mapping[ResourceName, Set[DeviceId]],
 ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
-    """The entries to list, in the order of their IDs: offered devices, and those that are lost while a pod has
+    """Return the entries to list, in the order of their IDs: offered devices, and those that are lost while a pod has
     them."""
     listed = entries(state, ids)
-    for resource, of_pods in given.items():
+    for resource, of_pods in allocated.items():
         of_resource = listed.setdefault(resource, {})
         if lost := of_pods - of_resource.keys():
             before = {a.id: a for a in state.published.device_lists.get(resource, ())}
@@ -205,24 +204,24 @@ def _listed(
 def _tombstone(
     state: NodeState, ids: Mapping[DeviceKey, DeviceId], name: Named, listed: AdvertisedDevice | None
 ) -> AdvertisedDevice:
-    """The entry of an ID that is allocated to a pod and that no other entry has: its device is not offered any more, or
-    is listed by another ID, or the ID means no device here. So capacity is not smaller than allocated. `listed` is the
-    entry that the published list has for it."""
+    """Return the entry of an ID that is allocated to a pod and that no other entry has: its device is not offered any
+    more, or is listed by another ID, or the ID means no device here. So capacity is not smaller than allocated.
+    `listed` is the entry that the published list has for it."""
     resource, device_id = name
-    to, meant = _given(state, name), state.kubelet.resolved.get(name)
-    address = meant.key if meant is not None else DeviceKey(device_id)
-    numa_node = listed.numa_node if listed is not None and meant is not None else None
-    if (why := lost(state, resource, meant)) is not None:
-        reason = f"{to.message}, but {why.message}"
+    owner, target = _allocation(state, name), state.kubelet.resolved.get(name)
+    address = target.key if target is not None else DeviceKey(device_id)
+    numa_node = listed.numa_node if listed is not None and target is not None else None
+    if (why := lost(state, resource, target)) is not None:
+        reason = f"{owner.message}, but {why.message}"
         return AdvertisedDevice(device_id, address, Health.UNHEALTHY, numa_node, reason, why.cause)
-    reason = to.message
+    reason = owner.message
     if address in state.index.devices:
         reason += f"; it is listed as {ids.get(address, address)} too"
-    return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, to.cause)
+    return AdvertisedDevice(device_id, address, Health.HEALTHY, numa_node, reason, owner.cause)
 
 
-def _given(state: NodeState, name: Named) -> Allocation:
-    """The entry of kubelet's ledger with that name; a pending allocation if there is none."""
+def _allocation(state: NodeState, name: Named) -> Allocation:
+    """Return the entry of kubelet's ledger with that name; a pending allocation if there is none."""
     return Allocation(*name, state.kubelet.ledger.entries.get(name))
 
 
@@ -233,18 +232,19 @@ def _device_list(
     listed: DeviceList,
     at: float,
 ) -> tuple[DeviceList, Sequence[Difference]]:
-    """The device list of a resource, the same object as `listed` if nothing changed; and how it differs from that. An
-    entry that the list keeps for now is added to the `entries`."""
-    made = tuple(entries.values())
-    found = differences(listed, made)
+    """Return the device list of a resource, the same object as `listed` if nothing changed, and how it differs from
+    that. Add an entry that the list keeps for now to the `entries`."""
+    new_list = tuple(entries.values())
+    changes = differences(listed, new_list)
     in_call = any(call.resource == resource for call in state.calls.waiting.values())
     # Before the first read a pod may have any device that is gone: a daemon before this one may have allocated it.
     blind = state.kubelet.ledger.read == 0
     if in_call or blind or state.calls.no_removal_until.get(resource, at) > at:
-        unlisted = [was for was, now in found if was is not None and now is None]
-        left = [a for a in unlisted if blind or _may_be_in_a_call(a)]
-        listed_as = {a.key: a.id for a in entries.values()} if left else {}
-        for entry in left:
+        unlisted = [was for was, now in changes if was is not None and now is None]
+        # Kubelet may have chosen one that was Healthy when the call began, but never an ID that means no device here.
+        kept = [entry for entry in unlisted if blind or is_key(entry.key)]
+        listed_as = {a.key: a.id for a in entries.values()} if kept else {}
+        for entry in kept:
             other = listed_as.get(entry.key)
             why = (
                 Reason(Cause.LISTED_AS_OTHER, f"it is listed as {other} now")
@@ -252,30 +252,25 @@ def _device_list(
                 else not_listed(state, resource, entry.key)
             )
             entries[entry.id] = _unhealthy(entry, why)
-        if left:
-            made = tuple(sorted(entries.values(), key=_ID))
-            found = differences(listed, made)
-    return (made, found) if found else (listed, ())
+        if kept:
+            new_list = tuple(sorted(entries.values(), key=_ID))
+            changes = differences(listed, new_list)
+    return (new_list, changes) if changes else (listed, ())
 
 
 def _unhealthy(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
     return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)
 
 
-def _may_be_in_a_call(entry: AdvertisedDevice) -> bool:
-    """Kubelet may have chosen it, as it was Healthy when the call began. An ID that means no device here never is."""
-    return is_key(entry.key)
-
-
 def _why_unlisted(state: NodeState, view: _View, resource: ResourceName, listed: AdvertisedDevice) -> Reason:
-    """Why a device that was listed is not any more: by the function that is at its address now."""
+    """Return why a device is not listed any more, by the function that is at its address now."""
     if listed.id != view.ids.get(listed.key, DeviceId(listed.key)) or not is_key(listed.id):
         return Reason(Cause.ID_RELEASED, "no pod has it by this ID any more")
     return not_listed(state, resource, listed.key)
 
 
 def _aged(plugin: PluginState | None, device_list: DeviceList, at: float) -> PluginState | None:
-    """The plugin, a new one for a new resource; None once an emptied resource has been empty for long enough."""
+    """Return the plugin, a new one for a new resource; None once an emptied resource has been empty for long enough."""
     plugin = plugin or new_plugin()
     if device_list:
         return plugin if plugin.empty_since is None else replace(plugin, empty_since=None)
@@ -292,27 +287,27 @@ def _changes(
     state: NodeState,
     view: _View,
     resource: ResourceName,
-    found: Sequence[Difference],
+    changes: Sequence[Difference],
 ) -> list[Effect]:
-    """One log line per device whose status changed, with the cause and reason that every reader gets; one together for
-    more of one status than a node of today has GPUs: a line takes longer than all else that is done for a device. Of
-    IDs that mean no function of this node a few have lines of their own, and the others one together: kubelet's ledger
-    may have any number of them."""
-    if not found:
+    """Return one log line per device whose status changed, with the cause and reason that every reader gets. Changes to
+    one status of more devices than a node of today has GPUs share a line: a line takes longer than all else that is
+    done for a device. Of IDs that mean no function of this node a few have lines of their own, and the others share
+    one: kubelet's ledger may have any number of them."""
+    if not changes:
         return []
-    gone = [was for was, now in found if was is not None and now is None]
+    unlisted = [was for was, now in changes if was is not None and now is None]
     changed = [
         now
-        for was, now in found
+        for was, now in changes
         if now is not None and (was is None or (was.health, was.reason) != (now.health, now.reason))
     ]
-    told = {
+    reported = {
         now.id
-        for was, now in found
+        for was, now in changes
         if was is not None and now is not None and _has_been_said(state, was, now)
     }
     effects: list[Effect] = []
-    for entry in _worth_a_line(state, gone):
+    for entry in _worth_a_line(state, unlisted):
         why = _why_unlisted(state, view, resource, entry)
         fields = {
             "resource": resource,
@@ -326,7 +321,7 @@ def _changes(
     for entry in logged:
         # That a claim of ours has it is what is meant, and no warning.
         is_meant = entry.health is Health.HEALTHY or entry.key in state.gpus.reserved
-        level = Level.INFO if is_meant or entry.id in told else Level.WARNING
+        level = Level.INFO if is_meant or entry.id in reported else Level.WARNING
         alike.setdefault((level, entry.health, entry.cause, entry.reason), []).append(entry)
     for (level, health, cause, reason), of_it in alike.items():
         said: dict[str, Field] = {"health": str(health), "cause": str(cause), "reason": reason}
@@ -347,8 +342,8 @@ def _changes(
 
 
 def _has_been_said(state: NodeState, was: AdvertisedDevice, now: AdvertisedDevice) -> bool:
-    """It tells nothing new. A poll that names the process, or one more, does not; nor does a moment in which nobody
-    knows whose it is, as when a daemon begins to serve, nor what was said before that moment."""
+    """Return whether the change tells nothing new. A poll that names the process, or one more, does not; nor does a
+    moment in which the holder is unknown, as when a daemon begins to serve, nor what was said before that moment."""
     if was.health is not now.health:
         return False
     if now.cause in (was.cause, Cause.HOLDER_UNKNOWN):
@@ -365,7 +360,7 @@ _OTHERS: Final = (
 
 
 def _worth_a_line(state: NodeState, entries: Sequence[AdvertisedDevice]) -> list[AdvertisedDevice]:
-    """All entries of functions of this node, and the first of the others."""
+    """Return all entries of functions of this node, and the first of the others."""
     others = (a for a in entries if last_seen(state.host, a.key) is None)
     first = {a.id for a in islice(others, limits.QUOTED_ITEMS_MAX)}
     return [a for a in entries if a.id in first or last_seen(state.host, a.key) is not None]
@@ -375,10 +370,10 @@ def _recorded(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
-    found: Changes,
+    changes: Changes,
     at: float,
 ) -> Mapping[DeviceKey, tuple[Transition, ...]]:
-    """The history with the changes of this publication."""
+    """Return the history with the changes of this publication."""
     if device_lists == state.published.device_lists:
         return state.published.history
     retired = (
@@ -386,7 +381,7 @@ def _recorded(
         for r in state.published.device_lists.keys() - device_lists.keys()
         for a in state.published.device_lists[r]
     )
-    listed = [a for of_resource in found.values() for pair in of_resource for a in pair if a is not None]
+    listed = [a for of_resource in changes.values() for pair in of_resource for a in pair if a is not None]
     touched = {a.key for a in (*retired, *listed)}
     if not touched:
         return state.published.history
@@ -414,7 +409,7 @@ def _recorded(
 def _entries_of(
     devices: Set[DeviceKey], device_lists: Mapping[ResourceName, DeviceList]
 ) -> dict[DeviceKey, tuple[ResourceName, AdvertisedDevice]]:
-    """The entry of each of the devices that is listed, and the resource that it is listed for."""
+    """Return the entry of each of these devices that is listed, and the resource that it is listed for."""
     return {a.key: (r, a) for r, listed in device_lists.items() for a in listed if a.key in devices}
 
 
@@ -422,13 +417,13 @@ def _with_rules_kept(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
-    found: Changes,
+    changes: Changes,
     effects: list[Effect],
 ) -> Mapping[ResourceName, DeviceList]:
-    """The device lists, if they keep the rules. Else it is a bug: AssertionError where the settings are strict; in
-    production the entry that breaks a rule is listed Unhealthy, so that it is not allocated, and logged once, and the
-    rest is served."""
-    broken = _broken(state, view, device_lists, found)
+    """Return the device lists, with the rules kept. A broken rule is a bug: raise AssertionError where the settings are
+    strict. In production, list the entry that breaks it as Unhealthy, so that it is not allocated, log it once, and
+    serve the rest."""
+    broken = _broken(state, view, device_lists, changes)
     if not broken:
         return device_lists
     if state.daemon.settings.strict:
@@ -449,22 +444,24 @@ def _broken(
     state: NodeState,
     view: _View,
     device_lists: Mapping[ResourceName, DeviceList],
-    found: Changes,
+    changes: Changes,
 ) -> list[tuple[ResourceName, AdvertisedDevice, str]]:
-    """The broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the rule.
+    """Return the broken rules of the lists (architecture, "Which devices are Healthy"): the resource, the entry, the
+    rule.
 
     A device list describes a device once; by another ID as well only while a pod has it by that ID, or, Unhealthy,
     while a call holds the list (for a moment two device lists may describe it: a card swapped for another model). Every
     device that kubelet's ledger lists is listed, and Healthy unless it is really lost; so allocatable - allocated is
     the number of Healthy devices without an owner, less the allocated ones that are lost, and capacity is not smaller
-    than allocated."""
+    than allocated.
+    """
     broken: list[tuple[ResourceName, AdvertisedDevice, str]] = []
     aliases = {name[0] for name in state.index.listed_aliases}
-    aliases |= {r for r, of_r in found.items() if any(now is not None and now.is_alias for _, now in of_r)}
+    aliases |= {r for r, of_r in changes.items() if any(now is not None and now.is_alias for _, now in of_r)}
     for resource, device_list in device_lists.items():
         if resource not in aliases:
             continue  # each is listed once, as an ID is
-        by_pods = view.given.get(resource, ())
+        by_pods = view.allocated.get(resource, ())
         healthy = [a for a in device_list if a.health is Health.HEALTHY]
         described = {a.key for a in healthy if a.id in by_pods}
         for entry in healthy:
@@ -476,7 +473,7 @@ def _broken(
     for resource, device_id in _not_healthy(view, device_lists):
         name = resource, device_id
         listed = view.listed[resource].get(device_id) if resource in device_lists else None
-        allocated = _given(state, name).message
+        allocated = _allocation(state, name).message
         if listed is None:
             missing = AdvertisedDevice(
                 device_id, DeviceKey(device_id), Health.UNHEALTHY, None, allocated, Cause.SET_ASIDE
@@ -488,8 +485,8 @@ def _broken(
 
 
 def _not_healthy(view: _View, device_lists: Mapping[ResourceName, DeviceList]) -> Iterator[Named]:
-    """The IDs that are allocated to pods and not listed, or not as Healthy."""
-    for resource, ids in view.given.items():
+    """Yield the IDs that are allocated to pods and not listed, or not as Healthy."""
+    for resource, ids in view.allocated.items():
         unhealthy = {a.id for a in device_lists.get(resource, ()) if a.health is not Health.HEALTHY}
         unlisted = frozenset(ids).difference(view.listed.get(resource, ()))
         yield from ((resource, device_id) for device_id in sorted(unlisted | (ids & unhealthy)))

@@ -19,18 +19,19 @@ from gpuactors.core.values.status import DeviceStatus
 def entries(
     state: NodeState, ids: Mapping[DeviceKey, DeviceId]
 ) -> dict[ResourceName, dict[DeviceId, AdvertisedDevice]]:
-    """The entries by resource and the ID that a device is listed by, in no order. `ids`: see `identity.alias_ids`."""
+    """Return the entries by resource and the ID that a device is listed by, in no order. `ids`: see
+    `identity.alias_ids`."""
     devices, assessed = state.index.devices, state.assessments
     # Whether a device is offered is in question only while it may be being unbound.
     offered = {key for key in state.index.unbinding if is_offered(state, devices[key])}
-    found: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+    by_resource: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
     for key, device in devices.items():
         assessment = assessed[key]
         held = assessment.holding
         if device.has_backing or key in offered or (held is not None and held.is_allocated):
             entry = _advertised(ids.get(key) or DeviceId(key), device, assessment.status)
-            found.setdefault(device.resource, {})[entry.id] = entry
-    return found
+            by_resource.setdefault(device.resource, {})[entry.id] = entry
+    return by_resource
 
 
 def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
@@ -40,18 +41,14 @@ def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> Ad
 
 
 def is_offered(state: NodeState, device: Device) -> bool:
-    """Whether it is advertised at all: bound to a vfio driver (or not readable now, but bound before), or being unbound
-    or unplugged while a process has it open.
+    """Return whether the device is advertised at all: bound to a vfio driver (or not readable now, but bound before),
+    or being unbound or unplugged while a process has it open.
 
-    A device that has lost its driver stays in the list until a poll has seen that nobody has it open (`Polls.leaving`):
-    polls may come back without its group.
+    A device that has lost its driver stays in the list until a poll has seen that no process has it open
+    (`Polls.leaving`): polls may come back without its group.
     """
     if device.has_backing or is_unbinding(device, use_of(state, device)):
         return True
-    leaving = state.host.polls.leaving
+    leaving, listed = state.host.polls.leaving, state.published.device_lists.get(device.resource, ())
     is_leaving = device.may_be_unbinding and any(unit.address in leaving for unit in device.units)
-    return is_leaving and _is_listed(state, device)
-
-
-def _is_listed(state: NodeState, device: Device) -> bool:
-    return any(a.key == device.key for a in state.published.device_lists.get(device.resource, ()))
+    return is_leaving and any(entry.key == device.key for entry in listed)

@@ -40,7 +40,8 @@ from gpuactors.core.values.model import (
 )
 
 KUBELET_LIST_ID_MAX_CHARS: Final = 256
-"""The part of an ID in kubelet's list that is compared and kept (another plugin's may have 4 MiB); ours have 12."""
+"""The number of characters of an ID in kubelet's list that are compared and kept: another plugin's may have 4 MiB,
+those of gpuactors have 12."""
 
 SWITCH_OFF = (
     "find the other plugin of this resource (NVIDIA's sandbox device plugin, for instance) and switch it off: "
@@ -52,19 +53,19 @@ _EXAMPLES = 2
 
 
 def comparable(ids: Iterable[str]) -> tuple[DeviceId, ...]:
-    """IDs in the form in which two lists are compared: in order, each once, and bounded in number and length, as
+    """Return IDs in the form in which two lists are compared: sorted, each once, and bounded in number and length, as
     another plugin's list may be of any size."""
     cut = {device[:KUBELET_LIST_ID_MAX_CHARS] for device in ids}
     return tuple(DeviceId(device) for device in heapq.nsmallest(limits.CALL_DEVICES_MAX, cut))
 
 
 def healthy(device_list: DeviceList) -> tuple[DeviceId, ...]:
-    """The Healthy devices of a list, comparable."""
+    """Return the Healthy devices of a list, comparable."""
     return comparable(a.id for a in device_list if a.health is Health.HEALTHY)
 
 
 def asked(state: NodeState) -> tuple[ResourceName, ...]:
-    """The resources of which kubelet's own list is wanted with the outstanding read."""
+    """Return the resources whose list is requested of kubelet with the outstanding read."""
     read = state.kubelet.ledger.refresh.outstanding
     if read is None:
         return ()
@@ -75,14 +76,14 @@ def asked(state: NodeState) -> tuple[ResourceName, ...]:
 
 
 def foreign_sockets_seen(state: NodeState, event: ForeignSocketsSeen, at: float) -> NodeState:
-    """Another process's socket beside kubelet's came or went: kubelet's list may be that plugin's now."""
+    """Record that another process's socket beside kubelet's came or went: kubelet's list may be that plugin's now."""
     plugins = {r: registration.sighted(plugin, at) for r, plugin in state.published.plugins.items()}
     state = replace(state, kubelet=replace(state.kubelet, foreign_sockets=event.sockets))
     return compare_soon(with_plugins(state, plugins), at)
 
 
 def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: float) -> NodeState:
-    """A stream ended that was not taken for kubelet's, and may have been.
+    """Handle the end of a stream that was not taken for kubelet's, and may have been kubelet's.
 
     This does not indicate another plugin. If kubelet has lost our stream, it gets no more lists from us, so its own
     list continues to show that. Any client may open our stream and leave it, however often.
@@ -92,7 +93,7 @@ def stream_ended(before: PluginState, state: NodeState, event: StreamEnded, at: 
 
 
 def compare_soon(state: NodeState, at: float) -> NodeState:
-    """After an odd observation: kubelet's list is to be read soon, once for all such observations until then."""
+    """Plan a read of kubelet's list soon after an odd observation, one for all such observations until then."""
     return _compare_at(state, min(state.kubelet.compare_at, at + limits.ODD_SIGHT_S))
 
 
@@ -103,7 +104,7 @@ def _compare_at(state: NodeState, compare_at: float) -> NodeState:
 def compared(
     state: NodeState, read: int, healthy_ids: Mapping[ResourceName, tuple[DeviceId, ...]] | None, at: float
 ) -> tuple[NodeState, list[Effect]]:
-    """The read came back: compare the lists of each resource for which it is valid. `healthy_ids` are kubelet's; None
+    """Compare the lists of each resource for which the read that came back is valid. `healthy_ids` are kubelet's; None
     if the read has no list of kubelet's."""
     plugins, effects = dict(state.published.plugins), list[Effect]()
     for resource in (r for r, p in state.published.plugins.items() if p.listing.read == read):
@@ -146,7 +147,7 @@ def _agrees(plugin: PluginState, ours: tuple[DeviceId, ...], kubelets: tuple[Dev
 
 
 def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
-    """How the lists differ, as a sentence for people."""
+    """Return how the lists differ, as a sentence for people."""
     others = f" (other sockets in kubelet's directory: {_names(state.kubelet.foreign_sockets)})" * bool(
         state.kubelet.foreign_sockets
     )
@@ -167,8 +168,8 @@ def _why(state: NodeState, ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId,
 
 
 def difference(ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> str:
-    """How kubelet's healthy devices of a resource differ from ours, as a part of a sentence; empty if they do not. Both
-    comparable."""
+    """Return how kubelet's healthy devices of a resource differ from ours, as a part of a sentence; empty if they do
+    not. Both are comparable."""
     if ours == kubelets:
         return ""
     if not (unknown := [device for device in kubelets if device not in set(ours)]):
@@ -177,15 +178,15 @@ def difference(ours: tuple[DeviceId, ...], kubelets: tuple[DeviceId, ...]) -> st
     return f"kubelet has {len(unknown)} healthy devices that are not ours ({named})"
 
 
-def _names(found: Iterable[str]) -> str:
-    return ", ".join(repr(name[:64]) for name in found)
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name[:64]) for name in names)
 
 
 # --- after each event -------------------------------------------------------------------------------------
 
 
 def kept(before: NodeState, state: NodeState, changed: Changes, at: float) -> NodeState:
-    """After an event: note the changed lists, the resources for which a read that was just requested will be valid, and
+    """Note after an event the changed lists, the resources for which a read that was just requested will be valid, and
     the latest time of the next one."""
     now = (state.published, state.kubelet.ledger, state.kubelet.compare_at)
     if now == (before.published, before.kubelet.ledger, before.kubelet.compare_at):

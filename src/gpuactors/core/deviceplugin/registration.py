@@ -25,24 +25,25 @@ from gpuactors.core.requests import Failure
 from gpuactors.core.values.model import PluginState
 
 STREAM_OPEN_DEADLINE_S: Final = 10.0
-"""From Register's answer to kubelet's ListAndWatch; seen within milliseconds. Then we register again."""
+"""How long kubelet may take from its answer to Register to ListAndWatch, in seconds: seen within milliseconds. After it
+we register again."""
 
 REGISTER_BACKOFF_S: Final = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Waits before registering again, by the number of failures in a row; the last one repeats for ever. After a stream
-that lasted there is none: 0 to 100 ms between a stream's end and Register lost 0 of 189 registrations. The next ones
-are short because kubelet.sock exists for a moment before kubelet listens on it."""
+"""The waits before registering again, in seconds, by the number of failures in a row; the last one repeats for ever.
+After a stream that lasted there is none: 0 to 100 ms between a stream's end and Register lost 0 of 189 registrations.
+The next ones are short because kubelet.sock exists for a moment before kubelet listens on it."""
 
 STREAM_STABLE_S: Final = 5.0
 """A stream that ended sooner than this after it opened counts as a failed registration, so that a kubelet that drops
 the stream at once leads to no tight loop."""
 
 OLD_STREAM_GRACE_S: Final = 0.5
-"""A new kubelet.sock while a stream of the old kubelet is still open: how long its end may take to be noticed (it comes
-within milliseconds) before we end it ourselves and register."""
+"""How long a stream of the old kubelet may stay open beside a new kubelet.sock, in seconds, before we end it ourselves
+and register. Its end comes within milliseconds."""
 
 KUBELET_LIST_TAKEN_S: Final = 1.0
-"""A device list sent so long ago is kubelet's as well, unless kubelet has another one; it takes milliseconds. The two
-are compared no more often than this, however often the ledger is read."""
+"""The time after which kubelet has a device list that was sent, in seconds, unless it has another one; it takes
+milliseconds. The two are compared no more often than this, however often the ledger is read."""
 
 DESERTED_MAX_S: Final = 20.0
 """The longest wait of `limits.CONTEND_BACKOFF_S` where kubelet has no healthy device of the resource at all: there is
@@ -59,11 +60,11 @@ class PluginOrder(Struct, frozen=True, gc=False):
     bind: int
     register: int
     renew: bool
-    """End the streams of the old endpoint and make a new one, even if its socket is still there."""
+    """True if the streams of the old endpoint are ended and a new one is made, even if its socket is still there."""
 
 
 def new_plugin() -> PluginState:
-    """A resource that has just appeared: its endpoint is to be made."""
+    """Return the state of a resource that has just appeared: its endpoint is to be made."""
     return PluginState(
         bind=1,
         bound=False,
@@ -83,17 +84,17 @@ def new_plugin() -> PluginState:
 
 
 def order(plugin: PluginState) -> PluginOrder:
-    """The order that follows from a plugin's state."""
+    """Return the order that follows from a plugin's state."""
     return PluginOrder(bind=plugin.bind, register=plugin.register, renew=plugin.renew)
 
 
 def is_registered(plugin: PluginState) -> bool:
-    """Kubelet accepted us, holds a stream open, and has our list as far as it is known."""
+    """Return whether kubelet accepted us, holds a stream open, and has our list as far as it is known."""
     return _is_streaming(plugin) and not is_contested(plugin)
 
 
 def is_contested(plugin: PluginState) -> bool:
-    """Kubelet's list differs, although it holds one of our streams open."""
+    """Return whether kubelet's list differs, although it holds one of our streams open."""
     return plugin.listing.against >= AGAINST
 
 
@@ -102,7 +103,7 @@ def _is_streaming(plugin: PluginState) -> bool:
 
 
 def begin(plugin: PluginState) -> PluginState:
-    """The chain from its beginning: first the socket, then Register."""
+    """Begin the chain again: first the socket, then Register."""
     return replace(
         plugin,
         bind=plugin.bind + 1,
@@ -117,7 +118,7 @@ def begin(plugin: PluginState) -> PluginState:
 
 
 def socket_bound(plugin: PluginState, bind: int, absence: str | None) -> PluginState:
-    """The endpoint serves: register, unless kubelet is absent (`absence` says why)."""
+    """Register, as the endpoint serves, unless kubelet is absent (`absence` says why)."""
     if bind != plugin.bind or plugin.bound:
         return plugin
     plugin = replace(plugin, bound=True, bind_failures=0)
@@ -127,7 +128,7 @@ def socket_bound(plugin: PluginState, bind: int, absence: str | None) -> PluginS
 
 
 def socket_failed(plugin: PluginState, bind: int, reason: str, at: float) -> PluginState:
-    """The endpoint could not be made, or failed: again later."""
+    """Plan another try of an endpoint that could not be made, or failed."""
     if bind != plugin.bind:
         return plugin
     wait_s = _backoff(limits.SERVE_BACKOFF_S, plugin.bind_failures)
@@ -143,8 +144,9 @@ def socket_failed(plugin: PluginState, bind: int, reason: str, at: float) -> Plu
 
 
 def register_answered(plugin: PluginState, register: int, failure: Failure | None, at: float) -> PluginState:
-    """Kubelet accepted; now its stream must open, or have been opened meanwhile. After a failure Register is called
-    again, even with a stream open: kubelet may have dropped the client that the stream belongs to."""
+    """Handle kubelet's answer to Register. If it accepted, its stream must open, or have been opened meanwhile. If it
+    did not, call Register again, even with a stream open: kubelet may have dropped the client that the stream belongs
+    to."""
     if register != plugin.register or not plugin.registering:
         return plugin
     if failure is not None:
@@ -169,7 +171,7 @@ def register_answered(plugin: PluginState, register: int, failure: Failure | Non
 
 
 def stream_opened(plugin: PluginState, stream: int, at: float) -> PluginState:
-    """A stream is open. The first one since Register was called is kubelet's; any other is another client's."""
+    """Record an open stream. The first one since Register was called is kubelet's; any other is another client's."""
     plugin = replace(plugin, streams=plugin.streams | {stream})
     if plugin.kubelet_stream is not None or not (plugin.registering or plugin.accepted):
         return plugin
@@ -178,7 +180,7 @@ def stream_opened(plugin: PluginState, stream: int, at: float) -> PluginState:
 
 
 def stream_ended(plugin: PluginState, stream: int, absence: str | None, at: float) -> PluginState:
-    """The end of kubelet's stream is the end of the registration; kubelet will not dial again."""
+    """Handle the end of a stream. The end of kubelet's is the end of the registration: kubelet does not dial again."""
     plugin = replace(plugin, streams=plugin.streams - {stream})
     if stream != plugin.kubelet_stream or not plugin.accepted:
         return plugin  # while Register is out, its answer decides
@@ -186,7 +188,7 @@ def stream_ended(plugin: PluginState, stream: int, absence: str | None, at: floa
 
 
 def _lost(plugin: PluginState, at: float) -> PluginState:
-    """Registered no more: register again, at once if the stream had lasted.
+    """Register again after a lost registration, at once if the stream had lasted.
 
     Not in a contention: then the other plugin may have caused it, and kubelet may have its list already.
     """
@@ -205,8 +207,7 @@ def _lost(plugin: PluginState, at: float) -> PluginState:
 
 
 def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
-    """A new kubelet.sock: register at once. A stream of the old kubelet ends by itself; if not, the next order ends
-    it."""
+    """Register at once with a new kubelet. A stream of the old one ends by itself; if not, the next order ends it."""
     plugin = replace(plugin, register_failures=0)
     if _is_streaming(plugin):
         return replace(
@@ -219,14 +220,14 @@ def kubelet_appeared(plugin: PluginState, at: float) -> PluginState:
 
 
 def kubelet_gone(plugin: PluginState, absence: str) -> PluginState:
-    """There is no kubelet to register with. An open stream stays as it is."""
+    """Record that there is no kubelet to register with. An open stream stays as it is."""
     problem = plugin.problem if _is_streaming(plugin) else absence
     retry_at = plugin.retry_at if not plugin.bound else None  # the socket is made all the same
     return replace(plugin, retry_at=retry_at, problem=problem)
 
 
 def due(plugin: PluginState, at: float) -> PluginState:
-    """Begins the chain again when that is due."""
+    """Begin the chain again when that is due."""
     if plugin.retry_at is None or plugin.retry_at > at:
         return plugin
     return begin(plugin)
@@ -236,7 +237,7 @@ def due(plugin: PluginState, at: float) -> PluginState:
 
 
 def list_changed(plugin: PluginState, at: float) -> PluginState:
-    """Our list changed: an outstanding read may return the list before.
+    """Record that our list changed: an outstanding read may return the list before.
 
     After an odd observation that no read has cleared up yet, our list may have replaced another plugin's, and no later
     read will show that: it is one read against us.
@@ -246,7 +247,8 @@ def list_changed(plugin: PluginState, at: float) -> PluginState:
 
 
 def _doubted(plugin: PluginState) -> PluginState:
-    """Our last list may have replaced another plugin's: one read against us, which no later agreeing one cancels."""
+    """Count one read against us, which no later agreeing one cancels: our last list may have replaced another
+    plugin's."""
     listing = plugin.listing
     if listing.against or not _is_streaming(plugin):
         return plugin
@@ -255,17 +257,17 @@ def _doubted(plugin: PluginState) -> PluginState:
 
 
 def is_doubted(plugin: PluginState) -> bool:
-    """Only a list with one of our devices shows that kubelet has our list."""
+    """Return whether only a list with one of our devices shows that kubelet has our list."""
     return plugin.listing.against > 0 or _is_unchecked(plugin)
 
 
 def _is_unchecked(plugin: PluginState) -> bool:
-    """After an odd observation since the stream opened no read has shown yet whose list kubelet has."""
+    """Return whether no read since an odd observation, with the stream open, has shown whose list kubelet has."""
     return plugin.listing.sighted_at >= plugin.stream_opened_at
 
 
 def sighted(plugin: PluginState, at: float) -> PluginState:
-    """Another process's socket came or went.
+    """Record that another process's socket came or went.
 
     One of our lists that was under way just then may have come to kubelet after the other plugin's, or after its end,
     and have replaced the list that kubelet had from that. Not the first list of a stream: kubelet opens a stream to the
@@ -278,7 +280,7 @@ def sighted(plugin: PluginState, at: float) -> PluginState:
 
 
 def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
-    """A read was requested: note whether it is valid for this resource."""
+    """Note whether a read that was just requested is valid for this resource."""
     wanted = read if at >= comparable_from(plugin) else None
     if plugin.listing.read == wanted:
         return plugin
@@ -286,8 +288,8 @@ def read_asked(plugin: PluginState, read: int, at: float) -> PluginState:
 
 
 def comparable_from(plugin: PluginState) -> float:
-    """The time from which a requested read is valid: kubelet has had our list, or has been without it, for long enough.
-    Infinite while the resource is not registered."""
+    """Return the time from which a requested read is valid: kubelet has had our list, or has been without it, for long
+    enough. Infinite while the resource is not registered."""
     if not (_is_streaming(plugin) or waits_in_contention(plugin)):
         return math.inf
     listing = plugin.listing
@@ -296,12 +298,12 @@ def comparable_from(plugin: PluginState) -> float:
 
 
 def not_compared(plugin: PluginState, at: float) -> PluginState:
-    """The read came back without kubelet's list."""
+    """Record that the read came back without kubelet's list."""
     return replace(plugin, listing=replace(plugin.listing, read=None, compared_at=at))
 
 
 def agreed(plugin: PluginState, at: float, *, asked_at: float) -> PluginState:
-    """Kubelet has our list. After long enough without a dispute the contention is over.
+    """Record that kubelet has our list. After long enough without a dispute the contention is over.
 
     `asked_at` is when the read was requested; it clears up no odd observation since then.
     """
@@ -324,8 +326,8 @@ def agreed(plugin: PluginState, at: float, *, asked_at: float) -> PluginState:
 
 
 def disputed(plugin: PluginState, why: str, at: float, *, is_empty: bool) -> PluginState:
-    """Kubelet has another list: if the read before showed that too, we register again, after a wait that grows each
-    time.
+    """Record that kubelet has another list. If the read before showed that too, register again, after a wait that grows
+    each time.
 
     `is_empty`: none of the resource's devices is healthy in it.
     """
@@ -351,27 +353,27 @@ def disputed(plugin: PluginState, why: str, at: float, *, is_empty: bool) -> Plu
 
 
 def _contending(plugin: PluginState, at: float) -> PluginState:
-    """Plans to register again, once more against another plugin."""
+    """Plan to register again, once more against another plugin."""
     listing = plugin.listing
     retry_at = at + _backoff(limits.CONTEND_BACKOFF_S, listing.reclaims)
     return replace(plugin, retry_at=retry_at, listing=replace(listing, reclaims=listing.reclaims + 1))
 
 
 def _sooner(plugin: PluginState, at: float) -> float:
-    """When to register where kubelet has no healthy device: no other plugin serves, so little is lost by it."""
+    """Return when to register where kubelet has no healthy device: no other plugin serves, so little is lost by it."""
     wait_s = min(_backoff(limits.CONTEND_BACKOFF_S, plugin.listing.reclaims - 1), DESERTED_MAX_S)
     return min(math.inf if plugin.retry_at is None else plugin.retry_at, at + wait_s)
 
 
 def waits_in_contention(plugin: PluginState) -> bool:
-    """Its stream ended in a contention, and it does not register at once."""
+    """Return whether the resource waits to register again, because its stream ended in a contention."""
     waits = plugin.bound and not plugin.accepted and not plugin.registering and plugin.retry_at is not None
     return bool(plugin.listing.reclaims) and waits
 
 
 def next_comparison_at(plugin: PluginState) -> float:
-    """When the next read of kubelet's list is wanted for this resource; infinite while nothing is odd, once one came
-    after the registration."""
+    """Return when the next read of kubelet's list is wanted for this resource; infinite while nothing is odd, once one
+    came after the registration."""
     listing = plugin.listing
     if waits_in_contention(plugin) or (_is_streaming(plugin) and listing.against):
         wait_s = limits.KUBELET_LIST_AGAIN_S
@@ -387,7 +389,7 @@ def next_comparison_at(plugin: PluginState) -> float:
 
 
 def is_uncompared(plugin: PluginState) -> bool:
-    """It is registered, and no read since then has shown kubelet's list."""
+    """Return whether it is registered and no read since then has shown kubelet's list."""
     return _is_streaming(plugin) and plugin.listing.compared_at < plugin.stream_opened_at
 
 

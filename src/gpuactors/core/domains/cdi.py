@@ -14,10 +14,10 @@ from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, DomainDevice
 
 CHANNEL_NODES: Final = "/dev/nvidia-caps-imex-channels/channel"
 CAPABILITY_NODES: Final = "/dev/nvidia-caps/nvidia-cap"
-"""Each with its number behind it; as paths of the container."""
+"""The paths of device nodes in the container, before the node's number."""
 
 IMEXD: Final = "/imexd"
-"""Where the daemon's container has the domain's directory."""
+"""The path of the domain's directory in the daemon's container."""
 
 _MODE: Final = 0o666
 
@@ -26,20 +26,20 @@ _MODE: Final = 0o666
     maxsize=8
 )  # what the actors are to do is derived at each event, and 2,048 nodes take some milliseconds
 def channel_edits(own: ClaimedDomain, imex: ImexFacts) -> Json:
-    """Of each channel that the claim has, or of all that the host's driver has."""
-    found: dict[str, Json] = {"env": (f"COMPUTE_DOMAIN_UUID={own.uid}",)}
+    """Return the edits for each channel that the claim has, or for all that the host's driver has."""
+    edits: dict[str, Json] = {"env": (f"COMPUTE_DOMAIN_UUID={own.uid}",)}
     if imex.clique_id and imex.channel_major is not None:
         allocated = [d.id for d in own.devices if d.kind is DeviceKind.CHANNEL]
         numbers = range(max(imex.channels, *allocated, 0)) if own.every else allocated
-        found["deviceNodes"] = tuple(
+        edits["deviceNodes"] = tuple(
             _node(f"{CHANNEL_NODES}{number}", imex.channel_major, number) for number in numbers
         )
-    return found
+    return edits
 
 
 def daemon_edits(own: ClaimedDomain, imex: ImexFacts, directory: str) -> Json:
-    """`directory` is the domain's own, as the host has it."""
-    found: dict[str, Json] = {
+    """Return the edits for the domain's daemon. `directory` is the domain's directory on the host."""
+    edits: dict[str, Json] = {
         "env": (
             f"CLIQUE_ID={imex.clique_id}",
             f"COMPUTE_DOMAIN_UUID={own.uid}",
@@ -55,12 +55,12 @@ def daemon_edits(own: ClaimedDomain, imex: ImexFacts, directory: str) -> Json:
         ),
     }
     if (node := _mgmt_node(imex)) is not None:
-        found["deviceNodes"] = (node,)
-    return found
+        edits["deviceNodes"] = (node,)
+    return edits
 
 
 def edits_of(own: ClaimedDomain, device: DomainDevice, directory: str) -> Json:
-    """Those of one device of the claim, for which the host's facts have been read."""
+    """Return the edits for one device of the claim, for which the host's facts have been read."""
     assert own.imex is not None
     if device.kind is DeviceKind.CHANNEL:
         return channel_edits(own, own.imex)
@@ -68,7 +68,8 @@ def edits_of(own: ClaimedDomain, device: DomainDevice, directory: str) -> Json:
 
 
 def _mgmt_node(imex: ImexFacts) -> Json:
-    """The capability fabric-imex-mgmt; None on a node without fabric, and where the driver has none."""
+    """Return the device node of the capability fabric-imex-mgmt; None on a node without fabric, and where the driver
+    has none."""
     if not imex.clique_id or imex.caps_major is None or imex.mgmt_minor is None:
         return None
     return _node(f"{CAPABILITY_NODES}{imex.mgmt_minor}", imex.caps_major, imex.mgmt_minor)

@@ -40,10 +40,10 @@ class DomainClaiming:
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         """Apply kubelet's list to channels and the label, as GPUs do."""
         ledger, domains = state.kubelet.ledger, state.domains
-        found = strangers(domains.claims, state) if ledger.tried else None
-        if found == domains.strangers:
+        foreign_claims = strangers(domains.claims, state) if ledger.tried else None
+        if foreign_claims == domains.strangers:
             return state
-        return replace(state, domains_part=replace(domains, strangers=found))
+        return replace(state, domains_part=replace(domains, strangers=foreign_claims))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         settings, config = state.domains.settings, chosen(claim)
@@ -68,13 +68,14 @@ class DomainClaiming:
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         config, own = chosen(claim), domain_of(entry).domain
         if entry.state is ClaimState.TAKEN_OVER and own is not None:  # whatever its configuration was then
-            known: DomainConfig | None = DomainConfig(own.devices[0].kind, own.uid)
+            own_config: DomainConfig | None = DomainConfig(own.devices[0].kind, own.uid)
         else:
-            known = None if isinstance(config, ConfigFault) else config
-        return replace(entry, claim=claim, reservation=DomainReservation(known, own))
+            own_config = None if isinstance(config, ConfigFault) else config
+        return replace(entry, claim=claim, reservation=DomainReservation(own_config, own))
 
     def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        """Its domain's name and the host's facts are read before its files are written again (`unmet_prerequisite`)."""
+        """Restore a claim from its files. Its domain's name and the host's facts are read before its files are written
+        again (`unmet_prerequisite`)."""
         entry = self.with_claim(entry, claim)
         config = domain_of(entry).config
         assert config is not None
@@ -140,7 +141,7 @@ class DomainClaiming:
 
 
 def _not_offered(claim: Claim, settings: DomainSettings) -> Reason | None:
-    """The device of the claim that this node does not have; None if it has all."""
+    """Return why this node does not have a device of the claim; None if it has all."""
     for result in claim.results or ():
         device = device_of(result.device)
         if device is None:

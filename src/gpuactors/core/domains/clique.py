@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from gpuactors.core.values.quote import first_of, quoted, quoted_id
 
 LABEL: Final = "nvidia.com/gpu.clique"
-"""On the Node and in the features file: by GPU Feature Discovery, or by NVIDIA's own plugin."""
+"""The label on the Node and in the features file, by GPU Feature Discovery or NVIDIA's own plugin."""
 
 NO_FABRIC: Final = "none"
-"""How an operator says that the node is on no fabric."""
+"""The operator's value for a node that is on no fabric."""
 
 _CLIQUE: Final = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.[0-9]{1,10}")
 _NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
@@ -34,53 +34,53 @@ _WHAT_TO_DO: Final = (
 
 
 class Said(Struct, frozen=True, gc=False):
-    """The clique by one source."""
+    """The answer of one source about the clique."""
 
     source: str
-    """Its name in sentences."""
+    """The source's name in sentences."""
     clique_id: str | None = None
-    """Empty: the node is on no fabric; None: it does not say."""
+    """The clique; empty if the node is on no fabric, None if the source does not say."""
     why: str = ""
     """Why it does not say, as a part of a sentence."""
     is_last: bool = False
-    """It knows better than those after it, and does not know: they are not asked."""
+    """True if no later source is asked: this one knows better than they do, and does not say."""
     is_past: bool = False
-    """A sign of what another source has said in this boot."""
+    """True if the answer is what another source said earlier in this boot."""
 
 
 class CliqueFound(Struct, frozen=True, gc=False):
-    """The clique by all of them."""
+    """The clique by all sources."""
 
     clique_id: str = ""
     source: str = ""
     """The source that is used; empty if none is."""
     unknown: str = ""
-    """Why it is not known, as a sentence with what to do; empty if it is."""
+    """Why the clique is not known, and what to do, as sentences; empty if it is known."""
     is_past: bool = False
-    """See `Said.is_past`."""
+    """The same as `Said.is_past`."""
 
 
 def parsed(source: str, text: str) -> Said:
     """Parse a source that has a clique as text."""
     if text == NO_FABRIC:
         return Said(source, "")
-    found = _CLIQUE.fullmatch(text)
-    if found is None:
+    matched = _CLIQUE.fullmatch(text)
+    if matched is None:
         return Said(
             source,
             why=f"names the clique {quoted(text)}, which is none: UUID.NUMBER is expected",
             is_last=True,
         )
-    return Said(source, "" if found[1] == _NO_CLUSTER else text)
+    return Said(source, "" if matched[1] == _NO_CLUSTER else text)
 
 
 def is_clique(text: str) -> bool:
-    """It is `none`, or a clique."""
+    """Return whether the text is `none`, or a clique."""
     return parsed("", text).clique_id is not None
 
 
 def found_by(said: Iterable[Said]) -> CliqueFound:
-    """The first source counts that knows, in the order given."""
+    """Return the answer of the first source that knows, in the order given."""
     reasons: list[str] = []
     for one in said:
         if one.clique_id is not None:
@@ -97,20 +97,21 @@ def found_by(said: Iterable[Said]) -> CliqueFound:
 
 
 def remembered(source: str, clique_id: str) -> Said:
-    """A source may go while the fabric stays: the Node's label goes when NVIDIA's plugin ends."""
+    """Make the answer of a source that has gone while the fabric stays: the Node's label goes when NVIDIA's plugin
+    ends."""
     return Said(f"{source} (as it was read before)", clique_id, is_past=True)
 
 
 def of_claims(source: str, cliques: Iterable[str]) -> Said:
-    """By the files of the daemons' claims that are prepared here: `CLIQUE_ID` of their containers."""
-    known = dict.fromkeys(clique_id for clique_id in cliques if clique_id)
-    if len(known) > 1:
+    """Read the clique from the files of the daemons' claims that are prepared here: `CLIQUE_ID` of their containers."""
+    clique_ids = dict.fromkeys(clique_id for clique_id in cliques if clique_id)
+    if len(clique_ids) > 1:
         return Said(
-            source, why=f"name several cliques: {' and '.join(map(quoted_id, first_of(list(known))))}"
+            source, why=f"name several cliques: {' and '.join(map(quoted_id, first_of(list(clique_ids))))}"
         )
     return (
-        replace(parsed(source, next(iter(known))), is_past=True)
-        if known
+        replace(parsed(source, next(iter(clique_ids))), is_past=True)
+        if clique_ids
         else Said(source, why="do not name it")
     )
 
@@ -122,20 +123,20 @@ class GpuFabric(Struct, frozen=True, gc=False):
     """The fabric of one GPU (nvmlGpuFabricInfo_t)."""
 
     state: str
-    """`not supported`, `not started`, `in progress` or `completed`."""
+    """The state of its fabric: `not supported`, `not started`, `in progress` or `completed`."""
     status: int
-    """0: no error of the probe."""
+    """The status of the probe; 0 without an error."""
     cluster: str
-    """Its UUID."""
+    """The UUID of the cluster."""
     clique: int
 
 
 def of_gpus(source: str, gpus: Iterable[GpuFabric]) -> Said:
-    """The clique of NVML's answers for all GPUs of the host's driver: they must agree."""
-    found: dict[str, None] = {}
+    """Return the clique of NVML's answers for all GPUs of the host's driver: they must agree."""
+    clique_ids: dict[str, None] = {}
     for gpu in gpus:
         if gpu.state == "not supported" or (gpu.state == "completed" and gpu.cluster == _NO_CLUSTER):
-            found[""] = None
+            clique_ids[""] = None
         elif gpu.state != "completed" or gpu.status:
             return Said(
                 source,
@@ -144,10 +145,10 @@ def of_gpus(source: str, gpus: Iterable[GpuFabric]) -> Said:
                 is_last=True,
             )
         else:
-            found[f"{gpu.cluster}.{gpu.clique}"] = None
-    if len(found) > 1:
-        words = " and ".join(quoted_id(one) or "none" for one in first_of(list(found)))
+            clique_ids[f"{gpu.cluster}.{gpu.clique}"] = None
+    if len(clique_ids) > 1:
+        words = " and ".join(quoted_id(one) or "none" for one in first_of(list(clique_ids)))
         return Said(source, why=f"names several cliques: {words}", is_last=True)
-    if not found:
+    if not clique_ids:
         return Said(source, why="knows no GPU of the host's driver")
-    return parsed(source, next(iter(found)) or NO_FABRIC)
+    return parsed(source, next(iter(clique_ids)) or NO_FABRIC)

@@ -30,7 +30,7 @@ _KINDS: Final = {CHANNEL_CONFIG: DeviceKind.CHANNEL, DAEMON_CONFIG: DeviceKind.D
 
 
 def chosen(claim: Claim) -> DomainConfig | ConfigFault:
-    """The purpose of a claim with devices of this driver: one kind of device and one domain."""
+    """Return the purpose of a claim with devices of this driver: one kind of device and one domain."""
     configs = all_decoded(claim, decoded)
     if isinstance(configs, ConfigFault):
         return configs
@@ -50,21 +50,21 @@ def chosen(claim: Claim) -> DomainConfig | ConfigFault:
 def _of_result(
     result: AllocatedDevice, configs: list[tuple[tuple[str, ...], DomainConfig]]
 ) -> DomainConfig | ConfigFault:
-    """The last configuration for a result's request applies, whole."""
+    """Return the last configuration for a result's request: it applies, whole."""
     device = device_of(result.device)
     if device is None:
         return ConfigFault(f"{quoted_id(result.device)} is no device of this driver")
-    found = [config for requests, config in configs if covers(requests, result.request)]
+    matching = [config for requests, config in configs if covers(requests, result.request)]
     wanted = CHANNEL_CONFIG if device.kind is DeviceKind.CHANNEL else DAEMON_CONFIG
-    if not found:
+    if not matching:
         return ConfigFault(f"the claim has no {wanted} for its request {quoted_id(result.request)}")
-    if found[-1].kind is not device.kind:
+    if matching[-1].kind is not device.kind:
         return ConfigFault(f"{device} needs a {wanted}, and the claim has another configuration for it")
-    return found[-1]
+    return matching[-1]
 
 
 def decoded(parameters: Json) -> DomainConfig | ConfigFault:
-    """One configuration. A null means an absent field, as in Go."""
+    """Decode one configuration. A null means an absent field, as in Go."""
     if not isinstance(parameters, Mapping):
         return ConfigFault(f"the parameters are no object; one of kind {CHANNEL_CONFIG} is expected")
     api, kind = parameters.get("apiVersion"), parameters.get("kind")

@@ -1,6 +1,6 @@
 """The DRA driver of compute domains: channels and daemons.
 
-A file of its own: only it knows both that answer.
+A file of its own: only it knows both the claiming and the files.
 """
 
 from __future__ import annotations

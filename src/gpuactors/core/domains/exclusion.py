@@ -30,16 +30,16 @@ from gpuactors.core.values.reported import Readiness
 from gpuactors.core.values.status import Conflict, Reason
 
 DAEMON_SETTLES_S: Final = 10.0
-"""10 s. After this time a daemon that was there before the label was added counts as one of this label: Kubernetes'
-DaemonSet controller ends it within a second, if it has seen that the label was away."""
+"""How long a daemon that was there before the label was added does not count, in seconds. Kubernetes' DaemonSet
+controller ends it within a second, if it has seen that the label was away."""
 
 STATUS_SETTLES_S: Final = 5.0
-"""5 s. What the status of a ComputeDomain says, where no clique says it, is of a daemon that was prepared so long
-before, and is not made of a clique that has lacked it for so long: NVIDIA's controller writes the status every 2 s."""
+"""How long the status of a ComputeDomain does not count, in seconds, after the daemon was prepared or a clique came to
+lack this node. NVIDIA's controller writes the status every 2 s."""
 
 
 def conflict(domains: Domains, entry: ClaimRecord) -> Conflict | None:
-    """The first reason why the claim cannot reserve its devices now; None if it can."""
+    """Return the first reason why the claim cannot reserve its devices now; None if it can."""
     config, settings = domain_of(entry).config, domains.settings
     assert config is not None
     assert entry.claim is not None
@@ -69,7 +69,7 @@ def conflict(domains: Domains, entry: ClaimRecord) -> Conflict | None:
 
 
 def unseen(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reason | None:
-    """Facts not read since the claim came: an older view is no fact."""
+    """Return which facts have not been read since the claim came, as an older view is no fact; None if all have."""
     view = domains.known.get(config.domain)
     if view is None or view.number <= entry.since:
         why = f": {view.problem}" if view is not None and view.problem else ""
@@ -82,9 +82,9 @@ def unseen(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reason
 
 
 def _refused(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reason | None:
-    """Why waiting is of no use; None if it may be."""
-    if (gone := _without_domain(domains, config.domain)) is not None:
-        return gone
+    """Return why waiting is of no use; None if it may be."""
+    if (reason := _without_domain(domains, config.domain)) is not None:
+        return reason
     domain = domains.known[config.domain].domain
     if config.kind is DeviceKind.CHANNEL and domain is not None and entry.name.namespace != domain.namespace:
         return Reason(
@@ -121,7 +121,7 @@ def _without_imex(domains: Domains, kind: DeviceKind) -> Reason | None:
 
 
 def _incomplete(domains: Domains, kind: DeviceKind) -> Reason | None:
-    """Facts of the host that are missing and may come at any time; None if all are there."""
+    """Return which facts of the host are missing and may come at any time; None if all are there."""
     imex = domains.imex.facts
     assert imex is not None
     if imex.unknown:
@@ -149,8 +149,8 @@ def _by_another_claim(
 
 
 def _by_strangers(domains: Domains, entry: ClaimRecord, wanted: tuple[DomainDevice, ...]) -> Reason | None:
-    """A claim that kubelet lists, and that is not here: its pod has the device. Under the claim's own name it is the
-    claim itself: kubelet has one of a name."""
+    """Return the claim that kubelet lists and that is not here, if its pod has one of the devices. Under the claim's
+    own name it is the claim itself: kubelet has one of a name."""
     for stranger in domains.strangers or ():
         if stranger.claim != str(entry.name) and device_of(stranger.device) in wanted:
             return Reason(
@@ -162,7 +162,8 @@ def _by_strangers(domains: Domains, entry: ClaimRecord, wanted: tuple[DomainDevi
 
 
 def _by_another_domain(domains: Domains, entry: ClaimRecord, domain: DomainUid) -> Reason | None:
-    """A node takes part in one domain at a time: its label has one value."""
+    """Return the claim of another domain that the node takes part in: it takes part in one at a time, as its label has
+    one value."""
     for other in _others(domains, entry):
         own = domain_of(other).domain
         if own is not None and own.uid != domain and own.devices[0].kind is DeviceKind.CHANNEL:
@@ -175,7 +176,8 @@ def _by_another_domain(domains: Domains, entry: ClaimRecord, domain: DomainUid) 
 
 
 def _in_words(own: ClaimedDomain) -> str:
-    """With its UID: one that was deleted and made anew under its name is another one."""
+    """Return the domain's name with its UID: a domain that was deleted and created again under its name is another
+    one."""
     return f"{own.namespace}/{own.name} with the UID {own.uid}" if own.name else own.uid
 
 
@@ -185,8 +187,8 @@ def _others(domains: Domains, entry: ClaimRecord) -> list[ClaimRecord]:
 
 
 def unmet_prerequisite(domains: Domains, entry: ClaimRecord) -> Reason | None:
-    """The reason why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone,
-    or is being deleted, does not come (DOMAIN_NOT_FOUND)."""
+    """Return why the container of a reserved claim may not start yet; None if it may. Only a domain that is gone, or is
+    being deleted, does not come (DOMAIN_NOT_FOUND)."""
     own, config = domain_of(entry).domain, domain_of(entry).config
     assert own is not None
     assert config is not None
@@ -198,8 +200,7 @@ def unmet_prerequisite(domains: Domains, entry: ClaimRecord) -> Reason | None:
 
 
 def channels_lack(domains: Domains, uid: DomainUid) -> Reason | None:
-    """The reason why the channels of a domain are not usable on this node, as far as it has been read; None if they
-    are."""
+    """Return why the channels of a domain are not usable on this node, as far as it has been read; None if they are."""
     if (why := daemon_lacks(domains, uid)) is not None:
         return why
     settings, view = domains.settings, domains.known.get(uid)
@@ -214,12 +215,12 @@ def channels_lack(domains: Domains, uid: DomainUid) -> Reason | None:
 
 
 def daemon_lacks(domains: Domains, uid: DomainUid) -> Reason | None:
-    """The reason why the domain's daemon cannot be Ready here: the domain, IMEX, the label, then its own claim. Of one
-    that the host manages: why it is not ready. None if nothing."""
+    """Return why the domain's daemon cannot be Ready here: the domain, IMEX, the label, then its own claim. For one
+    that the host manages, return why it is not ready. None if nothing is missing."""
     settings, view = domains.settings, domains.known.get(uid)
     assert settings is not None
-    if view is not None and view.number and (gone := _without_domain(domains, uid)) is not None:
-        return gone
+    if view is not None and view.number and (reason := _without_domain(domains, uid)) is not None:
+        return reason
     absent = _without_imex(domains, DeviceKind.CHANNEL) or _incomplete(domains, DeviceKind.CHANNEL)
     if absent is not None:
         return absent
@@ -241,8 +242,9 @@ def _named(domains: Domains, uid: DomainUid) -> str:
 
 
 def readiness(domains: Domains, uid: DomainUid) -> Readiness:
-    """By the clique or the ComputeDomain, as last read. NVIDIA's plugin takes either: while its driver changes from one
-    to the other (an upgrade, a rollback, a gate), a clique may be there that this node's daemon does not write."""
+    """Return the daemon's readiness by the clique or the ComputeDomain, as last read. NVIDIA's plugin takes either:
+    while its driver changes from one to the other (an upgrade, a rollback, a gate), a clique may be there that this
+    node's daemon does not write."""
     view, settings = domains.known.get(uid), domains.settings
     assert settings is not None
     if view is None or view.number <= domains.label.added:
@@ -254,9 +256,9 @@ def readiness(domains: Domains, uid: DomainUid) -> Readiness:
 
 
 def _is_of_now(domains: Domains, uid: DomainUid, view: DomainView) -> bool:
-    """A status says this of the daemon that is here now: it may be of the one before, or made of a clique that has lost
-    this node since, as long as NVIDIA's controller has not written it anew. Off the fabric no clique is ever made, and
-    no daemon waits for another one."""
+    """Return whether a status is about the present daemon: it may be about the one before, or made of a clique that has
+    lost this node since, until NVIDIA's controller writes it again. Off the fabric no clique is ever made, and no
+    daemon waits for another one."""
     facts = domains.imex.facts
     if facts is not None and not facts.clique_id:
         return True
@@ -265,15 +267,15 @@ def _is_of_now(domains: Domains, uid: DomainUid, view: DomainView) -> bool:
 
 
 def has_daemon(domains: Domains, domain: DomainUid) -> bool:
-    """The claim of the domain's daemon on this node is prepared. One that was there before the label is being ended,
-    unless it is still there some time later."""
+    """Return whether the claim of the domain's daemon on this node is prepared. A daemon that was there before the
+    label is being ended, unless it is still there some time later."""
     view, label_now = domains.known.get(domain), domains.label
     is_settled = view is not None and view.read_at >= label_now.added_at + DAEMON_SETTLES_S
     return any(is_settled or entry.name.uid not in label_now.before for entry in _daemons(domains, domain))
 
 
 def _daemons(domains: Domains, domain: DomainUid) -> list[ClaimRecord]:
-    """The prepared claims of the domain's daemon; while one is being released its daemon ends."""
+    """Return the prepared claims of the domain's daemon. The daemon of a claim that is being released ends."""
     return [
         entry
         for entry in domains.claims.entries.values()

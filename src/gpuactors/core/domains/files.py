@@ -28,14 +28,14 @@ class DomainFiles:
         return tuple(DeviceEdits(r, edits_of(own, d, directory)) for r, d in named if d is not None)
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
-        """A daemon's container has its domain's."""
+        """Return the domain's directory, which a daemon's container mounts."""
         own = domain_of(entry).domain
         if own is None or all(device.kind is not DeviceKind.DAEMON for device in own.devices):
             return ()
         return (_directory(state, own),)
 
     def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
-        """The content from which NVIDIA's daemon makes IMEX's configuration."""
+        """Return the file from which NVIDIA's daemon makes IMEX's configuration."""
         return tuple(
             PlacedFile(f"{d}/{template.NAME}", template.TEXT) for d in self.directories(state, entry)
         )

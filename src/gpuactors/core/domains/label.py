@@ -44,21 +44,23 @@ from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
 LABEL_RETRY_S: Final = 1.0
-"""1 s. After a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row."""
+"""The wait after a failed read or patch of the node's label, and after LABEL_CONFLICTS_MAX conflicts in a row, in
+seconds."""
 
 LABEL_READ_S: Final = 600.0
-"""10 min. The node's label is read again by itself while a claim holds it. The watch of the Node shows a change at
-once; more often, and 5,000 nodes would ask for nothing all the time."""
+"""How often the node's label is read by itself while a claim holds it, in seconds. The watch of the Node shows a change
+at once; 5,000 nodes that read more often would burden the API server for nothing."""
 
 LABEL_LINGERS_S: Final = 5.0
-"""5 s. The node's label stays for so long after the last claim of its domain: at a hand-over of the channel the next
-claim comes 50 to 500 ms later (as measured), and NVIDIA's daemon ends where the label is away for 50 ms."""
+"""How long the node's label stays after the last claim of its domain, in seconds: at a hand-over of the channel the
+next claim comes 50 to 500 ms later (as measured), and NVIDIA's daemon ends where the label is away for 50 ms."""
 
 LABEL_CONFLICTS_MAX: Final = 3
-"""Patches in a row that meet another label than was read; after that there is a pause before each next one."""
+"""The number of patches in a row that meet another label than was read before each next one waits."""
 
 LABELS_KEPT: Final = 64
-"""Values of the label that are remembered as ours, the last ones: one for each domain that had a claim here."""
+"""The maximum number of values that are remembered as set by gpuactors, the last ones: one for each domain that had a
+claim here."""
 
 _NEEDS: Final = OWNING - {ClaimState.RESERVED, ClaimState.RELEASING}
 """The states in which a channel's claim needs the label: its intent is on disk, and it is not being released."""
@@ -71,18 +73,20 @@ class Held(Struct, frozen=True, gc=False):
     """The domains whose label the claims hold."""
 
     needed: DomainUid | None = None
-    """The label is to have this value; None: no claim needs it."""
+    """The value that the label is to have; None if no claim needs it."""
     kept: frozenset[str] = frozenset()
-    """A label with one of these values stays."""
+    """The values with which the label stays."""
     owning: frozenset[DomainUid] = frozenset()
-    """The domains of the claims that have a channel, or are giving it back: a label with one of these is ours."""
+    """The domains of the claims that have a channel, or are giving it back: gpuactors has set a label with one of
+    these."""
     is_complete: bool = True
-    """The purpose of each claim on this node is known. Else one was found by its files, as the checkpoint is lost; or
-    kubelet lists one that another program has prepared, or has not been asked yet."""
+    """True if the purpose of each claim on this node is known. False if a claim was found by its files, as the
+    checkpoint is lost; if kubelet lists one that another program has prepared; or if kubelet has not been asked yet."""
 
 
 def held(domains: Domains) -> Held:
-    """By the claims as they are. With a daemon that the host manages no claim holds the label."""
+    """Return the domains whose label the present claims hold. With a daemon that the host manages no claim holds the
+    label."""
     if domains.settings is None or domains.settings.mode is not DomainMode.ON:
         return Held()
     needed: DomainUid | None = None
@@ -109,36 +113,37 @@ def held(domains: Domains) -> Held:
     return Held(needed, frozenset(kept), frozenset(owning), is_complete)
 
 
-def patch_wanted(label: Label, of: Held) -> LabelPatch | None:
-    """The patch that the label needs; None if it is right, or somebody else's."""
+def patch_wanted(label: Label, held_domains: Held) -> LabelPatch | None:
+    """Return the patch that the label needs; None if it is right, or foreign."""
     if label.value is None:
-        return LabelPatch(LabelChange.ADD, of.needed) if of.needed is not None else None
-    if label.value in of.kept or label.value not in label.ours:
+        return LabelPatch(LabelChange.ADD, held_domains.needed) if held_domains.needed is not None else None
+    if label.value in held_domains.kept or label.value not in label.ours:
         return None
     return LabelPatch(LabelChange.REMOVE, DomainUid(label.value))
 
 
 def wanted_of(domains: Domains) -> DomainUid | None:
-    """The domain whose label is to be added, if it is there and is not being deleted; None: there is nothing to add."""
+    """Return the domain whose label is to be added, if it is there and is not being deleted; None if there is nothing
+    to add."""
     label = domains.label
     return held(domains).needed if label.is_idle and label.value is None else None
 
 
 def _is_addable(domains: Domains, domain: DomainUid) -> bool:
-    """The domain was read since the label was seen to be absent, and was there."""
+    """Return whether the domain was read since the label was seen to be absent, and was there."""
     view = domains.known.get(domain)
     if view is None or view.number <= domains.label.absent:
         return False
     return view.domain is not None and not view.domain.is_deleted
 
 
-def is_foreign(label: Label, of: Held) -> bool:
-    """It has a value that no claim here has set, or wants."""
-    return label.value is not None and label.value not in label.ours and label.value not in of.kept
+def is_foreign(label: Label, held_domains: Held) -> bool:
+    """Return whether the label has a value that no claim here has set, or wants."""
+    return label.value is not None and label.value not in label.ours and label.value not in held_domains.kept
 
 
 def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
-    """Why the label cannot be given to this domain now, or does not name it; None if it names it."""
+    """Return why the label cannot be given to this domain now, or does not name it; None if it names it."""
     label, settings = domains.label, domains.settings
     node = settings.node if settings is not None else ""
     problem = f": {label.problem}" if label.problem else ""
@@ -174,67 +179,67 @@ def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
 
 
 def touched(domains: Domains) -> Domains:
-    """Somebody has touched the Node. After a failure it is read again anyway."""
+    """Read the label again, as the Node was touched. After a failure that is planned anyway."""
     return domains if domains.label.retry_at < math.inf else asked(domains)
 
 
 def asked(domains: Domains) -> Domains:
-    """After a reason to read it: a read is outstanding, or follows what is."""
+    """Request a read of the label, now or after what is outstanding."""
     last, refresh = requests.asked(domains.last, domains.label.refresh)
     label = replace(domains.label, refresh=refresh, retry_at=math.inf)
     return replace(domains, last=last, label=label)
 
 
 def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
-    """After each event: what is wanted of the label now. The claims' checkpoint has been read."""
-    of = held(domains)
-    label, lines = _named(_judged(domains.label, of), of)
-    if label.before and (left := label.before & _daemons(domains)) != label.before:
-        label = replace(label, before=left)
+    """Decide after each event what is wanted of the label now. The claims' checkpoint has been read."""
+    held_domains = held(domains)
+    label, lines = _named(_judged(domains.label, held_domains), held_domains)
+    if label.before and (remaining := label.before & _daemons(domains)) != label.before:
+        label = replace(label, before=remaining)
     domains = replace(domains, label=label)
     if not label.known and label.refresh.outstanding is None and label.retry_at > at:
         return (asked(domains) if label.retry_at == math.inf else domains), lines
     if not label.is_idle:
         return domains, lines
-    domains, patch = _lingering(domains, of, patch_wanted(label, of), at)
+    domains, patch = _lingering(domains, held_domains, patch_wanted(label, held_domains), at)
     label = domains.label
     if patch is not None and not _is_early(domains, patch):
         domains = asked(domains)
         return replace(domains, label=replace(domains.label, patch=patch)), lines
-    if (of.kept or label.value is not None) and label.refresh.due_at == math.inf:
+    if (held_domains.kept or label.value is not None) and label.refresh.due_at == math.inf:
         label = replace(label, refresh=label.refresh.due_by(at + LABEL_READ_S))
     return replace(domains, label=label), lines
 
 
 def _lingering(
-    domains: Domains, of: Held, patch: LabelPatch | None, at: float
+    domains: Domains, held_domains: Held, patch: LabelPatch | None, at: float
 ) -> tuple[Domains, LabelPatch | None]:
-    """The patch, unless it is a removal that has time. With a daemon that the host manages none has, and none while
-    claims of another domain need the node."""
+    """Return the patch, unless it is a removal that can wait. None can wait with a daemon that the host manages, or
+    while claims of another domain need the node."""
     label, settings = domains.label, domains.settings
     is_on = settings is not None and settings.mode is DomainMode.ON
-    if patch is None or patch.change is LabelChange.ADD or of.kept or not is_on:
+    if patch is None or patch.change is LabelChange.ADD or held_domains.kept or not is_on:
         return replace(domains, label=replace(label, lingers_until=math.inf)), patch
     if label.lingers_until == math.inf:
         label = replace(label, lingers_until=at + LABEL_LINGERS_S)
     return replace(domains, label=label), patch if label.lingers_until <= at else None
 
 
-def _judged(label: Label, of: Held) -> Label:
-    """Decide which values are ours. A value that was found at the start, while no claim had a channel, was left by an
+def _judged(label: Label, held_domains: Held) -> Label:
+    """Decide which values gpuactors has set. A value found at the start, while no claim had a channel, was left by an
     earlier daemon; a claim that waits for a channel came later. A claim that was found by its files may have a channel:
     then this is decided when the claim has been read, or is gone."""
-    for domain in sorted(of.owning - {*label.ours}):
+    for domain in sorted(held_domains.owning - {*label.ours}):
         label = replace(label, ours=_with_ours(label, domain))
-    if label.found is None or not of.is_complete:
+    if label.found is None or not held_domains.is_complete:
         return label
-    ours = label.ours if of.owning else _with_ours(label, label.found)
+    ours = label.ours if held_domains.owning else _with_ours(label, label.found)
     return replace(label, found=None, ours=ours)
 
 
-def _named(label: Label, of: Held) -> tuple[Label, list[Effect]]:
-    """A value that is somebody else's is named in the log once."""
-    foreign = label.value if is_foreign(label, of) else None
+def _named(label: Label, held_domains: Held) -> tuple[Label, list[Effect]]:
+    """Log a foreign value once."""
+    foreign = label.value if is_foreign(label, held_domains) else None
     if foreign == label.foreign:
         return label, []
     lines: list[Effect] = []
@@ -244,53 +249,53 @@ def _named(label: Label, of: Held) -> tuple[Label, list[Effect]]:
 
 
 def _is_early(domains: Domains, patch: LabelPatch) -> bool:
-    """A claim that has ended may still be on disk: after a restart it would live again, without the label. And the
-    domain of a label that is absent may have been deleted."""
+    """Return whether the patch must wait. A claim that has ended may still be on disk: after a restart it would live
+    again, without the label. And the domain of an absent label may have been deleted."""
     if patch.change is LabelChange.ADD:
         return not _is_addable(domains, patch.value)
     return domains.claims.checkpoint > domains.claims.durable
 
 
 def due(domains: Domains, at: float) -> Domains:
-    """A read that is due is requested."""
+    """Request a read that is due."""
     return asked(domains) if _read_due(domains.label) <= at else domains
 
 
 def _read_due(label: Label) -> float:
-    """When it is read again by itself; infinite if never."""
+    """Return when the label is read again by itself; infinite if never."""
     return min(label.retry_at, label.refresh.deadline)
 
 
 def deadline(domains: Domains) -> float:
-    """When it is read again, or goes, by itself; infinite if never."""
+    """Return when the label is read again, or removed, by itself; infinite if never."""
     label, claims = domains.label, domains.claims
     goes = label.lingers_until if label.is_idle and claims.checkpoint <= claims.durable else math.inf
     return min(_read_due(label), goes)
 
 
 def read(
-    domains: Domains, number: int, found: NodeLabel | Failure, at: float
+    domains: Domains, number: int, answer: NodeLabel | Failure, at: float
 ) -> tuple[Domains, list[Effect]]:
-    """It was read. Nothing follows from a failure but another try."""
+    """Handle the answer to a read. Nothing follows from a failure but another try."""
     label = domains.label
     if number != label.refresh.outstanding:
         return domains, []
-    if isinstance(found, Failure):
-        return _failed(domains, label, found, at)
-    first = label.found if label.known else found.value
-    is_new = label.known and found.value not in (
+    if isinstance(answer, Failure):
+        return _failed(domains, label, answer, at)
+    first = label.found if label.known else answer.value
+    is_new = label.known and answer.value not in (
         None,
         label.value,
     )  # such as by a patch whose answer was lost
     after = replace(
         label,
-        value=found.value,
+        value=answer.value,
         known=True,
         found=first,
         added=domains.last if is_new else label.added,
         added_at=at if is_new else label.added_at,
-        absent=domains.last if found.value is None else label.absent,
-        before=_daemons(domains) if found.value is None else label.before,
+        absent=domains.last if answer.value is None else label.absent,
+        before=_daemons(domains) if answer.value is None else label.before,
         unsure=False,
         problem="",
     )
@@ -298,7 +303,7 @@ def read(
 
 
 def patched(domains: Domains, answer: LabelPatched, at: float) -> tuple[Domains, list[Effect]]:
-    """The patch was made, or not: then the label is read again."""
+    """Handle the answer to a patch. If it failed, read the label again."""
     label = domains.label
     if label.patch is None or answer.number != label.refresh.outstanding:
         return domains, []
@@ -323,7 +328,7 @@ def patched(domains: Domains, answer: LabelPatched, at: float) -> tuple[Domains,
 
 
 def _conflicted(domains: Domains, label: Label, reason: str, at: float) -> tuple[Domains, list[Effect]]:
-    """The label was not as it was read: it is read and decided anew, at once the first times."""
+    """Read and decide again, at once the first times, as the label was not as it was read."""
     label = replace(label, conflicts=label.conflicts + 1, problem=reason)
     if label.conflicts >= LABEL_CONFLICTS_MAX:
         return _failed(domains, label, reason, at)
@@ -338,8 +343,8 @@ def _failed(domains: Domains, label: Label, reason: str, at: float) -> tuple[Dom
 
 
 def _daemons(domains: Domains) -> frozenset[ClaimUid]:
-    """The claims of daemons that have the daemon device, or wait for it. One that was found by its files, and has not
-    been read yet, may be one."""
+    """Return the claims of daemons that have the daemon device, or wait for it. One that was found by its files, and
+    has not been read yet, may be one."""
     return frozenset(
         entry.name.uid
         for entry in domains.claims.entries.values()
@@ -353,6 +358,6 @@ def _with_ours(label: Label, value: str) -> tuple[str, ...]:
 
 
 def _answered(domains: Domains, label: Label) -> Domains:
-    """`domains` with this label, whose outstanding read or patch is answered; it is read again if that is wanted."""
+    """Take the label whose outstanding read or patch is answered; read it again if that is wanted."""
     after = replace(domains, label=replace(label, refresh=label.refresh.answered()))
     return asked(after) if label.refresh.again else after

@@ -23,12 +23,12 @@ NO_IMEX: Final = "NoImex"
 
 
 def offered(domains: Domains) -> Domains:
-    """`domains` with what their ResourceSlice is to offer; the same object unless that has changed."""
+    """Derive what the domains' ResourceSlice offers; return the same object if that has not changed."""
     settings, claim_settings, facts = domains.settings, domains.claims.settings, domains.imex.facts
     if settings is None or claim_settings is None or facts is None or not domains.claims.loaded:
         return domains
-    known, claimed = domains.offered, _claimed(domains)
-    if (known.absent, known.claimed) == (facts.absent, claimed):
+    before, claimed = domains.offered, _claimed(domains)
+    if (before.absent, before.claimed) == (facts.absent, claimed):
         return domains
     held = {device for own in claimed for device in own.devices}
     blocked = BlockReason(BlockKind.UNHEALTHY, NO_IMEX) if facts.absent else None
@@ -46,7 +46,7 @@ def offered(domains: Domains) -> Domains:
 def offered_device(
     device: DomainDevice, blocked: BlockReason | None = None, *, claimed: bool = False
 ) -> OfferedDevice:
-    """An IMEX device in a slice. DeviceClasses select by `type`."""
+    """Return an IMEX device for a slice. DeviceClasses select by `type`."""
     attributes = {"type": Attribute("string", str(device.kind)), "id": Attribute("int", device.id)}
     return OfferedDevice(str(device), attributes, blocked=blocked, claimed=claimed)
 
@@ -58,6 +58,6 @@ def _devices(settings: DomainSettings) -> tuple[DomainDevice, ...]:
 
 
 def _claimed(domains: Domains) -> tuple[ClaimedDomain, ...]:
-    """The devices that claims have."""
+    """Return the devices that claims have."""
     owning = (domain_of(entry).domain for entry in domains.claims.entries.values() if entry.state in OWNING)
     return tuple(own for own in owning if own is not None)

@@ -20,55 +20,55 @@ from gpuactors.core.values.domain import DeviceKind, DomainUid, LabelPatch
 
 
 class LabelPatchWanted(Struct, frozen=True, gc=False):
-    """A change of the node's label that is to be made."""
+    """A patch of the node's label to make."""
 
     number: int
     patch: LabelPatch
 
 
 class DomainReadWanted(Struct, frozen=True, gc=False):
-    """A ComputeDomain to be read by its UID, and its clique on this node's fabric."""
+    """A ComputeDomain to read by its UID, and its clique on this node's fabric."""
 
     number: int
     uid: DomainUid
     clique_id: str
-    """Empty: the node is on no fabric, or it is not known yet, and no clique is read."""
+    """The clique; empty while unknown, and on a node without fabric: then no clique is read."""
     namespace: str = ""
-    """Where its clique is: that of the claim of its daemon here, as long as there is none today's default."""
+    """The namespace of its clique: that of the claim of its daemon here, or today's default without one."""
 
 
 class DomainsWanted(Struct, frozen=True, gc=False):
     """The input of the actors of compute domains."""
 
     claims: ClaimsWanted = NO_CLAIMS_WANTED
-    """As for GPUs."""
+    """The input of the claims' actors."""
     label_read: int = 0
-    """The number of the read of the node's label that is outstanding; 0: none."""
+    """The number of the outstanding read of the node's label; 0 without one."""
     label_patch: LabelPatchWanted | None = None
     domains: tuple[DomainReadWanted, ...] = ()
     watched: tuple[DomainUid, ...] = ()
-    """The ComputeDomains whose changes are of interest: those that something here waits for."""
+    """The ComputeDomains to watch: those that something here waits for."""
     imex: int = 0
-    """The number of the outstanding read of what the host says of IMEX; 0: none."""
+    """The number of the outstanding read of the host's IMEX; 0 without one."""
 
 
 NO_DOMAINS_WANTED = DomainsWanted()
-"""Compute domains are off."""
+"""The orders while compute domains are off."""
 
 
 def _namespace(domains: Domains, uid: DomainUid) -> str:
     assert domains.settings is not None
     configs = ((domain_of(e).config, e.name.namespace) for e in domains.claims.entries.values())
-    found = (
+    namespaces = (
         namespace
         for config, namespace in configs
         if config is not None and config.kind is DeviceKind.DAEMON and config.domain == uid
     )
-    return next(found, domains.settings.namespaces[0])
+    return next(namespaces, domains.settings.namespaces[0])
 
 
 def domains_wanted(state: NodeState) -> DomainsWanted:
-    """The orders that stand. A daemon that does not serve gives none but those of its claims."""
+    """Return the orders. A daemon that does not serve gives only those of its claims."""
     domains = state.domains
     if domains.settings is None:
         return NO_DOMAINS_WANTED

@@ -22,56 +22,56 @@ from gpuactors.core.values.domain import DomainMode, DomainSettings, DomainUid, 
 from gpuactors.core.values.effects import Effect, Level, Log
 
 IMEX_RETRY_S: Final = 60.0
-"""60 s. A node without IMEX is asked again: its driver may be loaded later."""
+"""How often a node without IMEX is asked again, in seconds: its driver may be loaded later."""
 
 DOMAIN_READ_S: Final = 2.0
-"""2 s. A compute domain is read again by itself while a claim waits for it: a watch may have been lost."""
+"""How often a compute domain is read by itself while a claim waits for it, in seconds: a watch may have been lost."""
 
 _WAIT: Final = (ClaimState.WAITING, ClaimState.BINDING, ClaimState.VERIFYING)
-"""The states in which a claim waits for what is read here."""
+"""The states in which a claim waits for these reads."""
 
 
 def first_domains(settings: DomainSettings) -> Domains:
-    """At start the host is asked what it has of IMEX, and the rest when the checkpoint has been read."""
+    """Return the domains at the start: ask the host about IMEX. The rest is read after the checkpoint."""
     claims = ClaimSettings(settings.driver, settings.node, side_by_side=settings.side_by_side)
     return imex_asked(Domains(settings, Claims(claims)))
 
 
 def domain_asked(domains: Domains, uid: DomainUid) -> Domains:
-    """After a reason to read a domain."""
+    """Request a read of a domain, now or after the outstanding one."""
     view = domains.known.get(uid, DomainView())
     last, refresh = asked(domains.last, view.refresh)
     return replace(domains, last=last, known={**domains.known, uid: replace(view, refresh=refresh)})
 
 
 def imex_asked(domains: Domains) -> Domains:
-    """After a reason to ask the host."""
+    """Request a read of the host's IMEX, now or after the outstanding one."""
     last, refresh = asked(domains.last, domains.imex.refresh)
     return replace(domains, last=last, imex=replace(domains.imex, refresh=refresh))
 
 
 def touched(domains: Domains) -> Domains:
-    """Somebody has touched a ComputeDomain or a clique: those that claims wait for are read again."""
+    """Read the domains that claims wait for again, as a ComputeDomain or a clique was touched."""
     for uid in waited_for(domains):
         domains = domain_asked(domains, uid)
     return domains
 
 
 def domain_read(domains: Domains, read: DomainRead, at: float) -> tuple[Domains, list[Effect]]:
-    """The API server has the domain, or none of this UID. Nothing follows from a failure but another try."""
-    uid, found = read.uid, read.domain
+    """Handle the API server's answer about a domain. Nothing follows from a failure but another try."""
+    uid, domain = read.uid, read.domain
     view = domains.known.get(uid)
     if view is None or view.refresh.outstanding != read.number:
         return domains, []
-    if not isinstance(found, Failure):
-        now = DomainView(read.number, found, read.clique, "", view.refresh, at)
+    if not isinstance(domain, Failure):
+        now = DomainView(read.number, domain, read.clique, "", view.refresh, at)
         assert domains.settings is not None
         if now.clique is not None and not now.is_ready_by_clique(domains.settings.node):
             now = replace(now, unready_since=at if view.unready_since == -math.inf else view.unready_since)
         return _answered(domains, uid, now), []
-    level = Level.DEBUG if found == view.problem else Level.WARNING
-    line = Log(level, "domain.unreadable", {"domain": uid, "reason": found})
-    return _answered(domains, uid, replace(view, problem=found)), [line]
+    level = Level.DEBUG if domain == view.problem else Level.WARNING
+    line = Log(level, "domain.unreadable", {"domain": uid, "reason": domain})
+    return _answered(domains, uid, replace(view, problem=domain)), [line]
 
 
 def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
@@ -80,7 +80,7 @@ def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
 
 
 def imex_read(domains: Domains, number: int, facts: ImexFacts | Failure) -> tuple[Domains, list[Effect]]:
-    """The host's driver has answered. A node without IMEX or without a fabric is logged once."""
+    """Handle the answer of the host's driver. Log a node without IMEX or without a fabric once."""
     imex = domains.imex
     if imex.refresh.outstanding != number:
         return domains, []
@@ -104,19 +104,19 @@ def imex_read(domains: Domains, number: int, facts: ImexFacts | Failure) -> tupl
 
 
 def _told(facts: ImexFacts) -> tuple[str, ...]:
-    """The facts whose change is logged."""
+    """Return the facts whose change is logged."""
     return facts.absent, facts.clique_id, facts.clique_source, facts.unknown, facts.unmanaged
 
 
 def without_nodes(facts: ImexFacts) -> str:
-    """Why no container gets the node of a channel here, as a sentence; empty if it does."""
+    """Return why no container gets the node of a channel here, as a sentence; empty if it does."""
     if facts.absent or facts.unknown or facts.clique_id:
         return facts.absent or facts.unknown
     return "the node is on no NVLink fabric: claims are prepared without channel device nodes"
 
 
 def on_state_changed(domains: Domains, at: float) -> Domains:
-    """After each event: domains without a claim are forgotten, and what claims wait for is read now or soon."""
+    """Forget domains without a claim, and read what claims wait for now or soon."""
     entries = domains.claims.entries.values()
     uids = {config.domain for entry in entries if (config := domain_of(entry).config) is not None}
     if not domains.known.keys() <= uids:
@@ -140,7 +140,8 @@ def on_state_changed(domains: Domains, at: float) -> Domains:
 
 
 def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
-    """When the host is asked again by itself; infinite if not. A driver that is loaded later is offered then."""
+    """Return when the host is asked again by itself, in seconds from now; infinite if not. A driver that is loaded
+    later is offered then."""
     settings, imex = domains.settings, domains.imex
     is_host = settings is not None and settings.mode is DomainMode.HOST_MANAGED
     is_incomplete = imex.facts is not None and (imex.facts.unknown or imex.facts.unmanaged)
@@ -151,7 +152,7 @@ def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
 
 
 def due(domains: Domains, at: float) -> Domains:
-    """The reads that are due are requested."""
+    """Request the reads that are due."""
     for uid, view in domains.known.items():
         if view.refresh.deadline <= at:
             domains = domain_asked(domains, uid)
@@ -159,21 +160,21 @@ def due(domains: Domains, at: float) -> Domains:
 
 
 def deadline(domains: Domains) -> float:
-    """When the next one is due; infinite if never."""
+    """Return when the next read is due; infinite if never."""
     views = (view.refresh.deadline for view in domains.known.values())
     return min(min(views, default=math.inf), domains.imex.refresh.deadline)
 
 
 def waited_for(domains: Domains) -> tuple[DomainUid, ...]:
-    """The domains that a claim waits for, or the label, which is added only if the domain is there."""
+    """Return the domains that a claim waits for, or the label, which is added only if the domain is there."""
     waiting = (domain_of(e).config for e in domains.claims.entries.values() if e.state in _WAIT)
-    found = [config.domain for config in waiting if config is not None]
+    uids = [config.domain for config in waiting if config is not None]
     if (needed := label.wanted_of(domains)) is not None and not _is_gone(domains, needed):
-        found.append(needed)
-    return tuple(dict.fromkeys(found))
+        uids.append(needed)
+    return tuple(dict.fromkeys(uids))
 
 
 def _is_gone(domains: Domains, uid: DomainUid) -> bool:
-    """It was read, and is not there or being deleted: it does not come back."""
+    """Return whether the domain was read, and is missing or being deleted: it does not come back."""
     view = domains.known.get(uid)
     return view is not None and view.number > 0 and (view.domain is None or view.domain.is_deleted)

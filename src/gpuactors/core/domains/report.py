@@ -32,38 +32,39 @@ class DomainReport(Struct, frozen=True, gc=False):
 
     uid: DomainUid
     name: str
-    """Empty while it is not known, as its namespace."""
+    """The domain's name; empty while unknown, like the namespace."""
     namespace: str
     status: DomainStatus
     missing: str
-    """The reason why its channels are not usable, a sentence: the error of a claim that waits for it. Empty unless it
-    is not ready."""
+    """Why its channels are not usable, as a sentence: the error of a claim that waits for it. Empty unless it is not
+    ready."""
     labelled: bool
-    """The node's label names it, for certain."""
+    """True if the node's label is known to name it."""
     daemon: ClaimUid | None
     """The claim of its daemon here, prepared or not."""
     readiness: Readiness | None
-    """The last answer of the API server; None in mode host-managed."""
+    """The API server's last answer; None in mode host-managed."""
     problem: str
-    """Why it could not be read the last time, as a sentence; empty if it could."""
+    """Why the last read failed, as a sentence; empty if it did not."""
     changed_at: float | None
-    """When it came to its status, as far as this daemon has seen it; None while it does not serve."""
+    """When it came to its status, as far as this daemon has seen it, in seconds of the events' clock; None while it
+    does not serve."""
     read_at: float
-    """When the API server was last heard of it; infinitely long ago if never."""
+    """When the API server last answered about it, in seconds of the events' clock; minus infinity if never."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.name else self.uid
 
 
 def domain_reports(domains: Domains) -> tuple[DomainReport, ...]:
-    """Every domain that a claim here is for, in the order in which their claims came."""
+    """Return every domain that a claim here is for, in the order in which their claims came."""
     if domains.settings is None:
         return ()
     return tuple(_report(domains, uid) for uid in _uids(domains))
 
 
 def statuses(domains: Domains) -> dict[DomainUid, DomainStatus]:
-    """The status of each domain that a claim here is for."""
+    """Return the status of each domain that a claim here is for."""
     of_all = domains.claims.entries.values()
     return {
         uid: _status(domains, uid, [e for e in of_all if _takes_part(e, uid, DeviceKind.CHANNEL)])[0]
@@ -72,7 +73,7 @@ def statuses(domains: Domains) -> dict[DomainUid, DomainStatus]:
 
 
 def _uids(domains: Domains) -> dict[DomainUid, None]:
-    """The domains, in the order in which their claims came."""
+    """Return the domains, in the order in which their claims came."""
     configs = (domain_of(entry).config for entry in domains.claims.entries.values())
     return dict.fromkeys(config.domain for config in configs if config is not None)
 
@@ -109,7 +110,8 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
 
 
 def _name(domains: Domains, uid: DomainUid, of_it: list[ClaimRecord]) -> tuple[str, str]:
-    """As last read; of one that is gone, or has not been read by this daemon, as a claim of it knew it."""
+    """Return the domain's namespace and name as last read. For one that is gone, or that this daemon has not read,
+    return those that its claim has."""
     view = domains.known.get(uid)
     if view is not None and view.domain is not None:
         return view.domain.namespace, view.domain.name
@@ -118,7 +120,7 @@ def _name(domains: Domains, uid: DomainUid, of_it: list[ClaimRecord]) -> tuple[s
 
 
 def _status(domains: Domains, uid: DomainUid, channels: list[ClaimRecord]) -> tuple[DomainStatus, str]:
-    """With what is missing."""
+    """Return the domain's status, and what is missing, as a sentence."""
     if not channels:
         return DomainStatus.UNUSED, ""
     waits = next((entry for entry in channels if entry.state is ClaimState.BINDING), None)
@@ -146,7 +148,7 @@ class LabelReport(Struct, frozen=True, gc=False):
 
     status: LabelStatus
     value: str | None
-    """Its value, or the one being added or removed; None where it is absent or not known."""
+    """Its value, or the one being added or removed; None if it is absent or not known."""
     problem: str
     """Why the last read or patch failed, as a sentence; empty if it did not."""
 
@@ -172,21 +174,24 @@ class LabelReport(Struct, frozen=True, gc=False):
 
 
 def label_report(domains: Domains) -> LabelReport:
-    """The label without outstanding or unsure parts: those are no facts."""
-    known = domains.label
-    if not known.known or known.unsure:
-        status, value = LabelStatus.UNSURE if known.known else LabelStatus.UNREAD, None
-    elif known.patch is not None:
-        status, value = LabelStatus.REMOVING if known.is_going else LabelStatus.ADDING, str(known.patch.value)
-    elif known.value is None:
+    """Return the label without outstanding or unsure parts: those are no facts."""
+    node_label = domains.label
+    if not node_label.known or node_label.unsure:
+        status, value = LabelStatus.UNSURE if node_label.known else LabelStatus.UNREAD, None
+    elif node_label.patch is not None:
+        status, value = (
+            LabelStatus.REMOVING if node_label.is_going else LabelStatus.ADDING,
+            str(node_label.patch.value),
+        )
+    elif node_label.value is None:
         status, value = LabelStatus.ABSENT, None
     else:
-        status, value = LabelStatus.FOREIGN if known.foreign else LabelStatus.SET, known.value
-    return LabelReport(status, value, known.problem)
+        status, value = LabelStatus.FOREIGN if node_label.foreign else LabelStatus.SET, node_label.value
+    return LabelReport(status, value, node_label.problem)
 
 
 def imex_report(domains: Domains) -> ImexReport:
-    """As last read."""
+    """Return the host's state of IMEX as last read."""
     facts, problem = domains.imex.facts, domains.imex.problem
     if facts is None:
         return ImexReport(False, False, "", "", "", problem)
@@ -198,7 +203,7 @@ def imex_report(domains: Domains) -> ImexReport:
 
 
 def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
-    """Every claim of channels or daemons, in the order in which they came."""
+    """Return every claim of channels or daemons, in the order in which they came."""
     return tuple(
         claim_report(
             domains.claims,
@@ -211,7 +216,7 @@ def claim_reports(domains: Domains) -> tuple[ClaimReport, ...]:
 
 
 def devices_of(domains: Domains, entry: ClaimRecord) -> tuple[DomainDevice, ...]:
-    """Those that a claim has for itself; before it is reserved, those that it waits for."""
+    """Return the devices that a claim has for itself; before it is reserved, those that it waits for."""
     config, own = domain_of(entry).config, domain_of(entry).domain
     if own is not None:
         return own.devices

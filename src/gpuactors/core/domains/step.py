@@ -1,6 +1,5 @@
-"""The meaning of each event for the node's label and the facts about compute domains; and the consequences after each
-event. Their claims are the machine's (`dra/`), with the answers of `driver.py`.
-"""
+"""The handling of each event about the node's label and the facts about compute domains; and the consequences after
+each event. Their claims are the machine's (`dra.py`), with the answers of `driver.py`."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ Stepped = tuple[NodeState, list[Effect]]
 
 
 def applied(state: NodeState, event: DomainEvent, at: float) -> Stepped:
-    """`state` after an event about the label, a domain or IMEX."""
+    """Handle an event about the label, a domain or IMEX."""
     domains, effects = _applied(state.domains, event, at)
     return _with(state, domains), effects
 
 
 def _applied(domains: Domains, event: DomainEvent, at: float) -> tuple[Domains, list[Effect]]:
     match event:
-        case LabelRead(number, found):
-            return label.read(domains, number, found, at)
+        case LabelRead(number, answer):
+            return label.read(domains, number, answer, at)
         case LabelPatched():
             return label.patched(domains, event, at)
         case NodeTouched():
@@ -54,7 +53,8 @@ def _applied(domains: Domains, event: DomainEvent, at: float) -> tuple[Domains, 
 
 
 def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
-    """`state` after each event, which met `before`, when the claims have gone on as far as they can."""
+    """Apply the consequences of each event, after the claims have gone on as far as they can. `before` is the state
+    that the event met."""
     domains = state.domains
     if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
         return _with(state, replace(domains, label=Label())), []
@@ -68,7 +68,7 @@ def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
 
 
 def _dated(domains: Domains, at: float) -> Domains:
-    """`domains` with the time at which each came to its status."""
+    """Record when each domain came to its status."""
     since = {
         uid: was if (was := domains.since.get(uid)) is not None and was[0] == status else (status, at)
         for uid, status in statuses(domains).items()
@@ -84,14 +84,14 @@ def due(state: NodeState, at: float) -> NodeState:
 
 
 def deadline(state: NodeState) -> float:
-    """When `due` is next due; infinite if never, and while another daemon serves."""
+    """Return when `due` is next due; infinite if never, and while another daemon serves."""
     if not is_serving(state):
         return math.inf
     return min(label.deadline(state.domains), reads.deadline(state.domains))
 
 
 def is_serving(state: NodeState) -> bool:
-    """This daemon knows which claims are here, and no other one does anything about them."""
+    """Return whether this daemon knows which claims are here, and no other one handles them."""
     claims = state.domains.claims
     return state.daemon.role is Role.SERVING and claims.loaded and not claims.unserved
 

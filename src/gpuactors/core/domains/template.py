@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 NAME: Final = "imexd.cfg.tmpl"
-"""In the domain's directory."""
+"""The file's name in the domain's directory."""
 
 TEXT: Final = """\
 # Written by gpuactors at each prepare of the domain's daemon; changes are lost.

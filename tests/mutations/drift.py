@@ -120,8 +120,8 @@ DRIFT: Final = (
     Mutation(
         "the models of an earlier boot's claims are forgotten at the second start",
         "core/claims/stored.py",
-        "    found = dict(checkpoint.earlier_models)\n",
-        "    found = dict[ClaimUid, Mapping[DeviceKey, str]]()\n",
+        "    models_by_claim = dict(checkpoint.earlier_models)\n",
+        "    models_by_claim = dict[ClaimUid, Mapping[DeviceKey, str]]()\n",
         f"{_NODE}::test_another_model_in_the_slot_after_a_second_reboot_is_refused",
     ),
     Mutation(

@@ -13,48 +13,48 @@ from typing import Final
 from gpuactors.core.values.claim import AllocatedDevice, ClaimName, ClaimUid, DeviceEdits, Json
 
 CDI_VERSION: Final = "0.5.0"
-"""The lowest one that readers of metadata mounts accept (KEP-5304)."""
+"""The lowest version that readers of metadata mounts accept (KEP-5304)."""
 
 
 def device_kind(driver: str) -> str:
-    """`k8s.gpu.nvidia.com/claim`."""
+    """Return the CDI kind of claims' devices: `k8s.gpu.nvidia.com/claim`."""
     return f"k8s.{driver}/claim"
 
 
 def metadata_kind(driver: str) -> str:
-    """`gpu.nvidia.com/metadata`."""
+    """Return the CDI kind of metadata mounts: `gpu.nvidia.com/metadata`."""
     return f"{driver}/metadata"
 
 
 def device_name(uid: ClaimUid, device: str) -> str:
-    """The name of a claim's device within its kind."""
+    """Return the name of a claim's device within its kind."""
     return f"{uid}-{device}"
 
 
 def metadata_name(uid: ClaimUid, request: str) -> str:
-    """The name of the metadata mount of a request (its base name) within its kind."""
+    """Return the name of the metadata mount of a request (its base name) within its kind."""
     return f"{uid}_{request}"
 
 
 def cdi_ids(
     driver: str, uid: ClaimUid, results: Sequence[AllocatedDevice], *, metadata: bool = True
 ) -> tuple[tuple[str, ...], ...]:
-    """The CDI ids of each result, in the order of the results: the same for each answer, as old kubelets append those
-    of a repeated one (kubernetes 140471). The first device of each request has the metadata mount's id behind its own.
-    """
+    """Return the CDI ids of each result, in the order of the results: the same for each answer, as old kubelets append
+    those of a repeated one (kubernetes 140471). The first device of each request has the metadata mount's id behind its
+    own."""
     mounted: set[str] = set()
-    found = []
+    ids_of_results = []
     for result in results:
         ids = [f"{device_kind(driver)}={device_name(uid, result.device)}"]
         if metadata and result.base_request not in mounted:
             mounted.add(result.base_request)
             ids.append(f"{metadata_kind(driver)}={metadata_name(uid, result.base_request)}")
-        found.append(tuple(ids))
-    return tuple(found)
+        ids_of_results.append(tuple(ids))
+    return tuple(ids_of_results)
 
 
 def device_file(driver: str, claim: ClaimName, devices: Iterable[DeviceEdits]) -> Json:
-    """The CDI file of a claim's devices."""
+    """Return the CDI file of a claim's devices."""
     # A device is allocated once to a claim, but by several requests if it is with admin access.
     named = {device_name(claim.uid, device.result.device): device for device in devices}
     return {
@@ -67,8 +67,8 @@ def device_file(driver: str, claim: ClaimName, devices: Iterable[DeviceEdits]) -
 
 
 def metadata_file(driver: str, claim: ClaimName, mounts: Iterable[tuple[str, str, str]]) -> Json:
-    """The CDI file of a claim's metadata mounts: of each request (base name) the path on the host and the one in the
-    container."""
+    """Return the CDI file of a claim's metadata mounts: of each request (base name) the path on the host and the one in
+    the container."""
     return {
         "cdiVersion": CDI_VERSION,
         "kind": metadata_kind(driver),

@@ -27,7 +27,8 @@ from gpuactors.core.values.claim import ClaimedModels, ClaimUid, Json, OriginalD
 from gpuactors.core.values.model import DeviceKey, pci_address
 
 VERSION: Final = 1
-"""Raised when an older daemon could not go on with the content, and not for a field more."""
+"""The version of the content. A new field does not raise it; a content that an older daemon could not go on with
+does."""
 
 T = TypeVar("T")
 
@@ -45,18 +46,19 @@ class Checkpoint(Struct, frozen=True, gc=False):
     """The entry of each claim, all its fields as on disk."""
     original_drivers: OriginalDrivers = field(default_factory=dict)
     unknown: Mapping[str, Json] = field(default_factory=dict)
-    """Fields of the file that this version does not know."""
+    """The fields of the file that this version does not know."""
     unknown_of_drivers: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
-    """The same of the entries of `original_drivers`."""
+    """The fields of the entries of `original_drivers` that this version does not know."""
     owed: tuple[Mapping[str, Json], ...] = ()
-    """Each return that is owed, all its fields as on disk. A daemon of before the field has none."""
+    """The owed returns, each with all its fields as on disk. A daemon from before the field has none."""
     taken_over: Mapping[ClaimUid, Mapping[str, Json]] = field(default_factory=dict)
     """The entry of each claim that NVIDIA's driver has prepared, as in `claims`."""
     taken_from: str = ""
-    """The checksum of its checkpoint as it was when they were taken over: they are not again, unless it has changed.
-    Empty: never."""
+    """The checksum of the checkpoint of NVIDIA's driver at the takeover: its claims are taken over again only if it
+    changes. Empty if none was taken over."""
     earlier_models: ClaimedModels = field(default_factory=dict)
-    """Of the claims of earlier boots that have neither been prepared nor unprepared since: see `ClaimedModels`."""
+    """The models of the devices of earlier boots' claims that have been neither prepared nor unprepared since
+    (`ClaimedModels`)."""
 
 
 class _FirstDriver(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -74,8 +76,8 @@ class _TakenOver(Struct, frozen=True, gc=False):
 
 
 class _File(Struct, frozen=True, gc=False, rename="camel"):
-    """The content on disk, its entries as they are there. A field with a default is one that an older daemon has not
-    written."""
+    """The content on disk, with its entries as they are there. A field with a default is missing in an older daemon's
+    file."""
 
     version: int
     boot_id: Annotated[str, Meta(min_length=1)]
@@ -87,26 +89,26 @@ class _File(Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Origin(StrEnum):
-    """Where the restored content comes from."""
+    """The origin of the restored content."""
 
     FOUND = "found"
-    """The file."""
+    """The content is from the file."""
     NONE = "none"
     """There was no file: nothing was ever written, or it was removed by hand."""
     OTHER_BOOT = "other-boot"
     """The file is of another boot. The effects of its acts ended with that boot, so it is treated as empty."""
     CORRUPT = "corrupt"
-    """The file is corrupt and was set aside. The kernel, kubelet and the CDI files show what it held. An entry that is
-    missing here is no reason to undo anything."""
+    """The file is corrupt and was quarantined. The kernel, kubelet and the CDI files show what it held. An entry that
+    is missing here is no reason to undo anything."""
 
 
 class Theirs(Struct, frozen=True, gc=False):
     """The claims of NVIDIA's driver in this boot, by its checkpoint."""
 
     checksum: str
-    """Of the file's bytes: `sha256:<64 hex digits>`."""
+    """The checksum of the file's bytes: `sha256:<64 hex digits>`."""
     claims: tuple[StoredEntry, ...]
-    """Those that it has prepared."""
+    """The claims that it has prepared."""
 
 
 class Restored(Struct, frozen=True, gc=False):
@@ -115,13 +117,13 @@ class Restored(Struct, frozen=True, gc=False):
     checkpoint: Checkpoint
     origin: Origin
     sentence: str
-    """For the log."""
+    """The sentence for the log."""
     theirs: Theirs | None = None
-    """None: NVIDIA's driver has left no checkpoint."""
+    """The claims of NVIDIA's driver; None if it has left no checkpoint."""
 
 
 def encoded(checkpoint: Checkpoint, boot_id: str) -> Mapping[str, Json]:
-    """The content of the file."""
+    """Return the content of the file."""
     taken: Mapping[str, Json] = {
         "takenOver": {"from": checkpoint.taken_from, "claims": dict(sorted(checkpoint.taken_over.items()))}
     }
@@ -144,7 +146,7 @@ def encoded(checkpoint: Checkpoint, boot_id: str) -> Mapping[str, Json]:
 
 
 def version_of(content: Json) -> int:
-    """The version of a file's content. Raises `MalformedError` if it has none."""
+    """Return the version of a file's content. Raises `MalformedError` if it has none."""
     version = content.get("version") if isinstance(content, Mapping) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise MalformedError("it has no version")
@@ -152,7 +154,8 @@ def version_of(content: Json) -> int:
 
 
 def decoded(content: Json) -> tuple[str, Checkpoint]:
-    """The boot id and the checkpoint of a content of our version. Raises `MalformedError`, with what is wrong."""
+    """Decode the boot ID and the checkpoint of a content of this version. Raises `MalformedError`, with what is
+    wrong."""
     if not isinstance(content, Mapping):
         raise MalformedError("it is no object")
     stored = converted(content, _File, "its content")
@@ -177,7 +180,7 @@ def _as_json(models: ClaimedModels) -> Json:
 
 
 def _models(content: Json) -> ClaimedModels:
-    """An older daemon has written none; what is no model says nothing."""
+    """Decode the models. An older daemon has written none; a value that is no model is left out."""
     return {
         ClaimUid(uid): {DeviceKey(a): ids for a, ids in of_claim.items() if isinstance(ids, str)}
         for uid, of_claim in (content.items() if isinstance(content, Mapping) else ())
@@ -195,13 +198,13 @@ def _original_driver(address: str, entry: Json) -> OriginalDriver:
 
 
 def _unknown(content: Mapping[str, Json], kind: type[Struct]) -> Mapping[str, Json]:
-    """The fields of a part of the file that this version does not know."""
-    known = {field.encode_name for field in fields(kind)}
-    return {name: value for name, value in content.items() if name not in known}
+    """Return the fields of a part of the file that this version does not know."""
+    field_names = {field.encode_name for field in fields(kind)}
+    return {name: value for name, value in content.items() if name not in field_names}
 
 
 def converted(content: Json, kind: type[T], what: str) -> T:
-    """Raises `MalformedError`, which says at which field."""
+    """Convert a part of the file. Raises `MalformedError`, which names the field."""
     try:
         return convert(content, kind)
     except ValidationError as error:

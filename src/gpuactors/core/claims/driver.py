@@ -25,12 +25,12 @@ Stepped = tuple[NodeState, list[Effect]]
 
 
 class DeviceAct(Struct, frozen=True, gc=False):
-    """The target that a device and its companions are to be bound to."""
+    """An act on a device and its companions: bind them to the target."""
 
     number: int
     target: Target
     functions: tuple[OriginalDriver, ...]
-    """Those that are to be touched, sorted by address."""
+    """The functions to bind, sorted by address."""
     beside: tuple[DeviceKey, ...] = ()
     """The claim's other devices of its IOMMU group, which the act brings as well."""
 
@@ -138,10 +138,10 @@ class HostActs(Protocol):
         """Handle the end of an act that belongs to no claim, or to no claim any more."""
 
     def due(self, state: NodeState, at: float) -> Stepped:
-        """Do what is due beside the claims."""
+        """Do what is due for devices without a claim."""
 
     def deadline(self, state: NodeState) -> float:
-        """Return when something is due next beside the claims; infinite if never."""
+        """Return when that is next due; infinite if never."""
 
 
 class Driver(Struct, frozen=True, gc=False):
@@ -151,4 +151,4 @@ class Driver(Struct, frozen=True, gc=False):
     claiming: Claiming
     files: Files
     acts: HostActs | None = None
-    """None: others make its devices usable (`state.claims.AWAITED`)."""
+    """The acts on the host's devices; None if others make its devices usable (`state.claims.AWAITED`)."""

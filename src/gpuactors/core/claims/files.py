@@ -1,4 +1,4 @@
-"""The files of a claim as values: what is to be there, and what was found. `acts/files.py` writes and reads them."""
+"""The files of a claim as values: the wanted ones, and those found on disk. `acts/files.py` writes and reads them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ClaimContents(Struct, frozen=True, gc=False):
 
     claim: ClaimName
     devices: Json
-    """`cdi.device_file`."""
+    """The content of `cdi.device_file`."""
     metadata: tuple[MetadataFile, ...]
     directories: tuple[str, ...] = ()
-    """Of the host, that a container is to have mounted: made before the files."""
+    """The host's directories that a container mounts: made before the files."""
     placed: tuple[PlacedFile, ...] = ()
-    """Files in those, there before the container starts."""
+    """The files in those directories, written before the container starts."""
 
 
 def contents_of(
@@ -38,8 +38,8 @@ def contents_of(
     directories: tuple[str, ...] = (),
     placed: tuple[PlacedFile, ...] = (),
 ) -> ClaimContents:
-    """The content of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name from
-    outside is no part of a path."""
+    """Return the content of a claim's files. `devices` has one for each of its results. Raises `ValueError` if a name
+    from outside is no part of a path."""
     return ClaimContents(
         claim.name,
         device_file(driver, claim.name, devices),
@@ -50,16 +50,16 @@ def contents_of(
 
 
 class FoundFiles(Struct, frozen=True, gc=False):
-    """The files of one claim as they were found at a start: the last resort where the checkpoint is lost. Hints: they
+    """The files of one claim as found at a start, the last resort where the checkpoint is lost. They are hints: they
     may be half of what was written."""
 
     uid: ClaimUid
     claim: ClaimName | None
-    """By a metadata file; None if none of them can be read."""
+    """The claim's name by a metadata file; None if none of them can be read."""
     devices: tuple[str, ...] | None
     """The names of the devices (`gpu-0000-23-00-0`) in the CDI file; None without that file."""
     mounts: bool
-    """The CDI file of the metadata mounts is there."""
+    """True if the CDI file of the metadata mounts is there."""
     metadata: tuple[str, ...]
     """The requests that have a metadata file."""
 
@@ -72,16 +72,16 @@ class FoundFiles(Struct, frozen=True, gc=False):
         cdi: Iterable[object] | None,
         documents: Iterable[object],
     ) -> FoundFiles:
-        """By the content of the CDI file of the devices (None: there is none) and of the metadata files, whatever is in
-        them."""
+        """Read the content of the CDI file of the devices (None without that file) and of the metadata files, whatever
+        is in them."""
         claim = next((name for d in documents if (name := _claim(uid, d)) is not None), None)
         return cls(uid, claim, None if cdi is None else _devices(uid, cdi), mounts, metadata)
 
 
 def _claim(uid: ClaimUid, document: object) -> ClaimName | None:
     match document:
-        case {"metadata": {"namespace": str(namespace), "name": str(name), "uid": str(found)}} if (
-            found == uid
+        case {"metadata": {"namespace": str(namespace), "name": str(name), "uid": str(stored_uid)}} if (
+            stored_uid == uid
         ):
             return ClaimName(namespace, name, uid)
         case _:

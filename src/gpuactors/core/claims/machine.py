@@ -51,8 +51,8 @@ from gpuactors.core.values.slices import Publication
 from gpuactors.core.values.status import Reason
 
 CLAIM_FOUND_S: Final = 600.0
-"""10 min. When a prepared claim that kubelet lists for no pod is looked for at the API server again, after an answer
-that it exists: kubelet lists no claim that no container uses."""
+"""How often a prepared claim that kubelet lists for no pod is looked for at the API server after an answer that it
+exists, in seconds: kubelet lists no claim that no container uses."""
 
 _COLLECTED: Final = OWNING - {ClaimState.RELEASING}
 """The states in which a claim has its devices until its unprepare: also one that is never prepared, because a
@@ -141,14 +141,14 @@ def checkpoint_refused(view: DriverView, event: CheckpointRefused) -> Stepped:
     claims = view.claims
     level = Level.DEBUG if claims.unserved == event.reason else Level.ERROR
     why = Reason(Cause.CLAIMS_UNSERVED, event.reason)
-    found = {
+    stopped = {
         stored.name.uid: ClaimRecord(
             stored.name, ClaimState.STOPPED, claims.last, reservation=stored.reservation, why=why
         )
         for stored in event.entries
     }
     # What was read from the checkpoint before is more than the files say.
-    claims = replace(claims, loaded=True, unserved=event.reason, entries={**found, **claims.entries})
+    claims = replace(claims, loaded=True, unserved=event.reason, entries={**stopped, **claims.entries})
     after = view.with_claims(claims).on_state_changed(view.state)
     return after, [Log(level, "claims.unserved", {"reason": event.reason})]
 
@@ -231,10 +231,10 @@ def _answered_at_once(view: DriverView, claim: ClaimName) -> Refused | Elsewhere
 
 
 def _entry_of(claims: Claims, name: ClaimName) -> ClaimRecord:
-    known = claims.entries.get(name.uid)
-    if known is not None and not known.name.is_known:
-        return replace(known, name=name)
-    return known if known is not None else ClaimRecord(name, ClaimState.ABSENT, order=claims.last + 1)
+    entry = claims.entries.get(name.uid)
+    if entry is not None and not entry.name.is_known:
+        return replace(entry, name=name)
+    return entry if entry is not None else ClaimRecord(name, ClaimState.ABSENT, order=claims.last + 1)
 
 
 def _with_call(claims: Claims, token: Token, call: ClaimCall) -> Claims:
@@ -441,11 +441,11 @@ def ledger_read(view: DriverView, at: float) -> DriverView:
     if claims.settings is None or not any(e.state in _COLLECTED for e in claims.entries.values()):
         return view
     listed = _listed(view)
-    for known in claims.entries.values():
-        if known.state not in _COLLECTED:
+    for before in claims.entries.values():
+        if before.state not in _COLLECTED:
             continue
-        entry = takeover.named(claims, view.state, known)
-        if entry is not known:
+        entry = takeover.named(claims, view.state, before)
+        if entry is not before:
             claims = with_entry(claims, entry)
         is_listed = str(entry.name) in listed or bool(takeover.listed_as(claims, view.state, entry))
         if is_listed and (entry.missing or entry.collect_at < math.inf):

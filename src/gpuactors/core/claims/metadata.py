@@ -15,17 +15,17 @@ from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, Claim, 
 from gpuactors.core.values.names import is_label, is_subdomain
 
 VERSIONS: Final = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")
-"""Kubernetes 1.37 and 1.36; the fields are the same."""
+"""The versions of Kubernetes 1.37 and 1.36; the fields are the same."""
 
 _DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
-"""In the container."""
+"""The directory of the files in the container."""
 
 
 class MetadataFile(Struct, frozen=True, gc=False):
     """The metadata file of one request."""
 
     request: str
-    """Its base name: the file is mounted in a directory of this name."""
+    """The request's base name: the file is mounted in a directory of this name."""
     container_path: str
     documents: tuple[Json, ...]
 
@@ -33,8 +33,8 @@ class MetadataFile(Struct, frozen=True, gc=False):
 def metadata_files(
     driver: str, claim: Claim, attributes: Mapping[str, Mapping[str, AttributeValue]]
 ) -> tuple[MetadataFile, ...]:
-    """The metadata files of an allocated claim, in the order of its requests. `attributes` are those of each device by
-    its name in the slice; each device of the claim has some.
+    """Return the metadata files of an allocated claim, in the order of its requests. `attributes` are those of each
+    device by its name in the slice; each device of the claim has some.
 
     Raises `ValueError` if a name from outside is no part of a path: the driver's, the claim's or a request's.
     """
@@ -52,8 +52,8 @@ def metadata_files(
 
 
 def container_path(driver: str, claim: Claim, request: str) -> str:
-    """Where the file of a request (base name) is in the container: by the claim's own name, or by the name that the pod
-    has for it if it was made from a template, as the pod does not know the other one then."""
+    """Return the path of the file of a request (base name) in the container. It has the claim's own name, or the pod's
+    name for a claim that was made from a template: the pod does not know the claim's own name then."""
     if claim.pod_claim_name is None:
         kind, name, valid = "resourceclaims", claim.name.name, is_subdomain(claim.name.name)
     else:

@@ -14,7 +14,7 @@ from gpuactors.core.values.claim import Claim, Json
 from gpuactors.core.values.quote import quoted
 
 API_VERSION: Final = "resource.nvidia.com/v1beta1"
-"""Of NVIDIA's configurations for GPUs and for compute domains."""
+"""The version of NVIDIA's configurations for GPUs and for compute domains."""
 
 Decoded = TypeVar("Decoded")
 
@@ -36,21 +36,22 @@ def all_decoded(
     Also one that no request uses: it is for this driver, and a mistake in it is the user's to know. Of those that cover
     a request the last one applies, whole.
     """
-    found: list[tuple[tuple[str, ...], Decoded]] = []
+    configs: list[tuple[tuple[str, ...], Decoded]] = []
     # The scheduler writes them in this order (structured allocator); sorting is stable, so it costs nothing to be sure.
     for number, config in enumerate(sorted(claim.configs, key=lambda c: not c.from_class), start=1):
-        decoded = _undecodable(config.problem) or decode(config.parameters)
+        decoded = (
+            ConfigFault(f"the parameters cannot be read: {quoted(config.problem)}")
+            if config.problem
+            else decode(config.parameters)
+        )
         if isinstance(decoded, ConfigFault):
             source = "the device class" if config.from_class else "the claim"
             return ConfigFault(f"configuration {number} ({source}'s): {decoded}")
-        found.append((config.requests, decoded))
-    return found
-
-
-def _undecodable(problem: str) -> ConfigFault | None:
-    return ConfigFault(f"the parameters cannot be read: {quoted(problem)}") if problem else None
+        configs.append((config.requests, decoded))
+    return configs
 
 
 def covers(requests: tuple[str, ...], request: str) -> bool:
-    """Whether a configuration for `requests` (empty: for all) is for this one: `main` covers `main` and `main/sub`."""
+    """Return whether a configuration for `requests` (empty: for all) is for this request: `main` covers `main` and
+    `main/sub`."""
     return not requests or request in requests or request.partition("/")[0] in requests

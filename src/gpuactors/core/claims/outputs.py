@@ -41,8 +41,8 @@ from gpuactors.core.values.model import DeviceKey, Role
 from gpuactors.core.values.slices import Offer
 
 FILES_AT_ONCE: Final = 32
-"""Claims whose files are requested at one time. One thread writes them, one after the other: more would only be made
-anew at each event, which took longer than the writes with 1,000 claims."""
+"""The maximum number of claims whose files are requested at one time. One thread writes them, one after the other: more
+would only be derived again at each event, which took longer than the writes with 1,000 claims."""
 
 
 class ReadWanted(Struct, frozen=True, gc=False):
@@ -62,9 +62,9 @@ class FilesAct(Struct, frozen=True, gc=False):
     devices: tuple[DeviceEdits, ...] = ()
     """The content for each result of the claim, in their order."""
     directories: tuple[str, ...] = ()
-    """Directories of the host that are made before the files, and removed after them."""
+    """The host's directories that are made before the files, and removed after them."""
     placed: tuple[PlacedFile, ...] = ()
-    """Files in those directories."""
+    """The files in those directories."""
 
 
 class CheckpointWanted(Struct, frozen=True, gc=False):
@@ -101,7 +101,7 @@ class ClaimsWanted(Struct, frozen=True, gc=False):
     load: int = 0
     """How many times the checkpoint must have been read: again when a predecessor has handed over. 0 if not at all."""
     is_serving: bool = False
-    """Kubelet may send claims to this daemon: it answers, or passes the calls on to its successor."""
+    """True if kubelet may send claims to this daemon: it answers, or passes the calls on to its successor."""
     drain_s: float = limits.DRAIN_S
     """How long calls in flight may take when serving ends, in seconds."""
     reads: tuple[ReadWanted, ...] = ()

@@ -25,26 +25,29 @@ from gpuactors.core.values.slices import (
 )
 
 SLICE_DEVICES_MAX: Final = 128
-"""Devices in one ResourceSlice (resource.k8s.io/v1, ResourceSliceMaxDevices)."""
+"""The maximum number of devices in one ResourceSlice (resource.k8s.io/v1, ResourceSliceMaxDevices)."""
 
 SLICE_TAINTED_DEVICES_MAX: Final = 64
-"""The same where any device of it has a taint (ResourceSliceMaxDevicesWithTaintsOrConsumesCounters)."""
+"""The maximum number where any device of it has a taint (ResourceSliceMaxDevicesWithTaintsOrConsumesCounters)."""
 
 TAINT_VALUE_MAX_CHARS: Final = 63
-"""The value of a taint has the rules of a label's."""
+"""The maximum length of a taint's value, which has the rules of a label's."""
 
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class Pool(Struct, frozen=True, gc=False):
-    """The wanted content of all slices of one driver on this node; its generation is `slice_writes.py`'s."""
+    """The wanted content of all slices of one driver on this node, without the generation, which `slice_writes.py`
+    decides."""
 
     driver: str
     node: str
     slices: tuple[tuple[SliceDevice, ...], ...]
-    """At least one; the only one may be empty."""
+    """The devices of each slice. At least one slice; the only one may be empty."""
     withdrawn: tuple[str, ...] = ()
+    """The names of blocked devices that no slice has, as the server does not keep taints."""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why no slice can have a device, by its name."""
 
     @property
     def devices(self) -> tuple[SliceDevice, ...]:
@@ -53,21 +56,21 @@ class Pool(Struct, frozen=True, gc=False):
 
 
 class _Shown(Struct, frozen=True, gc=False):
-    """How a device of the offer is in the pool."""
+    """A device of the offer as it is in the pool."""
 
     name: str
     device: SliceDevice | None
-    """None: no slice has it."""
+    """The device in a slice; None if no slice has it."""
     left_out: str = ""
-    """Why no slice can have it; empty of one that is withdrawn."""
+    """Why no slice can have it; empty for a withdrawn device."""
 
 
 @memoized
 def wanted_pool(offer: Offer, keeps: ServerKeepsTaints) -> Pool:
-    """The pool that offers what may be given to claims.
+    """Return the pool that offers what may be given to claims.
 
-    A blocked device gets a taint where the server keeps taints. Elsewhere it is withdrawn, unless a live claim has it;
-    so while it is not known, no device is offered that must not be taken.
+    A blocked device gets a taint where the server keeps taints. Elsewhere it is withdrawn, unless a live claim has it.
+    While that is unknown, no device is offered that must not be taken.
     """
     shown = _shown_each({one.name: (one, offer.driver, keeps) for one in offer.devices})
     in_order = [shown[name] for name in sorted(shown)]
@@ -93,14 +96,14 @@ def _shown_each(inputs: tuple[OfferedDevice, str, ServerKeepsTaints]) -> _Shown:
 
 
 def probe_spec(driver: str, node: str) -> SliceSpec:
-    """A slice with one tainted device. Created in a dry run, it shows whether the server keeps taints."""
+    """Return a slice with one tainted device. Created in a dry run, it shows whether the server keeps taints."""
     taint = Taint(f"{driver}/unhealthy", "Probe")
     device = SliceDevice("probe", {"type": Attribute("string", "vfio")}, (taint,))
     return SliceSpec(driver, node, node, 1, 1, (device,))
 
 
 def has_taints(spec: SliceSpec) -> bool:
-    """Whether any device of the slice has a taint."""
+    """Return whether any device of the slice has a taint."""
     return any(device.taints for device in spec.devices)
 
 
@@ -119,6 +122,6 @@ def _device(offered: OfferedDevice, driver: str, *, tainted: bool) -> SliceDevic
 
 
 def _label_value(text: str) -> str:
-    """`text` as a taint's value, which has the rules of a label's."""
+    """Return `text` as a taint's value, which has the rules of a label's."""
     plain = _NOT_OF_A_LABEL.sub("-", text).strip("_.-")
     return plain[:TAINT_VALUE_MAX_CHARS].rstrip("_.-")

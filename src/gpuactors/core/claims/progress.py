@@ -41,7 +41,8 @@ from gpuactors.core.values.model import Role
 from gpuactors.core.values.status import Reason
 
 CLAIM_TOMBSTONE_S: Final = 90.0
-"""90 s. How long an unprepared claim is remembered: kubelet repeats a prepare that was under way after 60 to 90 s."""
+"""How long an unprepared claim is remembered, in seconds: kubelet repeats a prepare that was under way after 60 to 90
+s."""
 
 
 def advanced(view: DriverView, before: NodeState, at: float) -> Stepped:
@@ -82,8 +83,8 @@ def _dated(before: Claims, claims: Claims, at: float) -> Claims:
         return claims
     dated: dict[ClaimUid, ClaimRecord] = {}
     for uid, entry in claims.entries.items():
-        known = before.entries.get(uid)
-        date = known.changed_at if known is not None and known.state is entry.state else at
+        earlier = before.entries.get(uid)
+        date = earlier.changed_at if earlier is not None and earlier.state is entry.state else at
         if entry.changed_at != date:
             dated[uid] = replace(entry, changed_at=date)
     return replace(claims, entries={**claims.entries, **dated}) if dated else claims
@@ -104,9 +105,9 @@ def due(view: DriverView, at: float) -> Stepped:
     effects: list[Effect] = []
     if view.claims.relays_until <= at:
         view = view.with_claims(replace(view.claims, relays_until=-math.inf))
-    for known in view.claims.entries.values():
-        if known.collect_at <= at:
-            view, lines = _looked_for(view, known, at)
+    for record in view.claims.entries.values():
+        if record.collect_at <= at:
+            view, lines = _looked_for(view, record, at)
             effects += lines
     for waiting in view.claims.entries.values():
         if waiting.retry_at > at:
@@ -273,8 +274,8 @@ def _returned_to_files(view: DriverView, entry: ClaimRecord, at: float, *, is_as
         return _waited(view, entry, at)
     if why == entry.why:
         return None
-    known = view.with_record(replace(entry, why=why))
-    return known, _astray(entry, why)
+    after = view.with_record(replace(entry, why=why))
+    return after, _astray(entry, why)
 
 
 def _waited(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None:
@@ -324,7 +325,7 @@ def not_prepared(view: DriverView, entry: ClaimRecord, why: Reason) -> Stepped:
 
 def act_over(view: DriverView, entry: ClaimRecord, number: int) -> DriverView:
     """Record that one act of a claim reached its goal: the next transition follows the last one."""
-    left = {key: n for key, n in entry.acts.items() if n != number}
+    remaining = {key: n for key, n in entry.acts.items() if n != number}
     is_removal = entry.state in REMOVING and entry.acts.get(FILES) == number
-    entry = replace(entry, acts=left, has_files=entry.has_files and not is_removal)
-    return view.with_record(entry) if left else transition(view, entry, ClaimTrigger.DONE)
+    entry = replace(entry, acts=remaining, has_files=entry.has_files and not is_removal)
+    return view.with_record(entry) if remaining else transition(view, entry, ClaimTrigger.DONE)

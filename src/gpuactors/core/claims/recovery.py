@@ -33,7 +33,7 @@ def ledger_read(view: DriverView, at: float) -> Stepped:
     lines: list[Effect] = []
     for name, devices in _listed(view).items():
         number, gpus = claims.last + 1, gpus_by_name(devices)
-        found = ClaimRecord(
+        restored = ClaimRecord(
             name,
             ClaimState.STOPPED,
             order=number,
@@ -41,7 +41,7 @@ def ledger_read(view: DriverView, at: float) -> Stepped:
             intent=number,
             why=CHECKPOINT_LOST,
         )
-        claims = with_entry(replace(claims, last=number, checkpoint=number), found)
+        claims = with_entry(replace(claims, last=number, checkpoint=number), restored)
         fields: dict[str, Field] = {
             "claim": str(name),
             "uid": name.uid,
@@ -57,29 +57,29 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
     """Return the devices of each claim that kubelet lists and that is not here. All of a claim or none: its files
     name them all. None where another claim here has one by now, or a pod by the device plugin API: a device has one
     owner."""
-    claims, acts = view.claims, view.driver.acts
-    assert claims.settings is not None
+    claims, acts, settings = view.claims, view.driver.acts, view.claims.settings
+    assert settings is not None
     left_out = {text for e in claims.entries.values() for text in (e.name.uid, str(e.name))}
     owning = (e for e in claims.entries.values() if e.state in OWNING)
     owned = {key for e in owning for gpu in gpus_of(e).gpus for key in gpu.owned_keys}
-    found: dict[ClaimName, list[str]] = {}
+    by_claim: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(view.state.kubelet.ledger.claims.items()):
         is_free = address not in owned and not _is_pods(view.state, address)
         is_in_place = is_free and acts is not None and acts.in_place(view.state, address)
-        for of in listed:
-            namespace, _, name = of.claim.partition("/")
-            if (of.driver, of.pool) != (claims.settings.driver, claims.settings.pool) or not of.uid:
+        for claimed in listed:
+            namespace, _, name = claimed.claim.partition("/")
+            if (claimed.driver, claimed.pool) != (settings.driver, settings.pool) or not claimed.uid:
                 continue
             if not (is_in_place and is_subdomain(namespace) and is_subdomain(name)):
-                left_out.add(of.uid)
-            devices = found.setdefault(ClaimName(namespace, name, ClaimUid(of.uid)), [])
-            if of.device not in devices:  # it is listed for each pod of the claim
-                devices.append(of.device)
-    return {name: of_it for name, of_it in found.items() if left_out.isdisjoint((name.uid, str(name)))}
+                left_out.add(claimed.uid)
+            devices = by_claim.setdefault(ClaimName(namespace, name, ClaimUid(claimed.uid)), [])
+            if claimed.device not in devices:  # it is listed for each pod of the claim
+                devices.append(claimed.device)
+    return {name: of_it for name, of_it in by_claim.items() if left_out.isdisjoint((name.uid, str(name)))}
 
 
 def _is_pods(state: NodeState, address: DeviceKey) -> bool:
     """Return whether a pod has the device, or another function of its group, by the device plugin API, or is getting
     it. After a reboot it may be in place for the claim as well, as a pre-bound GPU is."""
-    held = state.holding(address, NO_RESOURCE, lambda _, given: given.resource is None)
+    held = state.holding(address, NO_RESOURCE, lambda _, allocation: allocation.resource is None)
     return held is not None and isinstance(held.who, Owner)

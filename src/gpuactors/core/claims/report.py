@@ -13,21 +13,21 @@ from gpuactors.core.values.claim_states import ClaimState
 
 
 class ClaimReport(Struct, frozen=True, gc=False):
-    """One claim."""
+    """One claim as an operator sees it."""
 
     name: ClaimName
     state: ClaimState
     changed_at: float
     devices: tuple[str, ...]
-    """Those that it has for itself; before it is reserved, those that it waits for. GPUs by PCI address, devices of a
-    compute domain by their names in the slice."""
+    """The devices that it has for itself; before it is reserved, those that it waits for. GPUs by PCI address, devices
+    of a compute domain by their names in the slice."""
     admin_devices: tuple[str, ...]
-    """Those to which it has admin access."""
+    """The devices that it has admin access to."""
     problem: str
     waiting_calls: int
-    """Calls of kubelet that wait for an answer about it."""
+    """The number of kubelet's calls that wait for an answer about it."""
     domain: str = ""
-    """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
+    """The UID of the compute domain that it is for; empty for a claim of GPUs, and while unknown."""
 
 
 def claim_report(
@@ -38,7 +38,7 @@ def claim_report(
     admin_devices: tuple[str, ...] = (),
     domain: str = "",
 ) -> ClaimReport:
-    """One claim of any driver; the names of its devices are the driver's."""
+    """Report one claim of any driver; the names of its devices are the driver's."""
     return ClaimReport(
         name=entry.name,
         state=entry.state,
@@ -52,8 +52,8 @@ def claim_report(
 
 
 def belongs(entry: ClaimRecord, of_pods: str = "") -> str:
-    """How a device is tied to a claim that has it, as the predicate of a sentence: `belongs to the claim ns/name`, with
-    what that claim waits for. `of_pods`: its pods, as a part of the sentence."""
+    """Return how a device is tied to a claim that has it, as the predicate of a sentence: `belongs to the claim
+    ns/name`, with what that claim waits for. `of_pods`: its pods, as a part of the sentence."""
     why = f" ({entry.problem})" if entry.problem else ""
     return f"{_tie(entry.state)} the claim {entry.name}{of_pods}{why}"
 

@@ -37,21 +37,22 @@ class Restoration(Struct, frozen=True, gc=False):
     original_drivers: tuple[OriginalDriver, ...]
     owed: tuple[OwedReturn, ...]
     warning: str
-    """A sentence that names what is missing; empty if nothing is."""
+    """What is missing, as a sentence; empty if nothing is."""
     is_lost: bool
-    """No checkpoint of this boot names the claims: kubelet may list more of them (`recovery.py`)."""
+    """True if no checkpoint of this boot names the claims: kubelet may list more of them (`recovery.py`)."""
     kept: Checkpoint
-    """The base of the file's next content: `next_content`."""
+    """The base of the file's next content (`next_content`)."""
     stray: tuple[ClaimUid, ...]
-    """Claims whose files are to be removed."""
+    """The claims whose files are to be removed."""
     clear_mounted: bool
-    """Whether directories that containers mount are to be removed."""
+    """True if directories that containers mount are to be removed."""
     mounted: frozenset[DomainUid] | None
-    """Those of these domains stay, as do those that a CDI file names. None: none stays, as no container runs."""
+    """The domains whose directories stay, as do those that a CDI file names. None if none stays, as no container
+    runs."""
 
 
 def restoration(
-    restored: Restored, found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf, *, owns: bool
+    restored: Restored, files: Mapping[ClaimUid, FoundFiles], kind: ClaimsOf, *, owns: bool
 ) -> Restoration:
     """Decide which entries are valid. `owns`: this daemon serves from now on. Until then another one does, whose newest
     claim may be in its files and not yet in what was read: nothing is removed.
@@ -62,7 +63,7 @@ def restoration(
     if both checkpoints say for which domains this node has a claim.
     """
     checkpoint, drivers = restored.checkpoint, tuple(restored.checkpoint.original_drivers.values())
-    lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and bool(found))
+    lost = restored.origin is Origin.CORRUPT or (restored.origin is Origin.NONE and bool(files))
     try:
         stored = {**checkpoint.claims, **checkpoint.taken_over}
         entries = tuple(decoded_entry(uid, content) for uid, content in stored.items())
@@ -73,9 +74,9 @@ def restoration(
     else:
         warning = restored.sentence if lost else ""
     if lost:
-        whole = {uid: of_claim for uid, of_claim in found.items() if of_claim.devices is not None}
+        whole = {uid: of_claim for uid, of_claim in files.items() if of_claim.devices is not None}
         claimed = {*whole}
-        entries, unknown = entries_of(whole, of)
+        entries, unknown = entries_of(whole, kind)
         owed = ()
         checkpoint = replace(checkpoint, claims={}, owed=(), taken_over={}, taken_from="")
         if unknown:
@@ -86,7 +87,7 @@ def restoration(
         claimed = {entry.name.uid for entry in entries}
     entries, checkpoint = _taken_over(entries, checkpoint, restored.theirs)
     is_over = restored.origin is Origin.OTHER_BOOT and not (restored.theirs and restored.theirs.claims)
-    says_all = of is ClaimsOf.DOMAINS and restored.theirs is not None and not lost
+    says_all = kind is ClaimsOf.DOMAINS and restored.theirs is not None and not lost
     domains = [own.uid for entry in entries if (own := domain_of(entry).domain) is not None]
     return Restoration(
         entries=entries,
@@ -95,7 +96,7 @@ def restoration(
         warning=warning,
         is_lost=lost or restored.origin is Origin.NONE,
         kept=checkpoint,
-        stray=tuple(uid for uid in found if uid not in claimed) if owns else (),
+        stray=tuple(uid for uid in files if uid not in claimed) if owns else (),
         clear_mounted=owns and (is_over or (says_all and len(domains) == len(entries))),
         mounted=None if is_over else frozenset(domains),
     )
@@ -104,24 +105,24 @@ def restoration(
 def _taken_over(
     entries: tuple[StoredEntry, ...], checkpoint: Checkpoint, theirs: Theirs | None
 ) -> tuple[tuple[StoredEntry, ...], Checkpoint]:
-    """The entries with the claims that NVIDIA's driver has prepared: each state of its file counts once, as the file
-    goes on naming those that have ended here since."""
+    """Add the claims that NVIDIA's driver has prepared: each state of its file counts once, as the file goes on naming
+    those that have ended here since."""
     if theirs is None or theirs.checksum == checkpoint.taken_from:
         return entries, checkpoint
-    known = {entry.name.uid for entry in entries}
-    taken = tuple(entry for entry in theirs.claims if entry.name.uid not in known)
+    uids = {entry.name.uid for entry in entries}
+    taken = tuple(entry for entry in theirs.claims if entry.name.uid not in uids)
     return (*entries, *taken), replace(checkpoint, taken_from=theirs.checksum)
 
 
 def entries_of(
-    found: Mapping[ClaimUid, FoundFiles], of: ClaimsOf
+    files: Mapping[ClaimUid, FoundFiles], kind: ClaimsOf
 ) -> tuple[tuple[StoredEntry, ...], tuple[ClaimUid, ...]]:
-    """The claims by their files, and the UIDs of files whose claim or devices cannot be read. The devices of a compute
-    domain's claim are read from the API server again; a GPU must not be offered until then."""
+    """Return the claims by their files, and the UIDs of files whose claim or devices cannot be read. The devices of a
+    compute domain's claim are read from the API server again; a GPU must not be offered until then."""
     entries, unknown = [], []
-    for uid, of_claim in found.items():
+    for uid, of_claim in files.items():
         gpus = gpus_by_name(of_claim.devices or ())
-        if of_claim.claim is None or (of is ClaimsOf.GPUS and not gpus):
+        if of_claim.claim is None or (kind is ClaimsOf.GPUS and not gpus):
             unknown.append(uid)
         else:
             entries.append(
@@ -135,7 +136,7 @@ CHECKPOINT_LOST: Final = Reason(Cause.API_SERVER_FAILED, "the checkpoint is lost
 
 
 def gpus_by_name(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
-    """The GPUs of a claim, by the names of its devices, where the checkpoint is lost."""
+    """Return the GPUs of a claim by the names of its devices, where the checkpoint is lost."""
     why = "its original driver in this boot is not known, as the checkpoint is lost"
     return tuple(
         ClaimedGpu(key, (OriginalDriver(function_address(key), None, vfio=True),), why)
@@ -147,7 +148,8 @@ def gpus_by_name(devices: Iterable[str]) -> tuple[ClaimedGpu, ...]:
 
 
 def next_content(kept: Checkpoint, wanted: CheckpointWanted) -> Checkpoint:
-    """The content to write, with the parts that a newer daemon has written into the file and this one does not know."""
+    """Return the content to write, with the parts that a newer daemon has written into the file and this one does not
+    know."""
     claims, taken_over = dict[ClaimUid, Mapping[str, Json]](), dict[ClaimUid, Mapping[str, Json]]()
     for entry in wanted.entries:
         uid, is_theirs = entry.name.uid, entry.state is ClaimState.TAKEN_OVER

@@ -53,8 +53,8 @@ class Answered(Struct, frozen=True, gc=False):
 
 
 def name_prefix(index: int, driver: str, node: str) -> str:
-    """The `generateName` of a slice: its place in the pool comes first, as the names order the slices (the naming of
-    Kubernetes' helper from 1.36 on)."""
+    """Return the `generateName` of a slice: its place in the pool comes first, as the names order the slices (the
+    naming of Kubernetes' helper from 1.36 on)."""
     return f"{index:05x}-{driver}-{node}-"
 
 
@@ -65,7 +65,7 @@ def writes(
     answers: Mapping[str, Answered],
     generation_seen: int = 0,
 ) -> tuple[Write, ...]:
-    """The writes, in the order in which they are to be done; none if the server has the wanted pool.
+    """Return the writes, in the order in which they are to be done; none if the server has the wanted pool.
 
     `owner` is the UID of the Node object; `stored` all slices of the driver on this node; `answers` what the server
     made of our last writes, by slice name; `generation_seen` the highest generation that any slice had.
@@ -81,26 +81,26 @@ def writes(
         wanted = _specs(pool, seen + 1)
         changed = list(range(len(wanted)))
     times = _times_added(stored)
-    found: list[Write] = []
+    ordered: list[Write] = []
     for index in changed:
         spec = _with_times(wanted[index], times)
-        found.append(Update(kept[index], spec) if index in kept else Create(index, spec))
+        ordered.append(Update(kept[index], spec) if index in kept else Create(index, spec))
     # The last ones, so that there is always a slice.
-    found += [Delete(s) for s in sorted(stored, key=lambda s: s.name) if s.name not in mine]
-    return tuple(found)
+    ordered += [Delete(s) for s in sorted(stored, key=lambda s: s.name) if s.name not in mine]
+    return tuple(ordered)
 
 
 def _too_many(pool: Pool, stored: Collection[StoredSlice], mine: Set[str], generation: int) -> int:
-    """The slices of this generation that are to be deleted: the scheduler ignores the whole pool as long as there is
-    one more than the others say, and a delete may fail."""
+    """Return the number of slices of this generation that are to be deleted: the scheduler ignores the whole pool as
+    long as there is one more than the others say, and a delete may fail."""
     return sum(
         s.name not in mine and s.spec.pool == pool.node and s.spec.generation >= generation for s in stored
     )
 
 
 def _kept(pool: Pool, stored: Collection[StoredSlice]) -> dict[int, StoredSlice]:
-    """The stored slices that stay, by their place in the pool. Of two with one place (a create that was carried out and
-    not answered) it is the one of the higher generation; one of another naming or pool is foreign."""
+    """Return the stored slices that stay, by their place in the pool. Of two with one place (a create that was carried
+    out and not answered) it is the one of the higher generation; one of another naming or pool is foreign."""
     kept: dict[int, StoredSlice] = {}
     for candidate in sorted(stored, key=lambda s: (-s.spec.generation, s.name)):
         place = _INDEX.match(candidate.name)
@@ -129,7 +129,7 @@ _Times = Mapping[tuple[str, Taint], str]
 
 
 def _times_added(stored: Iterable[StoredSlice]) -> _Times:
-    """When each taint of each device was added, by the server's clock."""
+    """Return when each taint of each device was added, by the server's clock."""
     return {
         (device.name, taint): taint.time_added
         for slice_ in stored

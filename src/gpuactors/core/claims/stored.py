@@ -44,7 +44,8 @@ from gpuactors.core.values.model import DeviceKey, function_address, is_pci_addr
 from gpuactors.core.values.names import is_domain_id
 
 EARLIER_CLAIMS_MAX: Final = 1024
-"""Claims of earlier boots of which the model of each device is remembered: four of a node with 256 GPUs."""
+"""The maximum number of earlier boots' claims for which the model of each device is remembered: four for each GPU of a
+node with 256."""
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class _AtAddress(_OnDisk, frozen=True):
     address: str
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`, to which msgspec adds the place in the file."""
+        """Check the address. Raises `ValueError`, to which msgspec adds the place in the file."""
         if not is_pci_address(self.address):
             raise ValueError(f"{self.address!r} is no PCI address")
 
@@ -91,7 +92,7 @@ class _Gpu(_OnDisk, frozen=True):
     functions: tuple[_Function, ...]
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`, to which msgspec adds the place in the file."""
+        """Check the key. Raises `ValueError`, to which msgspec adds the place in the file."""
         if not is_key(self.key):
             raise ValueError(f"{self.key!r} is no key of a device")
 
@@ -129,7 +130,7 @@ class _Domain(_OnDisk, frozen=True):
     every: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`."""
+        """Check the domain's UID and devices. Raises `ValueError`."""
         if not is_domain_id(self.uid):
             raise ValueError(f"the domain's UID is {self.uid!r}, which is no UUID")
         if not self.devices or None in map(device_of, self.devices):
@@ -183,7 +184,7 @@ class _Entry(_OnDisk, frozen=True):
     bound: tuple[_Bound, ...]
     domain: _Domain | UnsetType | None = UNSET
     given: tuple[_Given, ...] | UnsetType = UNSET
-    """Written, as is `unplaced`, of a claim that was taken over."""
+    """The same as `StoredEntry.given`; written, like `unplaced`, only for a claim that was taken over."""
     unplaced: tuple[str, ...] | UnsetType = UNSET
 
 
@@ -191,7 +192,7 @@ class _Entry(_OnDisk, frozen=True):
 
 
 def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
-    """The entry as it is on disk."""
+    """Encode an entry for the disk."""
     content: dict[str, object] = {
         "namespace": entry.name.namespace,
         "name": entry.name.name,
@@ -210,7 +211,7 @@ def encoded_entry(entry: StoredEntry) -> Mapping[str, Json]:
 
 
 def decoded_entry(uid: ClaimUid, content: Mapping[str, Json]) -> StoredEntry:
-    """The entry of a claim. Raises `MalformedError`."""
+    """Decode the entry of a claim. Raises `MalformedError`."""
     stored = converted(content, _Entry, f"the claim {uid}")
     name = ClaimName(stored.namespace, stored.name, uid)
     if stored.state not in _STATES:
@@ -239,24 +240,26 @@ def _reservation(stored: _Entry) -> Reservation | None:
 
 
 def models_of(checkpoint: Checkpoint) -> ClaimedModels:
-    """The model of each device of the claims that a checkpoint of an earlier boot has: kubelet prepares such a claim
-    again, and another device may be in the slot by then. The newest, if there are more than EARLIER_CLAIMS_MAX. An
-    entry that cannot be decoded has none."""
-    found = dict(checkpoint.earlier_models)
+    """Return the model of each device of the claims that a checkpoint of an earlier boot has: kubelet prepares such a
+    claim again, and another device may be in the slot by then. The newest, if there are more than EARLIER_CLAIMS_MAX.
+    An entry that cannot be decoded has none."""
+    models_by_claim = dict(checkpoint.earlier_models)
     for uid, content in checkpoint.claims.items():
         models = _models_of(uid, content, checkpoint.original_drivers)
-        found.pop(uid, None)
+        models_by_claim.pop(uid, None)
         if models:
-            found[uid] = models
-    return dict([*found.items()][-EARLIER_CLAIMS_MAX:])
+            models_by_claim[uid] = models
+    return dict([*models_by_claim.items()][-EARLIER_CLAIMS_MAX:])
 
 
-def _models_of(uid: ClaimUid, content: Mapping[str, Json], known: OriginalDrivers) -> Mapping[DeviceKey, str]:
+def _models_of(
+    uid: ClaimUid, content: Mapping[str, Json], drivers: OriginalDrivers
+) -> Mapping[DeviceKey, str]:
     try:
         gpus = gpus_of(decoded_entry(uid, content)).gpus
     except MalformedError:
         return {}
-    firsts = {**known} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}
+    firsts = {**drivers} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}
     return {
         gpu.key: first.ids
         for gpu in gpus
@@ -265,12 +268,12 @@ def _models_of(uid: ClaimUid, content: Mapping[str, Json], known: OriginalDriver
 
 
 def encoded_return(owed: OwedReturn) -> Mapping[str, Json]:
-    """A return that is owed, as it is on disk: the claim's name, and the device."""
+    """Encode an owed return for the disk: the claim's name, and the device."""
     return {**to_builtins(owed.claim), **_encoded(owed.gpu, _Gpu)}
 
 
 def decoded_return(content: Mapping[str, Json]) -> OwedReturn:
-    """Raises `MalformedError`."""
+    """Decode an owed return. Raises `MalformedError`."""
     name = converted(content, ClaimName, "a return that is owed")
     return OwedReturn(_value(converted(content, _Gpu, f"the return that {name} owes"), ClaimedGpu), name)
 

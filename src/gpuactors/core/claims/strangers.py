@@ -18,29 +18,29 @@ from gpuactors.core.values.owner import OwnClaims
 
 
 def strangers(claims: Claims, state: NodeState) -> tuple[ClaimedDevice, ...]:
-    """Each device with its claim, sorted. Of a claim that is here our own state knows better, as kubelet lists it until
-    its pod has ended."""
+    """Return each device with its claim, sorted. For a claim that is here gpuactors' own state is used, as kubelet
+    lists the claim until its pod has ended."""
     if claims.settings is None or not state.kubelet.ledger.unplaced:
         return ()
     own = own_claims(claims)
     listed = (c for c in state.kubelet.ledger.unplaced if c.driver == own.driver and not own.knows(c))
-    found = {replace(claimed, pod=None, cdi_ids=()) for claimed in listed}
-    return tuple(sorted(found, key=lambda c: (c.device, c.claim, c.uid)))
+    devices = {replace(claimed, pod=None, cdi_ids=()) for claimed in listed}
+    return tuple(sorted(devices, key=lambda c: (c.device, c.claim, c.uid)))
 
 
 def own_claims(claims: Claims) -> OwnClaims:
-    """The claims that are known here; of none where no driver is on."""
+    """Return the claims that are known here; empty where no driver is on."""
     if claims.settings is None:
         return OwnClaims()
     driver, pool = claims.settings.driver, claims.settings.pool
-    known = [e for e in claims.entries.values() if e.state in OWNING or e.state in ENDED]
+    records = [e for e in claims.entries.values() if e.state in OWNING or e.state in ENDED]
     return OwnClaims(
         driver,
-        frozenset(e.name.uid for e in known),
-        frozenset(str(e.name) for e in known),
+        frozenset(e.name.uid for e in records),
+        frozenset(str(e.name) for e in records),
         tuple(
             ClaimedDevice(driver, pool, device, str(e.name) if e.name.is_known else "", None, e.name.uid)
-            for e in known
+            for e in records
             if e.state in OWNING
             for device in e.unplaced
         ),

@@ -38,14 +38,14 @@ class Whose(StrEnum):
     """The author of a file by the name `checkpoint.json`."""
 
     OURS = "ours"
-    """This program, before its file had a name of its own."""
+    """gpuactors, before its file had a name of its own."""
     THEIRS = "theirs"
     NOBODYS = "nobody's"
-    """It has neither form."""
+    """Unknown: the file has neither form."""
 
 
 def whose(content: bytes) -> Whose:
-    """By its beginning: also one that is damaged behind it is somebody's."""
+    """Return the author of a file by its beginning: a file that is damaged behind it has an author as well."""
     if _OURS.match(content):
         return Whose.OURS
     return Whose.THEIRS if _THEIRS.match(content) else Whose.NOBODYS
@@ -57,20 +57,20 @@ class TheirDevice(Struct, frozen=True, gc=False):
     prepared: PreparedDevice
     admin_access: bool = False
     key: DeviceKey | None = None
-    """Of a GPU; None where the file does not say it: releases up to 25.12 do not, and of one on its host's driver none
-    does."""
+    """The address of a GPU; None if the file does not have it: releases up to 25.12 write none, and no release writes
+    that of a GPU on its host's driver."""
     uuid: str = ""
-    """`GPU-…`, of the GPU or of a MIG device's; empty where the file does not say it."""
+    """The UUID `GPU-…` of the GPU, or of a MIG device's GPU; empty if the file does not have it."""
 
 
 class TheirClaim(Struct, frozen=True, gc=False):
-    """One claim that is prepared."""
+    """One prepared claim."""
 
     name: ClaimName
-    """Often only the UID is known."""
+    """The claim's name; often only the UID is known."""
     devices: tuple[TheirDevice, ...]
     domain: DomainUid | None = None
-    """The compute domain that it is for; None of a claim of GPUs."""
+    """The compute domain that it is for; None for a claim of GPUs."""
 
     @property
     def results(self) -> tuple[AllocatedDevice, ...]:
@@ -86,7 +86,7 @@ class TheirCheckpoint(Struct, frozen=True, gc=False):
     """The content of the file."""
 
     boot_id: str
-    """Empty where it does not say it: releases before 25.12."""
+    """The boot's ID; empty if the file does not have it: releases before 25.12."""
     claims: tuple[TheirClaim, ...]
 
 
@@ -96,14 +96,14 @@ def decoded(content: Json, driver: str) -> TheirCheckpoint:
     newest = _object(newest.get("v2") or newest.get("v1") or {}, "v2")
     claims = _object(newest.get("preparedClaims") or {}, "preparedClaims")
     boot_id = newest.get("nodeBootID")
-    found = (_claim(uid, _object(claim, f"the claim {uid}"), driver) for uid, claim in claims.items())
+    prepared = (_claim(uid, _object(claim, f"the claim {uid}"), driver) for uid, claim in claims.items())
     return TheirCheckpoint(
-        boot_id if isinstance(boot_id, str) else "", tuple(claim for claim in found if claim is not None)
+        boot_id if isinstance(boot_id, str) else "", tuple(claim for claim in prepared if claim is not None)
     )
 
 
 def _claim(uid: str, content: Mapping[str, Json], driver: str) -> TheirClaim | None:
-    """None of one whose prepare has not ended: no pod has it, and kubelet asks for it again."""
+    """Decode one claim; None if its prepare has not ended: no pod has it, and kubelet asks for it again."""
     if not is_uid(uid):
         raise MalformedError(f"{uid!r} is no UID of a claim")
     if content.get("checkpointState", _PREPARED) != _PREPARED:
@@ -125,12 +125,13 @@ def _claim(uid: str, content: Mapping[str, Json], driver: str) -> TheirClaim | N
 
 
 def _device(uid: str, content: Mapping[str, Json], admin: frozenset[str]) -> TheirDevice:
-    """Of the kinds that it may be (`gpu`, `mig`, `vfio`, `channel`, `daemon`) exactly one is no null."""
+    """Decode one device. Exactly one of the kinds that it may be (`gpu`, `mig`, `vfio`, `channel`, `daemon`) is not
+    null."""
     kinds = [kind for kind in content.values() if isinstance(kind, Mapping)]
     if len(kinds) != 1:
         raise MalformedError(f"a device of the claim {uid} is of no kind, or of several")
-    said = kinds[0].get("info") or kinds[0].get("concrete")
-    info: Mapping[str, Json] = said if isinstance(said, Mapping) else {}
+    details = kinds[0].get("info") or kinds[0].get("concrete")
+    info: Mapping[str, Json] = details if isinstance(details, Mapping) else {}
     device = _object(kinds[0].get("device"), f"a device of the claim {uid}")
     name = _text(device, "DeviceName")
     address = next((a for key in ("pciBusID", "parentPCIBusID") if (a := info.get(key))), None)
@@ -146,7 +147,7 @@ def _device(uid: str, content: Mapping[str, Json], admin: frozenset[str]) -> The
 
 
 def _with_admin_access(content: Mapping[str, Json], driver: str) -> frozenset[str]:
-    """The names of the devices that the claim has admin access to, by its status as it was."""
+    """Return the names of the devices that the claim has admin access to, by its stored status."""
     match content:
         case {"status": {"allocation": {"devices": {"results": tuple(results)}}}}:
             return frozenset(
@@ -179,17 +180,17 @@ def _object(content: Json, what: str) -> Mapping[str, Json]:
 
 
 def _list(content: Mapping[str, Json], name: str) -> tuple[Json, ...]:
-    found = content.get(name)
-    if found is not None and not isinstance(found, tuple):
+    value = content.get(name)
+    if value is not None and not isinstance(value, tuple):
         raise MalformedError(f"{name} is no list")
-    return found or ()
+    return value or ()
 
 
 def _text(content: Mapping[str, Json], name: str) -> str:
-    found = content.get(name)
-    if not isinstance(found, str):
+    value = content.get(name)
+    if not isinstance(value, str):
         raise MalformedError(f"{name} is no text")
-    return found
+    return value
 
 
 def _texts(content: Mapping[str, Json], name: str) -> tuple[str, ...]:

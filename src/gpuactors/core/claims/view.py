@@ -29,8 +29,8 @@ def with_claims(state: NodeState, kind: ClaimsOf, claims: Claims) -> NodeState:
 
 def offered(state: NodeState, kind: ClaimsOf) -> tuple[Offer | None, tuple[DeviceHealth, ...]]:
     """Return the devices that one driver offers to claims, None while unknown; and their health."""
-    found = state.offered if kind is ClaimsOf.GPUS else state.domains.offered
-    return found.offer, found.health
+    part = state.offered if kind is ClaimsOf.GPUS else state.domains.offered
+    return part.offer, part.health
 
 
 class DriverView(Struct, frozen=True, gc=False):

@@ -9,8 +9,8 @@ from gpuactors.core.reports.event_series import (
     EVENT_BURST,
     EVENT_REFILL_S,
     EVENTS_MAX,
-    NOTHING_TOLD,
-    Told,
+    NOTHING_POSTED,
+    PostedFacts,
     due,
     failed,
     look,
@@ -24,7 +24,7 @@ def fact(number: int = 1) -> KubeEvent:
     return KubeEvent(OurNode(), "HeldByOther", f"gpu {number}")
 
 
-def told_at(told: Told, at: float) -> tuple[Told, list[KubeEvent]]:
+def told_at(told: PostedFacts, at: float) -> tuple[PostedFacts, list[KubeEvent]]:
     """Tells all that is due, as the poster does."""
     found: list[KubeEvent] = []
     while True:
@@ -36,7 +36,7 @@ def told_at(told: Told, at: float) -> tuple[Told, list[KubeEvent]]:
 
 
 def test_what_passes_by_itself_is_not_told() -> None:
-    told = look(NOTHING_TOLD, (fact(),), 100.0)
+    told = look(NOTHING_POSTED, (fact(),), 100.0)
     assert next_at(told) == 100.0 + limits.EVENT_SETTLE_S
     told, found = told_at(told, 100.0 + limits.EVENT_SETTLE_S - 0.1)
     assert found == []
@@ -46,7 +46,7 @@ def test_what_passes_by_itself_is_not_told() -> None:
 
 
 def test_what_lasts_is_told_once_and_again_before_the_server_forgets_it() -> None:
-    told = look(NOTHING_TOLD, (fact(),), 100.0)
+    told = look(NOTHING_POSTED, (fact(),), 100.0)
     times = []
     for at in range(100, 100 + 2 * int(limits.EVENT_TTL_S)):
         told, found = told_at(look(told, (fact(),), float(at)), float(at))
@@ -58,7 +58,7 @@ def test_what_lasts_is_told_once_and_again_before_the_server_forgets_it() -> Non
 
 
 def test_what_comes_and_goes_is_told_again_only_after_a_while_and_counted() -> None:
-    told = NOTHING_TOLD
+    told = NOTHING_POSTED
     times = []
     for at in range(100, 1000):
         holds = (fact(),) if at % 40 < 20 else ()
@@ -70,7 +70,7 @@ def test_what_comes_and_goes_is_told_again_only_after_a_while_and_counted() -> N
 
 
 def test_what_is_long_gone_is_forgotten() -> None:
-    told, found = told_at(look(NOTHING_TOLD, (fact(),), 0.0), limits.EVENT_SETTLE_S)
+    told, found = told_at(look(NOTHING_POSTED, (fact(),), 0.0), limits.EVENT_SETTLE_S)
     assert found == [fact()]
     told = look(told, (), 100.0)
     assert fact() in told.series
@@ -80,7 +80,7 @@ def test_what_is_long_gone_is_forgotten() -> None:
 
 def test_a_node_with_too_much_to_tell_tells_it_one_after_the_other() -> None:
     facts = tuple(map(fact, range(100)))
-    told = look(NOTHING_TOLD, facts, 0.0)
+    told = look(NOTHING_POSTED, facts, 0.0)
     told, found = told_at(told, limits.EVENT_SETTLE_S)
     assert found == list(facts[:EVENT_BURST]), "the one that is due for longest first"
     later = next_at(told)
@@ -94,7 +94,7 @@ def test_a_node_with_too_much_to_tell_tells_it_one_after_the_other() -> None:
 
 
 def test_what_could_not_be_told_is_tried_again_and_costs_a_token() -> None:
-    told = look(NOTHING_TOLD, (fact(1), fact(2)), 0.0)
+    told = look(NOTHING_POSTED, (fact(1), fact(2)), 0.0)
     told, event = due(told, 20.0)
     assert event == fact(1)
     told = failed(told, event, 320.0)
@@ -110,7 +110,7 @@ def test_what_could_not_be_told_is_tried_again_and_costs_a_token() -> None:
 
 def test_no_more_facts_are_known_than_the_bound() -> None:
     many = tuple(map(fact, range(2 * EVENTS_MAX)))
-    told = look(NOTHING_TOLD, many, 0.0)
+    told = look(NOTHING_POSTED, many, 0.0)
     assert list(told.series) == list(many[:EVENTS_MAX])
     told, _ = told_at(told, limits.EVENT_SETTLE_S)
     told = look(told, many[EVENTS_MAX:], 20.0)
@@ -122,7 +122,7 @@ def test_what_happened_in_a_moment_is_told_at_once_and_only_again_when_it_happen
     def happened(at: float) -> tuple[KubeEvent, ...]:
         return (KubeEvent(OurNode(), "HeldByOther", "Allocate refused", happened_at=at),)
 
-    told, found = told_at(look(NOTHING_TOLD, happened(100.0), 100.5), 100.5)
+    told, found = told_at(look(NOTHING_POSTED, happened(100.0), 100.5), 100.5)
     assert len(found) == 1
     told, found = told_at(look(told, happened(100.0), 10_000.0), 10_000.0)
     assert (found, next_at(told)) == ([], math.inf)
@@ -137,7 +137,7 @@ def test_what_happened_in_a_moment_is_told_at_once_and_only_again_when_it_happen
 
 def test_of_facts_that_are_gone_the_one_that_was_told_first_is_forgotten_first() -> None:
     """One that comes back soon must not be told anew, as one that the API server does not know."""
-    told = NOTHING_TOLD
+    told = NOTHING_POSTED
     for number in range(EVENTS_MAX):
         at = number * 1.0
         told = posted(look(told, (fact(number),), at), fact(number), 1, at)
@@ -147,7 +147,7 @@ def test_of_facts_that_are_gone_the_one_that_was_told_first_is_forgotten_first()
 
 
 def test_a_quiet_time_saves_up_no_more_than_a_burst() -> None:
-    told, found = told_at(look(NOTHING_TOLD, (), 0.0), 0.0)
+    told, found = told_at(look(NOTHING_POSTED, (), 0.0), 0.0)
     assert found == []
     facts, at = tuple(map(fact, range(3 * EVENT_BURST))), 1000 * EVENT_REFILL_S
     told = look(told, facts, at)

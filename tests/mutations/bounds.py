@@ -265,22 +265,22 @@ BOUNDS: Final = (
     Mutation(
         "of facts that are gone the last told one is forgotten first",
         "core/reports/event_series.py",
-        "    past = sorted((s.told_at,",
-        "    past = sorted((-s.told_at,",
+        "    past = sorted((s.posted_at,",
+        "    past = sorted((-s.posted_at,",
         "tests/core/test_event_series.py::test_of_facts_that_are_gone_the_one_that_was_told_first_is_forgotten_first",
     ),
     Mutation(
         "facts that are gone are remembered for ever",
         "core/reports/event_series.py",
-        "        if event in holds or fact.told_at + limits.EVENT_TTL_S > at\n",
+        "        if event in holds or fact.posted_at + limits.EVENT_TTL_S > at\n",
         "",
         "tests/core/test_event_series.py::test_what_is_long_gone_is_forgotten",
     ),
     Mutation(
         "a quiet time saves up requests for events",
         "core/reports/event_series.py",
-        "tokens = min(float(EVENT_BURST), told.tokens + passed_s / EVENT_REFILL_S)",
-        "tokens = told.tokens + passed_s / EVENT_REFILL_S",
+        "tokens = min(float(EVENT_BURST), facts.tokens + passed_s / EVENT_REFILL_S)",
+        "tokens = facts.tokens + passed_s / EVENT_REFILL_S",
         "tests/core/test_event_series.py::test_a_quiet_time_saves_up_no_more_than_a_burst",
     ),
     Mutation(

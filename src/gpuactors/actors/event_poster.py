@@ -17,7 +17,7 @@ from gpuactors import limits
 from gpuactors.actors.api_retry import backoff_s
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.reports.event_series import NOTHING_TOLD, due, failed, look, next_at, posted
+from gpuactors.core.reports.event_series import NOTHING_POSTED, due, failed, look, next_at, posted
 from gpuactors.core.reports.kube_events import KubeEvent, OurNode, PodsOf, kube_events
 from gpuactors.core.state import NodeState
 from gpuactors.ports.kube import ApiError, ApiRefused, ClaimApi, EventApi, EventNote, ObjectRef
@@ -56,7 +56,7 @@ async def run(state: LatestReader[NodeState], ports: PosterPorts) -> None:
 class _Poster:
     def __init__(self, ports: PosterPorts) -> None:
         self._ports = ports
-        self._told = NOTHING_TOLD
+        self._told = NOTHING_POSTED
         self._failures = 0
         self._forbidden: dict[KubeEvent, int] = {}
         """The number of 403 answers in a row, by event."""

@@ -203,8 +203,7 @@ def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[
         case ClaimState.RESERVED if claims.durable >= entry.intent:
             return transition(view, entry, ClaimTrigger.DURABLE), []
         case ClaimState.STOPPED if entry.claim is None and 0 < entry.intent <= claims.durable:
-            found = with_entry(claims, replace(entry, intent=0))
-            return view.with_claims(with_read(found, uid)), []
+            return view.with_claims(with_read(with_entry(claims, replace(entry, intent=0)), uid)), []
         case ClaimState.BINDING if AWAITED in entry.acts:
             return _awaited(view, entry)
         case ClaimState.COMMITTING if claims.durable >= entry.intent:

@@ -40,7 +40,7 @@ class Series(Struct, frozen=True, gc=False):
     """When the fact last began, in seconds of the events' clock; infinite while it does not hold."""
     lasts: bool = True
     """True if the fact holds for a while; False if it happened in the moment `since`."""
-    told_at: float = -math.inf
+    posted_at: float = -math.inf
     """When it was last posted; minus infinity before the first post."""
     first_at: float = math.inf
     """When it was first posted; infinite before."""
@@ -52,13 +52,13 @@ class Series(Struct, frozen=True, gc=False):
     @property
     def due_at(self) -> float:
         """When it is posted next; infinite while it does not hold."""
-        if self.since <= self.told_at:
-            return max(self.not_before, self.told_at + limits.EVENT_REPEAT_S) if self.lasts else math.inf
+        if self.since <= self.posted_at:
+            return max(self.not_before, self.posted_at + limits.EVENT_REPEAT_S) if self.lasts else math.inf
         settled_at = self.since + limits.EVENT_SETTLE_S if self.lasts else self.since
-        return max(self.not_before, settled_at, self.told_at + limits.EVENT_AGAIN_S)
+        return max(self.not_before, settled_at, self.posted_at + limits.EVENT_AGAIN_S)
 
 
-class Told(Struct, frozen=True, gc=False):
+class PostedFacts(Struct, frozen=True, gc=False):
     """The facts that are posted, or were not long ago. Frozen: each function returns the next value."""
 
     series: Mapping[KubeEvent, Series] = field(default_factory=dict)
@@ -68,17 +68,17 @@ class Told(Struct, frozen=True, gc=False):
     """When the bucket was last filled."""
 
 
-NOTHING_TOLD: Final = Told()
+NOTHING_POSTED: Final = PostedFacts()
 
 
-def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
+def look(facts: PostedFacts, wanted: tuple[KubeEvent, ...], at: float) -> PostedFacts:
     """Take the facts that hold at this time, at most EVENTS_MAX. Keep an ended fact as long as the API server has its
     event."""
     holds = frozenset(wanted[:EVENTS_MAX])
     series = {
         event: fact if event in holds else replace(fact, since=math.inf)
-        for event, fact in told.series.items()
-        if event in holds or fact.told_at + limits.EVENT_TTL_S > at
+        for event, fact in facts.series.items()
+        if event in holds or fact.posted_at + limits.EVENT_TTL_S > at
     }
     for event in wanted[:EVENTS_MAX]:
         fact = series.get(event, Series(math.inf))
@@ -86,44 +86,44 @@ def look(told: Told, wanted: tuple[KubeEvent, ...], at: float) -> Told:
             series[event] = replace(fact, since=min(fact.since, at))
         else:
             series[event] = replace(fact, since=event.happened_at, lasts=False)
-    past = sorted((s.told_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
+    past = sorted((s.posted_at, i, e) for i, (e, s) in enumerate(series.items()) if s.since == math.inf)
     for _, _, event in past[: max(0, len(series) - EVENTS_MAX)]:
         del series[event]
-    return replace(told, series=series)
+    return replace(facts, series=series)
 
 
-def due(told: Told, at: float) -> tuple[Told, KubeEvent | None]:
+def due(facts: PostedFacts, at: float) -> tuple[PostedFacts, KubeEvent | None]:
     """Return the fact to post now, the one that has been due for longest, and the bucket without its token. None if no
     fact is due, or no token is left."""
-    filled = _filled(told, at)
-    event = min(told.series, key=lambda e: told.series[e].due_at, default=None)
-    if event is None or told.series[event].due_at > at or filled.tokens < 1.0:
+    filled = _filled(facts, at)
+    event = min(facts.series, key=lambda e: facts.series[e].due_at, default=None)
+    if event is None or facts.series[event].due_at > at or filled.tokens < 1.0:
         return filled, None
     return replace(filled, tokens=filled.tokens - 1.0), event
 
 
-def next_at(told: Told) -> float:
+def next_at(facts: PostedFacts) -> float:
     """Return when `due` may return a fact; infinite if never."""
-    first = min((series.due_at for series in told.series.values()), default=math.inf)
-    if first == math.inf or told.tokens >= 1.0:
+    first = min((series.due_at for series in facts.series.values()), default=math.inf)
+    if first == math.inf or facts.tokens >= 1.0:
         return first
-    return max(first, told.filled_at + (1.0 - told.tokens) * EVENT_REFILL_S)
+    return max(first, facts.filled_at + (1.0 - facts.tokens) * EVENT_REFILL_S)
 
 
-def posted(told: Told, event: KubeEvent, count: int, at: float) -> Told:
+def posted(facts: PostedFacts, event: KubeEvent, count: int, at: float) -> PostedFacts:
     """Record that the API server has the event, posted `count` times."""
-    before = told.series[event]
-    after = replace(before, told_at=at, count=count, first_at=min(before.first_at, at))
-    return replace(told, series={**told.series, event: after})
+    before = facts.series[event]
+    after = replace(before, posted_at=at, count=count, first_at=min(before.first_at, at))
+    return replace(facts, series={**facts.series, event: after})
 
 
-def failed(told: Told, event: KubeEvent, until: float) -> Told:
+def failed(facts: PostedFacts, event: KubeEvent, until: float) -> PostedFacts:
     """Record a failed post. It is repeated at `until` if the fact holds then."""
-    after = replace(told.series[event], not_before=until)
-    return replace(told, series={**told.series, event: after})
+    after = replace(facts.series[event], not_before=until)
+    return replace(facts, series={**facts.series, event: after})
 
 
-def _filled(told: Told, at: float) -> Told:
-    passed_s = at - told.filled_at if math.isfinite(told.filled_at) else 0.0
-    tokens = min(float(EVENT_BURST), told.tokens + passed_s / EVENT_REFILL_S)
-    return replace(told, tokens=tokens, filled_at=at)
+def _filled(facts: PostedFacts, at: float) -> PostedFacts:
+    passed_s = at - facts.filled_at if math.isfinite(facts.filled_at) else 0.0
+    tokens = min(float(EVENT_BURST), facts.tokens + passed_s / EVENT_REFILL_S)
+    return replace(facts, tokens=tokens, filled_at=at)

@@ -53,10 +53,10 @@ class ClaimedGpu(Struct, frozen=True, gc=False):
 
 def one_of_each_group(gpus: Iterable[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
     """Return one of the claim's devices in each IOMMU group, as one act binds all of them."""
-    found: dict[tuple[OriginalDriver, ...], ClaimedGpu] = {}
+    by_functions: dict[tuple[OriginalDriver, ...], ClaimedGpu] = {}
     for gpu in gpus:
-        found.setdefault(gpu.functions, gpu)
-    return tuple(found.values())
+        by_functions.setdefault(gpu.functions, gpu)
+    return tuple(by_functions.values())
 
 
 class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):

@@ -124,7 +124,7 @@ def test_a_claim_whose_bind_hangs_tells_its_pods_the_write_with_the_gpu() -> Non
     unbind = UnderWay("/sys/bus/pci/drivers/nvidia/unbind", f"{GPU}\n", 1_800_000_000.0)
     for error in (hangs(unbind, 4711, 5.0), blocked(1, "4711", unbind)):
         (act,) = core.wanted.devices.values()
-        core.feed(ActFailed(act.number, str(error), error.fault, of=ClaimsOf.GPUS))
+        core.feed(ActFailed(act.number, str(error), error.fault, driver_kind=ClaimsOf.GPUS))
         (told,) = [e for e in kube_events(core.state) if e.about == PodsOf(name())]
         assert told.reason == "WriteHangs"
         assert (

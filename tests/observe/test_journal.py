@@ -163,12 +163,14 @@ EVENTS: tuple[events.Event, ...] = (
     claim_events.ClaimRead(1, CLAIM, ClaimsOf.GPUS),
     claim_events.ClaimRead(2, "gone", ClaimsOf.GPUS, missing=True),
     claim_events.ClaimRead(3, "refused", ClaimsOf.GPUS),
-    claim_events.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged", of=ClaimsOf.GPUS),
+    claim_events.CheckpointRead((ENTRY,), (NVIDIA,), "one part is damaged", driver_kind=ClaimsOf.GPUS),
     claim_events.CheckpointRefused("written by version 9", ClaimsOf.GPUS),
     claim_events.CheckpointWritten(4, ClaimsOf.GPUS),
     claim_events.CheckpointWritten(5, ClaimsOf.GPUS, "disk full"),
-    claim_events.ActDone(6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), of=ClaimsOf.GPUS),
-    claim_events.ActFailed(7, "hangs", ActFault.HANGS, of=ClaimsOf.GPUS),
+    claim_events.ActDone(
+        6, (BoundFunction(GPU, "vfio-pci", 35, "vfio0", vfio=True),), driver_kind=ClaimsOf.GPUS
+    ),
+    claim_events.ActFailed(7, "hangs", ActFault.HANGS, driver_kind=ClaimsOf.GPUS),
     claim_events.FitnessChecked(
         7, (FitnessFinding(device_key(GPU)), FitnessFinding(device_key(GPU), ActFault.IN_USE, "open"))
     ),

@@ -56,7 +56,7 @@ async def run(
                         original_drivers=restored.original_drivers,
                         warning="; ".join(filter(None, (restored.warning, *problems))),
                         load=loaded,
-                        of=driver_kind,
+                        driver_kind=driver_kind,
                         owed=restored.owed,
                         is_lost=restored.is_lost,
                         earlier_models=restored.kept.earlier_models,

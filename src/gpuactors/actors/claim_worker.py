@@ -76,9 +76,9 @@ async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, dr
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
             beside = tuple(map(function_address, act.beside))
             bound = await binder.bring(function_address(device), act.target, act.functions, beside)
-            return ActDone(act.number, bound, of=driver_kind)
+            return ActDone(act.number, bound, driver_kind=driver_kind)
     except ActError as exc:
-        return ActFailed(act.number, str(exc), exc.fault, exc.moved, of=driver_kind)
+        return ActFailed(act.number, str(exc), exc.fault, exc.moved, driver_kind=driver_kind)
 
 
 async def _check(check: FitnessCheck, binder: DriverBinder) -> Event:
@@ -100,10 +100,10 @@ async def _on_files(
             else:
                 await files.write(_contents(driver, act.claim, act))
     except DirectoryLeftError as exc:
-        return ActFailed(act.number, str(exc), ActFault.DIRECTORY_LEFT, of=driver_kind)
+        return ActFailed(act.number, str(exc), ActFault.DIRECTORY_LEFT, driver_kind=driver_kind)
     except StateFileError as exc:
-        return ActFailed(act.number, str(exc), of=driver_kind)
-    return ActDone(act.number, of=driver_kind)
+        return ActFailed(act.number, str(exc), driver_kind=driver_kind)
+    return ActDone(act.number, driver_kind=driver_kind)
 
 
 def _contents(driver: str, claim: Claim, act: FilesAct) -> ClaimContents:

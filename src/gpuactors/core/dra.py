@@ -93,7 +93,7 @@ def _claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
-        view, lines = quarantine(view_of(state, driver_of(event.of)), error)
+        view, lines = quarantine(view_of(state, driver_of(event.driver_kind)), error)
         if isinstance(event, PrepareAsked | UnprepareAsked):
             answer = refusal(Cause.SET_ASIDE, str(error))
             lines += declined(event.token, event.claim.uid, str(event.claim), answer)
@@ -103,7 +103,7 @@ def _claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
 def _of_claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
     if isinstance(event, PrepareAsked):
         state = ledger.called(state, at)
-    view, effects = _applied_to(view_of(state, driver_of(event.of)), event, at)
+    view, effects = _applied_to(view_of(state, driver_of(event.driver_kind)), event, at)
     return view.state, effects
 
 

@@ -143,9 +143,9 @@ def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[ClaimRecord]
     if any(token in claims.calls and claims.calls[token].uid in of_it for token in answered):
         return True
     match played.event:
-        case ActDone(number, of=which) | ActFailed(number, of=which) if which is of:
+        case ActDone(number, driver_kind=which) | ActFailed(number, driver_kind=which) if which is of:
             return any(number in entry.acts.values() for entry in of_it.values())
-        case ClaimRead(number, str(), of=which) if which is of:
+        case ClaimRead(number, str(), driver_kind=which) if which is of:
             return any(claims.reads.get(uid) == number for uid in of_it)
         case _:
             return False

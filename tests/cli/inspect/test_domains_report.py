@@ -361,7 +361,9 @@ def test_json_has_words_for_programs() -> None:
 def test_why_no_claim_is_served_is_said() -> None:
     core = DomainCore()
     core.feed(
-        CheckpointRefused("a newer version has written the checkpoint: go back to it", of=ClaimsOf.DOMAINS)
+        CheckpointRefused(
+            "a newer version has written the checkpoint: go back to it", driver_kind=ClaimsOf.DOMAINS
+        )
     )
     assert section(core)[1] == "  a newer version has written the checkpoint: go back to it"
 

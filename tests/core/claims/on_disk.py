@@ -18,11 +18,11 @@ def stored(disk: CheckpointWanted | None) -> Mapping[ClaimUid, StoredEntry]:
 def read_back(disk: CheckpointWanted | None, of: ClaimsOf) -> CheckpointRead:
     """The checkpoint is read."""
     if disk is None:
-        return CheckpointRead(of=of)
+        return CheckpointRead(driver_kind=of)
     return CheckpointRead(
         disk.entries,
         disk.original_drivers,
         owed=disk.owed,
         earlier_models=disk.earlier_models,
-        of=of,
+        driver_kind=of,
     )

@@ -194,7 +194,7 @@ class ClaimsNode(Node[W], Generic[W], frozen=True):
         if act.claim is not None:
             nodes = (node for device in act.devices for node in nodes_of(device))
             files[act.name.uid] = frozenset(int(m[1]) for n in nodes if (m := re.fullmatch(_GROUP_NODE, n)))
-        return self.with_(files=files).stepped(ActDone(act.number, of=self.of))
+        return self.with_(files=files).stepped(ActDone(act.number, driver_kind=self.of))
 
 
 _GROUP_NODE: Final = r"/dev/vfio/([0-9]+)"

@@ -62,7 +62,7 @@ def failed(fault: ActFault | None) -> Cause:
     while core.answer(token) is None:
         devices, files = core.wanted.devices.values(), core.wanted.files.values()
         for number in [*(act.number for act in devices), *(act.number for act in files)]:
-            core.feed(ActFailed(number, "a sentence", fault, of=ClaimsOf.GPUS))
+            core.feed(ActFailed(number, "a sentence", fault, driver_kind=ClaimsOf.GPUS))
         core.pass_time(limits.CLAIM_RETRY_S)
     (cause,) = core.refused(token).causes
     return cause

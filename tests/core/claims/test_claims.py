@@ -60,7 +60,9 @@ def test_a_gpu_that_a_process_still_has_open_is_waited_for_in_the_call() -> None
     core.held_back = {"device"}
     token = core.prepare(name("one"))
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE, of=ClaimsOf.GPUS))
+    core.feed(
+        ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE, driver_kind=ClaimsOf.GPUS)
+    )
     assert core.answer(token) is None
     core.held_back = set()
     core.pass_time(limits.CLAIM_RETRY_S + 1)
@@ -74,7 +76,9 @@ def test_a_gpu_that_stays_open_is_named_at_the_deadline() -> None:
     for _ in range(8):
         if act := next(iter(core.wanted.devices.values()), None):
             core.feed(
-                ActFailed(act.number, f"{A} is open by process 4711", ActFault.IN_USE, of=ClaimsOf.GPUS)
+                ActFailed(
+                    act.number, f"{A} is open by process 4711", ActFault.IN_USE, driver_kind=ClaimsOf.GPUS
+                )
             )
         core.pass_time(limits.CLAIM_RETRY_S)
     assert f"{A} is open by process 4711" in core.refusal(token)

@@ -192,7 +192,7 @@ def test_a_claim_that_is_stopped_is_collected_as_well() -> None:
     core.held_back = {"device"}
     core.prepare(name("one"))
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it", of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "the kernel refused it", driver_kind=ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.STOPPED
     core.held_back.clear()
     core.api.clear()
@@ -209,7 +209,9 @@ def test_a_claim_whose_gpu_stays_in_use_is_collected_as_well() -> None:
         core.pass_time(limits.CLAIM_RETRY_S)
         for act in core.wanted.devices.values():
             if act.target is Target.VFIO:
-                core.feed(ActFailed(act.number, "a process has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
+                core.feed(
+                    ActFailed(act.number, "a process has it open", ActFault.IN_USE, driver_kind=ClaimsOf.GPUS)
+                )
     core.release("device")
     assert core.claim_state(name("one")) is ClaimState.TOMBSTONE
     assert core.driver(A) == "nvidia"
@@ -219,7 +221,7 @@ def test_files_that_could_not_be_written_are_tried_again_while_kubelet_lists_the
     """The next try and the next question were one time: a read of kubelet's ledger put off both."""
     core = prepared().restarted("files")
     (act,) = core.wanted.files.values()
-    core.feed(ActFailed(act.number, "no space left on device", of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "no space left on device", driver_kind=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)
     (again,) = core.wanted.files.values()
     assert again.number > act.number
@@ -236,7 +238,7 @@ def test_files_that_could_not_be_written_do_not_keep_a_claim_from_being_collecte
         core.pass_time(limits.CLAIM_RETRY_S)
         for act in core.wanted.files.values():
             if act.claim is not None:
-                core.feed(ActFailed(act.number, "no space left on device", of=ClaimsOf.GPUS))
+                core.feed(ActFailed(act.number, "no space left on device", driver_kind=ClaimsOf.GPUS))
     assert core.claim_state(name("one")) is ClaimState.RELEASING
 
 

@@ -277,7 +277,7 @@ def test_an_unprepare_in_each_state_leaves_nothing(
         core.release("files")
     if held == "stop":
         (act,) = core.wanted.devices.values()
-        core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
+        core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, driver_kind=ClaimsOf.GPUS))
     assert core.claim_state(ONE) is state
     unprepare = core.unprepare(ONE)
     if state not in (ClaimState.PREPARED, ClaimState.STOPPED):
@@ -357,7 +357,7 @@ def stopped() -> ClaimCore:
     core.held_back = {"device"}
     token = core.prepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, driver_kind=ClaimsOf.GPUS))
     assert core.refusal(token) == "the kernel refused it"
     return core
 
@@ -385,7 +385,9 @@ def test_one_of_two_acts_fails_and_all_devices_are_returned() -> None:
     core.prepare(ONE)
     acts = core.wanted.devices
     core.feed(core.act_event(acts[device_key(ON_HOST.address)]))
-    core.feed(ActFailed(acts[device_key(gpu(B).address)].number, "the kernel refused it", of=ClaimsOf.GPUS))
+    core.feed(
+        ActFailed(acts[device_key(gpu(B).address)].number, "the kernel refused it", driver_kind=ClaimsOf.GPUS)
+    )
     assert core.claim_state(ONE) is ClaimState.STOPPED
     core.held_back.clear()
     core.unprepare(ONE)
@@ -398,8 +400,8 @@ def test_the_end_of_an_act_that_nobody_wants_any_more_changes_nothing() -> None:
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
     core.unprepare(ONE)
-    core.feed(ActDone(act.number, of=ClaimsOf.GPUS))
-    core.feed(ActFailed(act.number, "late", of=ClaimsOf.GPUS))
+    core.feed(ActDone(act.number, driver_kind=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "late", driver_kind=ClaimsOf.GPUS))
     assert core.claim_state(ONE) is ClaimState.RELEASING
     core.release("device")
     assert core.claim_state(ONE) is ClaimState.TOMBSTONE
@@ -411,7 +413,7 @@ def test_a_release_that_failed_is_tried_again() -> None:
     core.held_back = {"device"}
     token = core.unprepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, driver_kind=ClaimsOf.GPUS))
     assert core.wanted.devices == {}
     core.pass_time(limits.CLAIM_RETRY_S)
     (again,) = core.wanted.devices.values()
@@ -429,7 +431,9 @@ def test_a_claim_that_waits_for_a_failing_release_is_told_why_it_fails() -> None
     token = core.prepare(name("two"))
     for _ in range(10):
         for act in core.wanted.devices.values():
-            core.feed(ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, of=ClaimsOf.GPUS))
+            core.feed(
+                ActFailed(act.number, "the kernel refused it", ActFault.REFUSED, driver_kind=ClaimsOf.GPUS)
+            )
         core.pass_time(limits.CLAIM_RETRY_S)
     assert "released from the claim default/one (the kernel refused it)" in core.refusal(token)
 
@@ -491,7 +495,9 @@ def test_files_of_an_unknown_claim_that_cannot_be_removed_are_tried_again_and_it
     core = core_with(ON_HOST, one=(A,))
     core.held_back = {"files"}
     token = core.unprepare(ONE)
-    core.feed(ActFailed(core.wanted.files[ONE.uid].number, "the disk is read-only", of=ClaimsOf.GPUS))
+    core.feed(
+        ActFailed(core.wanted.files[ONE.uid].number, "the disk is read-only", driver_kind=ClaimsOf.GPUS)
+    )
     assert core.wanted.files == {}
     core.pass_time(limits.CLAIM_RETRY_S)
     assert [act.claim for act in core.wanted.files.values()] == [None]

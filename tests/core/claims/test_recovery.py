@@ -23,7 +23,7 @@ from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciAddress, Po
 from tests.core.builders import NO_FILE, SETTINGS, A, B, audio, gpu, read_of_young
 from tests.core.gpus.claim_core import DRIVER, POOL, ClaimCore, allocated, core_with, name
 
-LOST = CheckpointRead(is_lost=True, of=ClaimsOf.GPUS)
+LOST = CheckpointRead(is_lost=True, driver_kind=ClaimsOf.GPUS)
 
 
 def listed(
@@ -174,7 +174,7 @@ def test_a_claim_that_is_listed_later_has_ended_here() -> None:
 def test_where_the_checkpoint_is_there_kubelets_list_makes_no_claim() -> None:
     core = core_with(gpu(A, 1), one=(A,))
     core.strangers = listed(name("one"), A)
-    core.feed(CheckpointRead(of=ClaimsOf.GPUS))
+    core.feed(CheckpointRead(driver_kind=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)
     assert core.claim_state(name("one")) is ClaimState.ABSENT
 

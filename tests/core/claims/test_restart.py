@@ -172,7 +172,7 @@ def rebuilt(*addresses: str) -> CheckpointRead:
         (StoredEntry(name("one"), ClaimState.PREPARED, None, GpuReservation(gpus)),),
         (),
         "it is lost",
-        of=ClaimsOf.GPUS,
+        driver_kind=ClaimsOf.GPUS,
     )
 
 
@@ -225,13 +225,13 @@ def test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_u
     entries = rebuilt(A).entries
     core.feed(
         CheckpointRefused(
-            "the checkpoint is of version 7: install that version", entries=entries, of=ClaimsOf.GPUS
+            "the checkpoint is of version 7: install that version", entries=entries, driver_kind=ClaimsOf.GPUS
         )
     )
     assert "claim default/one" in core.refusal(core.allocate(A))
     assert isinstance(core.allocation(core.allocate(B)), Granted)
     assert core.acts == []
-    core.feed(CheckpointRead((), (), load=2, of=ClaimsOf.GPUS))
+    core.feed(CheckpointRead((), (), load=2, driver_kind=ClaimsOf.GPUS))
     assert isinstance(core.allocation(core.allocate(A)), Granted), "the checkpoint knows of no claim"
 
 
@@ -240,7 +240,7 @@ def test_claims_that_were_known_stay_known_when_the_checkpoint_cannot_be_read_ag
     core = core_with(PRE_BOUND, gpu(B, 2), one=(B,), two=(A,))
     core.held_back = {"files"}
     core.prepare(name("two"))
-    core.feed(CheckpointRefused("cannot read it", entries=rebuilt(B).entries, of=ClaimsOf.GPUS))
+    core.feed(CheckpointRefused("cannot read it", entries=rebuilt(B).entries, driver_kind=ClaimsOf.GPUS))
     assert "claim default/two" in core.refusal(core.allocate(A))
     assert "claim default/one" in core.refusal(core.allocate(B))
 
@@ -422,7 +422,7 @@ def test_an_earlier_read_of_the_checkpoint_does_not_count_after_the_hand_over() 
     after.held_back = {"load"}
     before.prepare(name("one"))
     after.feed(PredecessorGone("it handed over"))
-    after.feed(CheckpointRead(load=1, of=ClaimsOf.GPUS))
+    after.feed(CheckpointRead(load=1, driver_kind=ClaimsOf.GPUS))
     assert not after.wanted.is_serving
     after.disk = before.disk
     after.release("load")

@@ -219,10 +219,12 @@ class DomainCore(CallsCore):
                 self.files[act.name.uid] = act.devices
                 self.directories |= {*act.directories}
             elif self.stuck and act.directories:
-                return ActFailed(act.number, "it is stuck", ActFault.DIRECTORY_LEFT, of=ClaimsOf.DOMAINS)
+                return ActFailed(
+                    act.number, "it is stuck", ActFault.DIRECTORY_LEFT, driver_kind=ClaimsOf.DOMAINS
+                )
             else:
                 self.directories -= {*act.directories}
-            return ActDone(act.number, of=ClaimsOf.DOMAINS)
+            return ActDone(act.number, driver_kind=ClaimsOf.DOMAINS)
         if wanted.imex and "imex" not in self.held_back:
             return ImexRead(wanted.imex, self.imex)
         return None

@@ -339,7 +339,7 @@ def _first_act(node: Node) -> FilesAct:
 
 def files_failed(node: Node) -> Node:
     """It is not."""
-    return node.stepped(ActFailed(_first_act(node).number, "the disk is full", of=ClaimsOf.DOMAINS))
+    return node.stepped(ActFailed(_first_act(node).number, "the disk is full", driver_kind=ClaimsOf.DOMAINS))
 
 
 ANSWERS: Final[tuple[Happening[Node], ...]] = (

@@ -163,7 +163,7 @@ class ClaimCore(CallsCore):
         if wanted.checkpoint is not None and "checkpoint" not in self.held_back:
             return self.checkpoint_written(wanted.checkpoint)
         if wanted.files and "files" not in self.held_back:
-            return ActDone(next(iter(wanted.files.values())).number, of=ClaimsOf.GPUS)
+            return ActDone(next(iter(wanted.files.values())).number, driver_kind=ClaimsOf.GPUS)
         if wanted.devices and "device" not in self.held_back:
             return self.act_event(next(iter(wanted.devices.values())))
         return None
@@ -174,12 +174,14 @@ class ClaimCore(CallsCore):
         bound = []
         for first in act.functions:
             if (known := self.functions.get(first.address)) is None:
-                return ActFailed(act.number, f"{first.address} is not there", ActFault.GONE, of=ClaimsOf.GPUS)
+                return ActFailed(
+                    act.number, f"{first.address} is not there", ActFault.GONE, driver_kind=ClaimsOf.GPUS
+                )
             driver = driver_after(known, first, act.target)
             now = on_driver(known, driver)
             self.functions[first.address] = now
             bound.append(as_bound(now))
-        return ActDone(act.number, tuple(bound), of=ClaimsOf.GPUS)
+        return ActDone(act.number, tuple(bound), driver_kind=ClaimsOf.GPUS)
 
 
 def core_with(*functions: PciFunction, **claims: tuple[str, ...]) -> ClaimCore:

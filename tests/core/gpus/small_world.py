@@ -311,10 +311,14 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
         case DeviceAct():
             there = {f.address: f for f in node.outside.functions}
             if act.target is Target.VFIO and _disk_driver(there.get(DISK)) is not None:
-                failed = ActFailed(act.number, "the host has the disk", ActFault.NOT_VIABLE, of=ClaimsOf.GPUS)
+                failed = ActFailed(
+                    act.number, "the host has the disk", ActFault.NOT_VIABLE, driver_kind=ClaimsOf.GPUS
+                )
                 return node.stepped(failed)
             if GPU not in there:
-                return node.stepped(ActFailed(act.number, "it is gone", ActFault.GONE, of=ClaimsOf.GPUS))
+                return node.stepped(
+                    ActFailed(act.number, "it is gone", ActFault.GONE, driver_kind=ClaimsOf.GPUS)
+                )
             after = dict(there)
             for first in act.functions:
                 known = there[first.address]
@@ -323,7 +327,7 @@ def act_done(node: Node, act: DeviceAct | FilesAct) -> Node:
             if act.target is Target.VFIO:
                 node = node.with_(disturbed=False)
             bound = tuple(as_bound(after[first.address]) for first in act.functions)
-            return node.stepped(ActDone(act.number, bound, of=ClaimsOf.GPUS))
+            return node.stepped(ActDone(act.number, bound, driver_kind=ClaimsOf.GPUS))
 
 
 def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
@@ -334,7 +338,7 @@ def _act_failed(fault: ActFault | None) -> Callable[[Node], Node]:
         if isinstance(act, DeviceAct) and fault is ActFault.REFUSED:
             node = node.with_(functions=tuple(_unbound(f, act) for f in before))
         moved = tuple(as_bound(f) for f in node.outside.functions if f not in before)
-        return node.stepped(ActFailed(act.number, "it failed", fault, moved=moved, of=ClaimsOf.GPUS))
+        return node.stepped(ActFailed(act.number, "it failed", fault, moved=moved, driver_kind=ClaimsOf.GPUS))
 
     return happens
 

@@ -166,7 +166,11 @@ def test_one_that_is_plugged_in_during_the_bind_and_left_without_a_driver_is_ret
     (act,) = core.wanted.devices.values()
     core.feed(
         ActFailed(
-            act.number, "the kernel refused it", ActFault.REFUSED, moved=(as_bound(left),), of=ClaimsOf.GPUS
+            act.number,
+            "the kernel refused it",
+            ActFault.REFUSED,
+            moved=(as_bound(left),),
+            driver_kind=ClaimsOf.GPUS,
         )
     )
     core.held_back = set()
@@ -192,7 +196,7 @@ def released_without_driver(*functions: PciFunction) -> ClaimCore:
 def not_loaded(core: ClaimCore) -> None:
     (act,) = core.wanted.devices.values()
     assert act.target is Target.ORIGINAL_DRIVER
-    core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER, driver_kind=ClaimsOf.GPUS))
 
 
 def loaded(core: ClaimCore) -> None:
@@ -272,7 +276,7 @@ def test_it_is_tried_again_while_a_process_has_the_gpu() -> None:
     core = released_without_driver()
     core.pass_time(RETURN_RETRY_S)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "process 77 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "process 77 has it open", ActFault.IN_USE, driver_kind=ClaimsOf.GPUS))
     loaded(core)
     assert core.driver(A) == "nvidia"
 

@@ -84,7 +84,7 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.held_back = {"device"}
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, driver_kind=ClaimsOf.GPUS))
     assert core.wanted.fitness_check is None, "its claim tries it"
     core.release("device")
     core.held_back = {"device"}
@@ -96,10 +96,10 @@ def test_what_a_claims_own_act_has_met_counts_when_the_claim_is_gone() -> None:
     core.held_back = {"device"}
     core.prepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "process 99 has it open", ActFault.IN_USE, driver_kind=ClaimsOf.GPUS))
     core.unprepare(ONE)
     (act,) = core.wanted.devices.values()
-    core.feed(ActDone(act.number, of=ClaimsOf.GPUS))
+    core.feed(ActDone(act.number, driver_kind=ClaimsOf.GPUS))
     assert blocked(core) == BlockReason(BlockKind.HELD, "InUseOnHost")
 
 

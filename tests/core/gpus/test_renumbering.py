@@ -83,12 +83,12 @@ def test_of_two_files_that_swap_numbers_the_old_ones_are_removed_first() -> None
     assert [act.claim for act in acts.values()] == [None, None]
     first, second = (act.number for act in acts.values())
     core.carry_out(first)
-    core.feed(ActDone(first, of=ClaimsOf.GPUS))
+    core.feed(ActDone(first, driver_kind=ClaimsOf.GPUS))
     assert all(act.claim is None for act in core.wanted.files.values()), (
         "nothing is written while the other's files may name the number"
     )
     core.carry_out(second)
-    core.feed(ActDone(second, of=ClaimsOf.GPUS))
+    core.feed(ActDone(second, driver_kind=ClaimsOf.GPUS))
     core.release("files")
     assert (core.groups(ONE), core.groups(TWO)) == ({"2"}, {"1"})
 
@@ -125,7 +125,7 @@ def test_a_removal_that_fails_is_tried_again_and_holds_the_number() -> None:
     core.held_back = {"files"}
     core.unplugged(A)
     (act,) = core.wanted.files.values()
-    core.feed(ActFailed(act.number, "the disk is read-only", of=ClaimsOf.GPUS))
+    core.feed(ActFailed(act.number, "the disk is read-only", driver_kind=ClaimsOf.GPUS))
     core.changed(gpu(C, 1))
     three = name("three")
     core.prepare(allocated(three, C))
@@ -335,7 +335,11 @@ def test_another_model_after_a_reboot_is_refused() -> None:
     core = FilesCore(replace(gpu(A, 1, driver="nvidia"), device="20b5"))
     core.created(allocated(ONE, A))
     core.state = replace(core.state)
-    core.feed(CheckpointRead(earlier_models={ONE.uid: {DeviceKey(A): "10de:2330"}}, of=ClaimsOf.GPUS, load=3))
+    core.feed(
+        CheckpointRead(
+            earlier_models={ONE.uid: {DeviceKey(A): "10de:2330"}}, driver_kind=ClaimsOf.GPUS, load=3
+        )
+    )
     for _ in range(2):  # kubelet asks again
         refused = core.refused(core.prepare(ONE))
         assert refused.causes == ("ReplacedByAnother",)
@@ -349,7 +353,7 @@ def test_another_model_after_a_reboot_is_refused() -> None:
 def test_the_models_of_an_earlier_boot_are_kept_on_disk_until_the_claim_is_prepared_or_unprepared() -> None:
     core = FilesCore(gpu(A, 1), gpu(B, 2))
     models = {ONE.uid: {DeviceKey(A): "10de:20b5"}, TWO.uid: {DeviceKey(B): "10de:2330"}}
-    core.feed(CheckpointRead(earlier_models=models, of=ClaimsOf.GPUS, load=3))
+    core.feed(CheckpointRead(earlier_models=models, driver_kind=ClaimsOf.GPUS, load=3))
     core.prepare(allocated(TWO, B))
     assert core.disk is not None
     assert core.disk.earlier_models == {ONE.uid: models[ONE.uid]}
@@ -361,7 +365,7 @@ def test_the_models_of_an_earlier_boot_are_kept_on_disk_until_the_claim_is_prepa
 def test_files_that_somebody_has_touched_are_written_by_what_is_seen() -> None:
     core = two_prepared()
     del core.files[ONE.uid]
-    core.feed(FilesTouched(of=ClaimsOf.GPUS))
+    core.feed(FilesTouched(driver_kind=ClaimsOf.GPUS))
     assert core.groups(ONE) == {"1"}
 
 
@@ -373,7 +377,7 @@ def test_files_that_are_touched_before_the_first_scan_are_not_written_by_old_num
     after.functions = {PciAddress(A): gpu(A, 2), PciAddress(B): gpu(B, 1)}
     after.held_back = {"inspection"}
     after.feed_answers()
-    after.feed(FilesTouched(of=ClaimsOf.GPUS))
+    after.feed(FilesTouched(driver_kind=ClaimsOf.GPUS))
     assert after.claim_state(ONE) is ClaimState.PREPARED
     assert (dict(after.wanted.files), after.files) == ({}, {})
     after.release("inspection")
@@ -390,7 +394,7 @@ def test_files_whose_numbers_nobody_knows_are_removed_when_the_card_is_pulled(wh
     core.files = {ONE.uid: frozenset({"/dev/vfio/1", "/dev/vfio/vfio"})}
     own = GpuReservation(gpus_by_name([slice_name(DeviceKey(A))]))
     found = StoredEntry(ONE, ClaimState.PREPARED, None, own)
-    core.feed(CheckpointRead(entries=(found,), is_lost=True, of=ClaimsOf.GPUS))
+    core.feed(CheckpointRead(entries=(found,), is_lost=True, driver_kind=ClaimsOf.GPUS))
     core.pass_time(limits.LEDGER_QUIET_S)
     core.unplugged(A)
     core.release("device")

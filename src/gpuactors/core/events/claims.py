@@ -1,6 +1,6 @@
 """Claims (DRA): calls, reads, checkpoints, acts and slices.
 
-`of` says which claims an event is about: numbers, calls and the checkpoint are of one set each.
+`driver_kind` says which claims an event is about: numbers, calls and the checkpoint are of one set each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PrepareAsked(Struct, frozen=True, gc=False):
 
     token: Token
     claim: ClaimName
-    of: ClaimsOf
+    driver_kind: ClaimsOf
 
 
 class UnprepareAsked(Struct, frozen=True, gc=False):
@@ -38,7 +38,7 @@ class UnprepareAsked(Struct, frozen=True, gc=False):
 
     token: Token
     claim: ClaimName
-    of: ClaimsOf
+    driver_kind: ClaimsOf
 
 
 class ClaimRead(Struct, frozen=True, gc=False):
@@ -47,7 +47,7 @@ class ClaimRead(Struct, frozen=True, gc=False):
 
     number: int
     claim: Claim | Failure
-    of: ClaimsOf
+    driver_kind: ClaimsOf
     missing: bool = False
     """True if the API server has no claim of that name, or one with another UID."""
     retry_in_s: float = limits.CLAIM_READ_RETRY_S
@@ -58,7 +58,7 @@ class ClaimRead(Struct, frozen=True, gc=False):
 class OfDriver(Struct, frozen=True, gc=False, kw_only=True):
     """An event of the claims of one driver."""
 
-    of: ClaimsOf
+    driver_kind: ClaimsOf
 
 
 class CheckpointRead(OfDriver, frozen=True, gc=False):
@@ -85,7 +85,7 @@ class CheckpointRefused(Struct, frozen=True, gc=False):
     """The checkpoint cannot be used, for instance because a newer version has written it. No claim is touched."""
 
     reason: str
-    of: ClaimsOf
+    driver_kind: ClaimsOf
     entries: tuple[StoredEntry, ...] = ()
     """The claims whose files name GPUs: these GPUs are theirs."""
 
@@ -94,7 +94,7 @@ class CheckpointWritten(Struct, frozen=True, gc=False):
     """Every checkpoint up to this number is on disk, and survives a power failure. A failed write is repeated."""
 
     number: int
-    of: ClaimsOf
+    driver_kind: ClaimsOf
     failure: Failure | None = None
 
 
@@ -128,7 +128,7 @@ class FilesTouched(Struct, frozen=True, gc=False):
     """The CDI files of the claims, or their directory, were touched: a file may be missing. This daemon touches them as
     well, for each claim."""
 
-    of: ClaimsOf
+    driver_kind: ClaimsOf
     claims: tuple[ClaimUid, ...] | None = None
     """The claims whose files these are, sorted; None if any claim's may be."""
 
@@ -137,7 +137,7 @@ class SlicesPublished(Struct, frozen=True, gc=False):
     """The state of the published ResourceSlices has changed."""
 
     publication: Publication
-    of: ClaimsOf
+    driver_kind: ClaimsOf
 
 
 ClaimEvent = (

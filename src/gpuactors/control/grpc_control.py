@@ -44,7 +44,7 @@ class GrpcControl(pb.ControlBase):
 
     async def serve_connection(self, stream: trio.abc.Stream, received: bytes) -> None:
         """Until the peer disconnects. `received`: what was read of the stream."""
-        await self._server.serve_connection(_Reread(stream, received))
+        await self._server.serve_connection(trio.StapledStream(stream, _Reread(stream, received)))
 
     async def drain(self, grace_s: float) -> None:
         """End every call; see `ControlServer.drain`."""
@@ -64,28 +64,20 @@ class GrpcControl(pb.ControlBase):
 
 
 @final
-class _Reread(trio.abc.Stream):
+class _Reread(trio.abc.ReceiveStream):
     """A stream of which some was read already."""
 
-    def __init__(self, stream: trio.abc.Stream, received: bytes) -> None:
+    def __init__(self, stream: trio.abc.ReceiveStream, received: bytes) -> None:
         self._stream = stream
         self._received = received
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if self._received:
-            await trio.lowlevel.checkpoint()
-            received, self._received = (
-                self._received[:max_bytes],
-                self._received[max_bytes or len(self._received) :],
-            )
-            return received
-        return await self._stream.receive_some(max_bytes)
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._stream.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
+        if not self._received:
+            return await self._stream.receive_some(max_bytes)
+        await trio.lowlevel.checkpoint()
+        most = max_bytes or len(self._received)
+        received, self._received = self._received[:most], self._received[most:]
+        return received
 
     async def aclose(self) -> None:
         await self._stream.aclose()

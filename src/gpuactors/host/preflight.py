@@ -27,7 +27,6 @@ from gpuactors.host.root import (
 )
 
 _MAP_MAX_BYTES: Final = 4 << 20
-_SHORT_MAX_BYTES: Final = 64 << 10
 _BARS: Final = 6
 """The first lines of `resource`; the expansion ROM and windows follow."""
 

@@ -53,7 +53,6 @@ HISTORY_UNKNOWN_MAX: Final = 64
 not any more."""
 
 _ID: Final = attrgetter("id")
-_HEALTH: Final = attrgetter("health")
 
 
 def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, Changes, list[Effect]]:

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 from msgspec.structs import replace
 
-from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.files import ClaimFiles
@@ -44,7 +44,7 @@ from gpuactors.ports.node import Caller, Endpoint, LedgerContents, LedgerQuestio
 from gpuactors_simulation.host.kernel import FakeKernel
 from gpuactors_simulation.host.tree import HostTree, PciSpec
 from gpuactors_simulation.kube.server import FakeApiServer
-from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, inline
 from tests.memory.disk import FakeDisk, StoppedError
 from tests.memory.kube import MemoryApiServer
 from tests.support.inline_host import InlineReader, InlineUse

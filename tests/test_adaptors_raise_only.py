@@ -19,7 +19,7 @@ import trio
 from inotify_simple import INotify
 
 from gpuactors.acts import cdi_watch, disk, modprobe, state_lock
-from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.modprobe import Modprobe, ModprobeError
@@ -44,6 +44,7 @@ from gpuactors.ports.errors import HostShortError, PortError, StateFileError
 from gpuactors.ports.kube import ApiError
 from gpuactors.process import plain_files
 from gpuactors_simulation.host.imex import ImexTree
+from gpuactors_simulation.memory.acts import inline
 from tests.acts.test_persistenced import accepted
 from tests.fuzz_decoders.decoder import Stream, sentence
 from tests.support.descriptors import open_files

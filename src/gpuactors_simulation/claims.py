@@ -14,7 +14,6 @@ from typing import Any, Final, final
 
 from msgspec.structs import replace
 
-from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state import NodeState
@@ -26,7 +25,7 @@ from gpuactors_simulation.host.kernel import FakeKernel
 from gpuactors_simulation.host.tree import HostTree, PciSpec, Uevent
 from gpuactors_simulation.kubelet.dra.values import Surroundings
 from gpuactors_simulation.kubelet.values import KubeletView
-from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, inline
 from gpuactors_simulation.situation import ClaimsSeen, GpuSeen
 
 DRIVER: Final = "gpu.nvidia.com"

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from gpuactors.actors import checkpoint_keeper
-from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.files import ClaimFiles
@@ -26,6 +26,7 @@ from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.ports.errors import StateFileError
+from gpuactors_simulation.memory.acts import inline
 
 PATIENCE_S = 3600.0
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from gpuactors.acts import blocking_runner
-from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import OneThread, StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
@@ -21,6 +21,7 @@ from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.ports.claims import CheckpointStore, ClaimFileStore
 from gpuactors.ports.errors import StateFileError
+from gpuactors_simulation.memory.acts import inline
 from tests.memory.disk import FakeDisk
 from tests.support.patience import patient
 

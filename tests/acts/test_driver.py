@@ -14,7 +14,6 @@ import trio.testing
 from msgspec.structs import replace
 
 from gpuactors.acts import driver
-from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import HOLDERS_NAMED_MAX, SysfsBinder
 from gpuactors.core.values.claim import ActFault, BoundFunction, FitnessFinding, OriginalDriver, Target
 from gpuactors.core.values.model import Holder, PciAddress, function_address
@@ -25,7 +24,7 @@ from gpuactors.ports.claims import ActError
 from gpuactors.ports.errors import HostShortError
 from gpuactors_simulation.host.kernel import DRIVERS, FakeKernel, Planned
 from gpuactors_simulation.host.tree import HostTree, PciSpec
-from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, inline
 from tests.memory.disk import FakeDisk, StoppedError
 
 GPU, AUDIO = PciAddress("0000:23:00.0"), PciAddress("0000:23:00.1")

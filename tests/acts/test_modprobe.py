@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuactors.acts.blocking_runner import in_a_thread, inline
+from gpuactors.acts.blocking_runner import in_a_thread
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.acts.modprobe import MODPROBE_AGAIN_S, Modprobe, ModprobeError
 from gpuactors.core.values.claim import ActFault, OriginalDriver, Target
@@ -19,7 +19,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.ports.claims import ActError
 from gpuactors_simulation.host.kernel import DRIVERS, FakeKernel
 from gpuactors_simulation.host.tree import HostTree, PciSpec
-from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, inline
 from tests.host.test_imex import script
 from tests.support.patience import patient
 

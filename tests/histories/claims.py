@@ -12,7 +12,6 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
-from gpuactors.acts.blocking_runner import inline
 from gpuactors.acts.driver import SysfsBinder
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.values.model import DeviceKey
@@ -22,7 +21,7 @@ from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors_simulation.host.kernel import NVIDIA, FakeKernel
 from gpuactors_simulation.host.tree import HostTree, PciSpec
 from gpuactors_simulation.host.uevents import Uevent
-from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, inline
 from tests.histories.administrator import ADMINISTERED, LOADS_LATE, Administrator
 from tests.histories.dra_node import NAMESPACE, NODE, DraNode
 

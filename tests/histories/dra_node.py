@@ -13,7 +13,7 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
-from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles, inline
+from gpuactors.acts.blocking_runner import StoredCheckpoint, StoredFiles
 from gpuactors.acts.checkpoint import FILE_NAME, CheckpointFile
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
@@ -30,6 +30,7 @@ from gpuactors_simulation.kube.server import FakeApiServer
 from gpuactors_simulation.kube.status import CLAIMS as CLAIM_OBJECTS
 from gpuactors_simulation.kubelet.dra.surroundings import surroundings_of
 from gpuactors_simulation.kubelet.dra.values import Surroundings
+from gpuactors_simulation.memory.acts import inline
 from tests.memory.disk import FakeDisk
 from tests.memory.kube import MemoryApiServer
 

@@ -1,5 +1,4 @@
-"""The checkpoint and the claims' files for the actors: what blocks runs in a thread, in order, with a deadline; or
-inline for the simulation.
+"""The checkpoint and the claims' files for the actors: what blocks runs in a thread, in order, with a deadline.
 
 Must not decide anything: the core says what is to be on disk.
 """
@@ -10,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final, Protocol, TypeVar, final
-
-import trio
 
 from gpuactors import limits
 from gpuactors.acts.checkpoint import CheckpointFile
@@ -81,12 +78,6 @@ class OneThread:
 async def in_a_thread(call: Callable[[], T]) -> T:
     """Run calls that may block, each in a thread of its own (`BlockingRunner`)."""
     return await in_thread(call, name="act", ended=lambda: None)
-
-
-async def inline(call: Callable[[], T]) -> T:
-    """Call directly (`BlockingRunner`), for a disk that never blocks."""
-    await trio.lowlevel.checkpoint()
-    return call()
 
 
 class Lock(Protocol):

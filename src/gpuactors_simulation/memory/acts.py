@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import trio
 
@@ -19,6 +19,8 @@ from gpuactors_simulation.host.kernel import FakeKernel, SleepsError
 
 _PID: Final = "4711"
 _STEP_S: Final = 0.05
+
+T = TypeVar("T")
 
 
 @final
@@ -175,3 +177,9 @@ class MemoryPersistence:
         elif self.obeys:
             self._kernel.close(address, self.PID)
         return True
+
+
+async def inline(call: Callable[[], T]) -> T:
+    """Call directly (`acts.blocking_runner.BlockingRunner`), for a disk that never blocks."""
+    await trio.lowlevel.checkpoint()
+    return call()

@@ -88,7 +88,8 @@ def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> Node
         for group in over:
             del groups[group], last[group]
         state = with_polls(state, replace(polls, groups=groups, seen=last))
-    ledger, inspected = state.kubelet.ledger, state.host.seen != before.host.seen
+    ledger = state.kubelet.ledger
+    inspected = state.host.seen is not before.host.seen  # a result that is equal, too
     if inspected and ledger.refresh.due_at > at + limits.LEDGER_S and matters(state):
         # It was read before a device of ours was known, at the daemon's start for instance.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))

@@ -310,6 +310,27 @@ def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_devi
     assert refused.causes == (Cause.STILL_ALLOCATED,)
 
 
+def test_the_next_pod_waits_for_a_read_that_could_show_the_cgroup() -> None:
+    """Seen on a real node under load: the read that came back last was older than the cgroup, and the device of the
+    pod that had just got it was given to the next one."""
+    core = with_two_calls()
+    core.silent = True
+    core.pass_time(limits.ADMISSION_S - 0.05)
+    before_the_cgroup = core.ledger_event(core.read)
+    core.lives["u1"] = PodLife.STARTING
+    core.silent = False
+    answers = core.answers(before_the_cgroup, after_s=0.2) + _answers(core, limits.ADMISSION_S)
+    assert only(Refused, answers).causes == (Cause.STILL_ALLOCATED,)
+
+
+def test_a_call_whose_last_read_hangs_says_so() -> None:
+    core = with_two_calls()
+    core.silent = True
+    (refused,) = _answers(core, limits.CALL_DEADLINE_S + limits.LATE_CALL_S)
+    assert isinstance(refused, Refused)
+    assert refused.causes == (Cause.LEDGER_LATE,)
+
+
 def test_a_call_that_has_waited_long_enough_is_answered_though_the_machine_slept() -> None:
     """Found by histories: it was refused without a reason, as its deadline was over as well."""
     core = with_two_calls()

@@ -166,7 +166,7 @@ MUTATIONS: Final = (
     Mutation(
         "any owner of a device is taken for the pod of the call",
         "core/deviceplugin/calls.py",
-        "            return entry.to is None or has_kept(ledger.books, name, at) is not True\n",
+        "            return entry.to is None or has_kept(ledger.books, name) is not True\n",
         "            return True\n",
     ),
     Mutation(

@@ -43,7 +43,7 @@ from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.kinds.presence import GONE, changed
 from gpuactors.core.kinds.table import is_key, kind_of
-from gpuactors.core.ledger.books import has_kept
+from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_waiting
 from gpuactors.core.values.cause import OF_A_PART, Cause
@@ -143,15 +143,14 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
             continue
         if _is_missing(state, call):
             continue
-        answer = _decide(state, call, at)
+        answer = _decide(state, call)
         if isinstance(answer, _Doubted):
             doubting = replace(call, doubted=state.host.inspections.last)
             state = with_waiting(state, {**state.calls.waiting, token: doubting})
             state = _with_read(state, doubting, at)
             continue
         if isinstance(answer, _Awaited):
-            refresh = state.kubelet.ledger.refresh.due_by(at + ADMISSION_READ_S)
-            state = with_ledger(state, replace(state.kubelet.ledger, refresh=refresh))
+            state = _with_next_look(state, token, call, at)
             continue
         if answer is None:  # the previous holder has not released it yet
             continue
@@ -292,7 +291,7 @@ def _with_pending(state: NodeState, call: Call, at: float) -> NodeState:
     over = {
         LedgerEntry(*name, Pod("", "", uid))
         for name in ids
-        if (uid := books.uids.get(name)) is not None and has_kept(books, name, at) is False
+        if (uid := books.uids.get(name)) is not None and has_kept(books, name) is False
     }
     granted = {**books.granted, **dict.fromkeys(ids, at)}
     ledger = replace(ledger, books=replace(books, ended=books.ended | over, granted=granted))
@@ -420,6 +419,17 @@ def _with_read(state: NodeState, call: Call, at: float) -> NodeState:
     return schedule.ask_ledger(state, at)
 
 
+def _with_next_look(state: NodeState, token: Token, call: Call, at: float) -> NodeState:
+    """Have kubelet's ledger read again soon, for a call that waits until a pod has its cgroup. Where the call's time is
+    over before the read that decides could be requested, as the machine slept, that read gets LATE_CALL_S."""
+    ledger = state.kubelet.ledger
+    decides_from = max(admitted_by(ledger.books, name) for name in _names(call))
+    if ledger.refresh.outstanding is not None and ledger.asked_at >= max(decides_from, call.deadline):
+        longer = replace(call, deadline=ledger.asked_at + limits.LATE_CALL_S)
+        state = with_waiting(state, {**state.calls.waiting, token: longer})
+    return with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + ADMISSION_READ_S)))
+
+
 def _with_poll(state: NodeState, call: Call) -> NodeState:
     """Request a poll of the groups of the call's devices, whether they were polled so far or not."""
     groups = state.index.group_numbers(call.seen)
@@ -473,7 +483,7 @@ class _Awaited(Struct, frozen=True, gc=False):
     """Whether the pod that has just got a device of the call has all its devices will be known soon."""
 
 
-def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awaited | None:
+def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None:
     """Return the answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     by_id = devices_by_id(state, call.resource)
     blockers = [b for device, units in call.seen.items() if (b := _blocker(by_id, state, device, units))]
@@ -491,7 +501,7 @@ def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awa
         case CallKind.ALLOCATE:
             if _is_undecided(state, by_id, call):
                 return None
-            taken, owners = _taken(state, call, at)
+            taken, owners = _taken(state, call)
             if taken:
                 if call.doubted is None and (
                     not _is_exact(state, call) if owners else _is_before(state, call)
@@ -500,7 +510,7 @@ def _decide(state: NodeState, call: Call, at: float) -> Answer | _Doubted | _Awa
                 if _may_be_back(state, by_id, call):
                     return None
                 return _refused(Refusal.FAILED_PRECONDITION, *taken, owners=owners)
-            if any(_is_being_admitted(state, name, at) for name in _names(call)):
+            if _is_being_admitted(state, call):
                 return _Awaited()
             return Granted(tuple(_grant([by_id[i] for i in ids]) for ids in call.requests))
 
@@ -621,27 +631,27 @@ def _names(call: Call) -> list[Named]:
     return [(call.resource, device) for request in call.requests for device in request]
 
 
-def _is_being_admitted(state: NodeState, name: Named, at: float) -> bool:
-    """Return whether a pod got the device so recently that its cgroup, which it gets with all its devices, may not be
-    there yet, and that it cannot have run and stopped."""
-    books = state.kubelet.ledger.books
-    uid = books.uids.get(name)
-    return (
-        uid is not None
-        and books.lives.get(uid) in (PodLife.ABSENT, PodLife.STOPPED)
-        and name in state.kubelet.ledger.entries
-        and at < books.granted.get(name, -math.inf) + limits.ADMISSION_S
+def _is_being_admitted(state: NodeState, call: Call) -> bool:
+    """Return whether a pod that has just got a device of the call may be about to get its cgroup: it cannot have run
+    and stopped."""
+    ledger, books = state.kubelet.ledger, state.kubelet.ledger.books
+    return any(
+        name in ledger.entries
+        and name in books.uids
+        and books.lives.get(books.uids[name]) in (PodLife.ABSENT, PodLife.STOPPED)
+        and books.looked_at < admitted_by(books, name)
+        for name in _names(call)
     )
 
 
-def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple[Allocation, ...]]:
+def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Allocation, ...]]:
     """Return why Allocate must refuse although the files are in order: the first holder of each device that is not the
     pod of the call. Return the owners among these as well."""
     by_id = devices_by_id(state, call.resource)
     asked = {by_id[i].key: i for request in call.requests for i in request}
     reasons, owners = list[Reason](), list[Allocation]()
     for address in sorted(call.seen):
-        held = state.holding(address, call.resource, _is_calls(state, call, address, asked[address], at))
+        held = state.holding(address, call.resource, _is_calls(state, call, address, asked[address]))
         if held is None or _is_awaited(state, address, held):
             continue
         reason = held.reason
@@ -654,7 +664,7 @@ def _taken(state: NodeState, call: Call, at: float) -> tuple[list[Reason], tuple
 
 
 def _is_calls(
-    state: NodeState, call: Call, address: DeviceKey, asked_as: DeviceId, at: float
+    state: NodeState, call: Call, address: DeviceKey, asked_as: DeviceId
 ) -> Callable[[DeviceKey, Allocation], bool]:
     """Return a function that tells whether an owner does not block the device at `address`: it may be the pod of the
     call, has ended, or has another device of the call, for which it is a reason by itself."""
@@ -663,12 +673,12 @@ def _is_calls(
     def is_own(function: DeviceKey, entry: Allocation) -> bool:
         name = (entry.resource or NO_RESOURCE, DeviceId(entry.device))
         if function == address and name == (call.resource, asked_as):
-            return entry.to is None or has_kept(ledger.books, name, at) is not True
+            return entry.to is None or has_kept(ledger.books, name) is not True
         if function != address and function in call.seen:
             return True
         if entry.to is None:  # kubelet is done with that Allocate: its pod has not got the device
             return name in pending and ledger.read_at >= asking.listed_at(pending[name])
-        return isinstance(entry.to, Pod) and has_kept(ledger.books, name, at) is False
+        return isinstance(entry.to, Pod) and has_kept(ledger.books, name) is False
 
     return is_own
 
@@ -719,10 +729,10 @@ def _late(state: NodeState, call: Call, at: float) -> Refused:
             "the checkpoint of the claims, which may have a device of the call, could not be read in time"
         )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.CHECKPOINT_LATE, message))
-    if _is_unread(state, call):
+    if _is_unread(state, call) or _is_being_admitted(state, call):
         message = "kubelet's ledger could not be read in time; check whether kubelet, or the disk of its file, hangs"
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
     if held := _held(state, call):
         return _refused(Refusal.UNAVAILABLE, *held)
-    taken, owners = _taken(state, call, at)
+    taken, owners = _taken(state, call)
     return _refused(Refusal.UNAVAILABLE, *taken, owners=owners)

@@ -40,23 +40,24 @@ from gpuactors.core.values.model import (
 Name = tuple[ResourceName, DeviceId]
 
 
-def seen(books: Books, event: LedgerRead, at: float) -> Books:
-    """Record what the file and the kernel show by this read. If the file cannot be read, keep what was read of it
-    last."""
+def seen(books: Books, event: LedgerRead, at: float, *, asked_at: float) -> Books:
+    """Record what the file and the kernel show by this read, which was requested at `asked_at`. If the file cannot be
+    read, keep what was read of it last."""
     confirmed = frozenset(name for answer in event.answers for name in answer.devices)
     granted = {n: since for n, since in books.granted.items() if at < since + limits.GRANT_FILE_S}
     books = replace(books, confirmed=confirmed, granted=granted, came=event.pods.came)
     if event.file is None:
         return books
     return replace(
-        with_lives(books, event.file, event.pods, at),
+        with_lives(books, event.file, event.pods, at, asked_at=asked_at),
         uids=_uids(books, event.file.entries),
         ended=books.ended & {*event.file.entries} if books.ended else books.ended,
     )
 
 
-def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float) -> Books:
-    """Record which pods of the file live: the kernel shows that whatever kubelet answers."""
+def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float, *, asked_at: float) -> Books:
+    """Record which pods of the file live, by a read that was requested at `asked_at`: the kernel shows that whatever
+    kubelet answers."""
     named = {e.pod.uid for e in file.entries}
     alive = {uid for uid, life in pods.lives.items() if life is not PodLife.ABSENT}
     absent = named & {uid for uid, life in pods.lives.items() if life is PodLife.ABSENT}
@@ -66,6 +67,7 @@ def with_lives(books: Books, file: LedgerFile, pods: SeenPods, at: float) -> Boo
         lives=dict(pods.lives),
         seen=(books.seen & named) | alive,
         absent_since=since,
+        looked_at=asked_at,
     )
 
 
@@ -82,20 +84,24 @@ def has_ended(books: Books, entry: LedgerEntry, at: float, *, starts_pods: bool)
     return starts_pods and at - books.absent_since.get(uid, at) >= limits.LEDGER_SETTLE_S
 
 
-def has_kept(books: Books, name: Name, at: float) -> bool | None:
+def has_kept(books: Books, name: Name) -> bool | None:
     """Return whether the pod that has a device by the file still has it, and all its containers have their devices;
-    None if that cannot be seen."""
+    None if that cannot be seen, as while a pod that has just got it may have no cgroup yet."""
     if name in books.confirmed:
         return True
     match books.lives.get(books.uids.get(name, "")):
         case PodLife.STARTING | PodLife.RUNNING:
             return True
-        case PodLife.ABSENT | PodLife.STOPPED if (
-            at >= books.granted.get(name, -math.inf) + limits.ADMISSION_S
-        ):
+        case PodLife.ABSENT | PodLife.STOPPED if books.looked_at >= admitted_by(books, name):
             return False
         case _:
             return None
+
+
+def admitted_by(books: Books, name: Name) -> float:
+    """Return when a pod that got the device by the last Allocate has its cgroup: kubelet makes it when all its
+    containers have their devices."""
+    return books.granted.get(name, -math.inf) + limits.ADMISSION_S
 
 
 def listed(

@@ -71,7 +71,7 @@ def counted(
 ) -> Counted:
     """Return the valid entries after `event`, which came at `at`. `ledger` is as before the event; `pending` are
     devices that may be changing hands; `device_plugin`: kubelet has our device lists."""
-    young, books = ledger.young, file_books.seen(ledger.books, event, at)
+    young, books = ledger.young, file_books.seen(ledger.books, event, at, asked_at=ledger.asked_at)
     starts_pods = event.kubelet is not None and (
         not device_plugin or at >= _has_pods_at(young, event.kubelet)
     )

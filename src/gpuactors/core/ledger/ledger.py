@@ -143,7 +143,7 @@ def ledger_unreadable(state: NodeState, event: LedgerUnreadable, at: float) -> N
     if event.file is not None:
         # What kubelet answered to Get once is older than what the kernel shows now.
         books = replace(ledger.books, confirmed=frozenset())
-        books = file_books.with_lives(books, event.file, event.pods, at)
+        books = file_books.with_lives(books, event.file, event.pods, at, asked_at=before.asked_at)
         ledger = _with_answers(replace(ledger, books=books), event.file)
     ledger = _with_cdi(ledger, event.cdi)
     state = with_ledger(state, ledger)

@@ -537,6 +537,8 @@ class Books(Struct, frozen=True, gc=False):
     """When Allocate was last answered for a device, while that matters."""
     came: int = 0
     """As of the last look."""
+    looked_at: float = -math.inf
+    """When the read that shows `lives` was requested: no later change is in them."""
 
 
 NO_BOOKS: Final = Books({}, frozenset(), {}, frozenset(), {}, frozenset(), {})

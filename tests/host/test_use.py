@@ -26,7 +26,7 @@ from gpuactors_simulation.host.tree import HostTree, PciSpec
 from tests.support.inline_host import InlineUse
 from tests.support.patience import patient
 
-SHORT_S = 0.1
+SHORT_S = 0.5
 PATIENCE_S = patient(10.0)
 Kind = type[SysfsUse] | type[InlineUse]
 KINDS = [SysfsUse, InlineUse]

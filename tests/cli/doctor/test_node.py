@@ -177,7 +177,14 @@ def served(*words: str) -> Iterator[tuple[Patient, DaemonProcess]]:
         patient.gpu(0x24)
         with patient.node.daemon("--node-name=gpu-17", *words) as daemon:
             patient.node.wait_device_lists({H100: {GPU: HEALTHY, SECOND: HEALTHY}})
+            eventually(lambda: is_settled(patient), "a registration that is confirmed")
             yield patient, daemon
+
+
+def is_settled(patient: Patient) -> bool:
+    """Kubelet has answered Register, and has the healthy devices that the daemon lists."""
+    facts = patient.examined(pre=False).facts
+    return isinstance(facts.daemon, Running) and not is_unsettled(facts.daemon, facts.ledger)
 
 
 def test_a_healthy_node_has_nothing_to_be_done_and_the_settings_are_the_daemons() -> None:

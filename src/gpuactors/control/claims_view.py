@@ -33,11 +33,11 @@ def ago(then: float, at: float) -> float | None:
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:
     """Of GPUs; None while DRA is off."""
-    if state.gpus_part is None or (settings := state.gpus_part.claims.settings) is None:
+    claims = state.gpus.claims
+    if (settings := claims.settings) is None:
         return None
     from gpuactors.core.gpus.report import claim_reports  # a node without claims has none of it
 
-    claims = state.gpus_part.claims
     published = claims.publication
     reasons = _reasons(state) if published is not None and (published.tainted or published.withdrawn) else {}
     return of_claims(claims, settings.driver, claim_reports(state), reasons, at)
@@ -98,7 +98,7 @@ def _reasons(state: NodeState) -> dict[str, str]:
 
 def device_of_claims_view(state: NodeState, device: DeviceKey) -> DeviceOfClaimsView | None:
     """None while DRA is off."""
-    if state.gpus_part is None:
+    if state.gpus.claims.settings is None:
         return None
     from gpuactors.core.gpus.report import device_of_claims
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def domains_view(state: NodeState, at: float) -> DomainsView | None:
     """None while compute domains are off."""
-    domains = state.domains_part
-    if domains is None or (settings := domains.settings) is None:
+    domains = state.domains
+    if (settings := domains.settings) is None:
         return None
     from gpuactors.core.domains import report  # a node without compute domains has none of it
 

@@ -59,11 +59,11 @@ def with_claims_served(
     """The state at start, with the part of each DRA driver that has settings: a read of its checkpoint is wanted."""
     if claim_settings is not None:
         gpus = Gpus(gpu_settings or GpuSettings(), Claims(claim_settings))
-        state = replace(state, gpus_part=gpus)
+        state = replace(state, gpus=gpus)
     if domain_settings is not None:
         from gpuactors.core.domains.reads import first_domains
 
-        state = replace(state, domains_part=first_domains(domain_settings))
+        state = replace(state, domains=first_domains(domain_settings))
     return state
 
 
@@ -72,14 +72,14 @@ def applied(state: NodeState, event: AboutClaims, at: float) -> Stepped:
     if isinstance(event, ClaimEvent):
         return _claim(state, event, at)
     if isinstance(event, FitnessChecked):
-        if state.gpus_part is None:
+        if state.gpus.claims.settings is None:
             return state, []
         from gpuactors.core.gpus import fitness
 
-        gpus, effects = fitness.checked(state.gpus_part, event, at)
-        return replace(state, gpus_part=gpus), effects
+        gpus, effects = fitness.checked(state.gpus, event, at)
+        return replace(state, gpus=gpus), effects
     if isinstance(event, DomainEvent):
-        if state.domains_part is None:
+        if state.domains.settings is None:
             return state, []
         from gpuactors.core.domains import step as domains
 
@@ -140,7 +140,7 @@ def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> St
     for driver in drivers_of(state):
         view, lines = progress.advanced(view_of(state, driver), before, at)
         state, effects = view.state, effects + lines
-    if state.domains_part is not None:
+    if state.domains.settings is not None:
         from gpuactors.core.domains import step as domains
 
         state, lines = domains.on_state_changed(before, state, at)
@@ -178,7 +178,7 @@ def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> S
 
 def _due(state: NodeState, at: float) -> Stepped:
     effects: list[Effect] = []
-    if state.domains_part is not None:
+    if state.domains.settings is not None:
         from gpuactors.core.domains import step as domains
 
         state = domains.due(state, at)
@@ -191,7 +191,7 @@ def _due(state: NodeState, at: float) -> Stepped:
 def deadline(state: NodeState) -> float:
     """When a `Ticked` is due for claims if nothing else happens; infinite if never."""
     found = min((progress.deadline(view_of(state, d)) for d in drivers_of(state)), default=math.inf)
-    if state.domains_part is None:
+    if state.domains.settings is None:
         return found
     from gpuactors.core.domains import step as domains
 

@@ -28,7 +28,7 @@ def driver_of(of: ClaimsOf) -> Driver:
 
 def drivers_of(state: NodeState) -> Iterator[Driver]:
     """Those that are on, in the order in which they go on after each event."""
-    if state.gpus_part is not None:
+    if state.gpus.claims.settings is not None:
         yield driver_of(ClaimsOf.GPUS)
-    if state.domains_part is not None:
+    if state.domains.settings is not None:
         yield driver_of(ClaimsOf.DOMAINS)

@@ -208,8 +208,8 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 
 def _is_as_known(before: NodeState, state: NodeState) -> bool:
     """After a call that requests facts: nothing else than what is outstanding is another."""
-    parts = (state.kubelet, state.gpus_part, state.domains_part)
-    return parts == (before.kubelet, before.gpus_part, before.domains_part)
+    parts = (state.kubelet, state.gpus, state.domains)
+    return parts == (before.kubelet, before.gpus, before.domains)
 
 
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
@@ -249,7 +249,7 @@ def _claims_advanced(before: NodeState, state: NodeState, event: events.Event, a
 
 
 def _offered(state: NodeState) -> NodeState:
-    if state.gpus_part is None:
+    if state.gpus.claims.settings is None:
         return state
     from gpuactors.core.gpus.offer import offered
 
@@ -412,7 +412,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
 
 def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:
     """Said when it becomes so, of a node whose GPUs are to be offered."""
-    wanted = after.daemon.settings.device_plugin or after.gpus_part is not None
+    wanted = after.daemon.settings.device_plugin or after.gpus.claims.settings is not None
     if not wanted or not after.host.scanned or after.index.devices:
         return []
     if before.host.scanned and not before.index.devices:

@@ -181,8 +181,8 @@ class LineWriter:
         waiting = self.rest()
         self._last.clear()
         self._effects.clear()
-        parts = {name.removesuffix("_part"): getattr(state, name) for name in PARTS}
-        whole = {name: msgspec.to_builtins(part) for name, part in parts.items() if part is not None}
+        off = {name for name in ("gpus", "domains") if getattr(state, name).claims.settings is None}
+        whole = {name: msgspec.to_builtins(getattr(state, name)) for name in PARTS if name not in off}
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 
     def step_line(self, step: Step) -> bytes:

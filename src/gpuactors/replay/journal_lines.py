@@ -49,8 +49,10 @@ _STATE: Final[Mapping[str, type[Any]]] = {
     "calls": Calls,
     "published": Published,
     "daemon": Daemon,
+    "gpus": Gpus,
+    "domains": Domains,
 }
-"""The part of a state that is always written, and its type: derived values are computed again."""
+"""The parts of a state, and their types: derived values are computed again."""
 
 _as_header = msgspec.json.Decoder(Header)
 _as_state = msgspec.json.Decoder(StateLine)
@@ -99,8 +101,6 @@ def read_state(line: StateLine) -> NodeState:
     try:
         given = _unwrapped(line.state)
         return NodeState(
-            gpus_part=msgspec.convert(given.pop("gpus", None), Gpus | None),
-            domains_part=msgspec.convert(given.pop("domains", None), Domains | None),
             **{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()},
         )
     except (*UNREADABLE, AttributeError, KeyError, TypeError, ValueError) as exc:

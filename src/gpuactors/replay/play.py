@@ -251,8 +251,7 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
     """The differences between two states, by part and name. An order within a mapping is no difference."""
     if recorded == computed:
         return ()
-    names = [part.removesuffix("_part") for part in PARTS]
-    pairs = [(name, getattr(recorded, name), getattr(computed, name)) for name in names]
+    pairs = [(name, getattr(recorded, name), getattr(computed, name)) for name in PARTS]
     differ = [
         f"{name}.{value.name}"
         for name, was, now in pairs

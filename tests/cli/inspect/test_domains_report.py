@@ -280,7 +280,7 @@ def test_a_claim_with_devices_of_both_drivers_is_explained_for_each() -> None:
     core.prepare(ONE)
     gpus = ClaimCore(gpu("0000:01:00.0", group=1))
     gpus.prepare(allocated(ONE, "0000:01:00.0"))
-    core.state = replace(gpus.state, domains_part=core.state.domains)
+    core.state = replace(gpus.state, domains=core.state.domains)
     parts = "\n".join(explained(core, "default/one")).split("\n\nClaim ")
     assert ["Device  0000:01:00.0" in part for part in parts] == [True, False]
     assert [f"Device         channel-0\nComputeDomain  default/red, UID {RED}" in part for part in parts] == [

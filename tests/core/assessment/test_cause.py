@@ -294,7 +294,7 @@ def ledger_late() -> set[Cause]:
 
 def checkpoint_late() -> set[Cause]:
     core = node()
-    core.state = replace(core.state, gpus_part=Gpus(claims=Claims(CLAIM_SETTINGS)))
+    core.state = replace(core.state, gpus=Gpus(claims=Claims(CLAIM_SETTINGS)))
     asked(core, A)
     found(core, gpu(A))
     return late(core)

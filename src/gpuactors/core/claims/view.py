@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.driver import Driver
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
-from gpuactors.core.state.claims import NO_CLAIMS, ClaimRecord, Claims, with_entry
+from gpuactors.core.state.claims import ClaimRecord, Claims, with_entry
 from gpuactors.core.values.claim import ClaimsOf, DeviceHealth
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.slices import Offer
@@ -16,15 +16,14 @@ from gpuactors.core.values.slices import Offer
 
 def claims_of(state: NodeState, kind: ClaimsOf) -> Claims:
     """Return the claims of one driver."""
-    part = state.gpus_part if kind is ClaimsOf.GPUS else state.domains_part
-    return part.claims if part is not None else NO_CLAIMS
+    return state.gpus.claims if kind is ClaimsOf.GPUS else state.domains.claims
 
 
 def with_claims(state: NodeState, kind: ClaimsOf, claims: Claims) -> NodeState:
     """Replace the claims of one driver."""
     if kind is ClaimsOf.GPUS:
-        return replace(state, gpus_part=replace(state.gpus, claims=claims))
-    return replace(state, domains_part=replace(state.domains, claims=claims))
+        return replace(state, gpus=replace(state.gpus, claims=claims))
+    return replace(state, domains=replace(state.domains, claims=claims))
 
 
 def offered(state: NodeState, kind: ClaimsOf) -> tuple[Offer | None, tuple[DeviceHealth, ...]]:

@@ -382,7 +382,7 @@ def _is_missing(state: NodeState, call: Call) -> bool:
     for device, units in call.seen.items():
         if any(_is_unseen(state, call, u) for u in units) or _is_unpolled(state, call, device):
             return True
-    return not state.claims_known
+    return not state.gpus.claims.is_known
 
 
 def _is_unread(state: NodeState, call: Call) -> bool:
@@ -724,7 +724,7 @@ def _late(state: NodeState, call: Call, at: float) -> Refused:
             f"the users of {unpolled} could not be determined in time; can its `enable` be read in sysfs?"
         )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.USE_LATE, message))
-    if not state.claims_known:
+    if not state.gpus.claims.is_known:
         message = (
             "the checkpoint of the claims, which may have a device of the call, could not be read in time"
         )

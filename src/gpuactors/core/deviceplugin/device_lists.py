@@ -130,7 +130,7 @@ def is_ready(state: NodeState) -> bool:
     external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint or, where that
     is lost, by kubelet's list.
     """
-    if not state.claims_known or _awaits_lost_claims(state):
+    if not state.gpus.claims.is_known or _awaits_lost_claims(state):
         return False
     if not (
         state.host.scanned
@@ -149,7 +149,7 @@ def is_ready(state: NodeState) -> bool:
 def _awaits_lost_claims(state: NodeState) -> bool:
     """Return whether the checkpoint is lost and kubelet has not been asked for its list since (`claims/recovery.py`). A
     daemon that takes over may not ask, and offers nothing."""
-    since = state.gpus_part.claims.lost_since if state.gpus_part is not None else None
+    since = state.gpus.claims.lost_since
     is_serving = state.daemon.role is Role.SERVING
     return is_serving and since is not None and state.kubelet.ledger.asking.done <= since
 

@@ -43,7 +43,7 @@ class DomainClaiming:
         foreign_claims = strangers(domains.claims, state) if ledger.tried else None
         if foreign_claims == domains.strangers:
             return state
-        return replace(state, domains_part=replace(domains, strangers=foreign_claims))
+        return replace(state, domains=replace(domains, strangers=foreign_claims))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         settings, config = state.domains.settings, chosen(claim)
@@ -88,7 +88,7 @@ class DomainClaiming:
         assert config is not None
         entry = replace(entry, since=state.domains.last)
         domains = reads.imex_asked(reads.domain_asked(state.domains, config.domain))
-        return schedule.ask_ledger(replace(state, domains_part=domains), at, lists=True), entry
+        return schedule.ask_ledger(replace(state, domains=domains), at, lists=True), entry
 
     def conflict(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
         reason = exclusion.conflict(state.domains, entry)

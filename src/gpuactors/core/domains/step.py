@@ -61,7 +61,7 @@ def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
     domains, effects = label.decided(reads.on_state_changed(domains, at), at)
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
-        state = replace(state, domains_part=after)
+        state = replace(state, domains=after)
     if state.domains != before.domains:
         state = _with(state, _dated(state.domains, at))
     return state, effects
@@ -97,4 +97,4 @@ def is_serving(state: NodeState) -> bool:
 
 
 def _with(state: NodeState, domains: Domains) -> NodeState:
-    return replace(state, domains_part=domains) if domains != state.domains else state
+    return replace(state, domains=domains) if domains != state.domains else state

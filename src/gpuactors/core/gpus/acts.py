@@ -15,7 +15,7 @@ from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.gpus import fitness, placement, returns
 from gpuactors.core.gpus.exclusion import has_another_owner, with_companions
 from gpuactors.core.gpus.reads import read_again
-from gpuactors.core.state import NodeState, with_gpus_part
+from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     ClaimedGpu,
     ClaimRecord,
@@ -51,7 +51,7 @@ class GpuActs:
         unseen = dict.fromkeys(acted, returns.UNSEEN)
         gpus = replace(state.gpus, original_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
         operator = gpus.settings.operator
-        return with_gpus_part(state, gpus), [
+        return replace(state, gpus=gpus), [
             with_gpus(stored, [_with_operators_word(operator, gpu) for gpu in gpus_of(stored).gpus])
             for stored in event.entries
         ]
@@ -102,7 +102,7 @@ class GpuActs:
         if entry.state is not ClaimState.BINDING:
             return state, entry, []
         if event.moved:
-            state = with_gpus_part(state, returns.half_done(state, event.moved))
+            state = replace(state, gpus=returns.half_done(state, event.moved))
         state, lines = _with_finding(state, entry, event.number, event.fault, event.reason, at)
         return state, with_bound(entry, event.moved), lines
 
@@ -112,7 +112,7 @@ class GpuActs:
         gpus = returns.owed_by(state.gpus, entry, event.number, event.reason, at)
         new = [owed for address, owed in gpus.owed.items() if address not in state.gpus.owed]
         lines: list[Effect] = [returns.log_owed(owed, owed.reason) for owed in new]
-        return with_gpus_part(state, gpus), lines
+        return replace(state, gpus=gpus), lines
 
     def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
         gpus = state.gpus
@@ -121,10 +121,10 @@ class GpuActs:
         owed = gpus.owed[address]
         if isinstance(event, ActDone):
             state = read_again(state, owed.claim, (owed.gpu,), event, returned=True)
-            return with_gpus_part(state, returns.over(state.gpus, address)), [returns.log_done(owed)]
+            return replace(state, gpus=returns.over(state.gpus, address)), [returns.log_done(owed)]
         if event.fault is ActFault.GONE:
-            return with_gpus_part(state, returns.over(gpus, address)), []
-        return with_gpus_part(state, returns.put_off(gpus, address, at, event.reason)), [
+            return replace(state, gpus=returns.over(gpus, address)), []
+        return replace(state, gpus=returns.put_off(gpus, address, at, event.reason)), [
             returns.log_owed(owed, event.reason, known=event.reason == owed.reason)
         ]
 
@@ -140,10 +140,10 @@ class GpuActs:
                 or claims.checkpoint > claims.durable
                 or has_another_owner(state, stub, address) is not None
             ):
-                state = with_gpus_part(state, returns.put_off(state.gpus, address, at))
+                state = replace(state, gpus=returns.put_off(state.gpus, address, at))
             else:
-                state = with_gpus_part(state, returns.begun(state.gpus, address))
-        return with_gpus_part(state, fitness.due(state.gpus, at)), []
+                state = replace(state, gpus=returns.begun(state.gpus, address))
+        return replace(state, gpus=fitness.due(state.gpus, at)), []
 
     def deadline(self, state: NodeState) -> float:
         returned_at = min((owed.retry_at for owed in state.gpus.owed.values()), default=math.inf)
@@ -159,7 +159,7 @@ def _with_finding(
     devices = (g.key for g in gpus_of(entry).gpus if entry.acts.get(g.key) == number)
     findings = [FitnessFinding(address, fault, reason) for address in devices]
     gpus, lines = fitness.with_findings(state.gpus, findings, at)
-    return with_gpus_part(state, gpus), lines
+    return replace(state, gpus=gpus), lines
 
 
 def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:

@@ -15,7 +15,7 @@ from gpuactors.core.gpus.exclusion import allocated_devices, exclusive_devices, 
 from gpuactors.core.gpus.reads import read_at_once, seen_again, with_reads
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
 from gpuactors.core.kinds.table import key_of
-from gpuactors.core.state import NodeState, with_gpus_part
+from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimRecord, gpus_of, one_of_each_group, with_gpus
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
@@ -33,7 +33,7 @@ class GpuClaiming:
             state = read_at_once(state)
         gpus = returns.on_state_changed(before, state)
         gpus = with_reserved(before.gpus, seen_again(state, gpus))
-        return with_gpus_part(state, fitness.on_state_changed(before, state, gpus))
+        return replace(state, gpus=fitness.on_state_changed(before, state, gpus))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         found = config.chosen(claim)
@@ -64,7 +64,7 @@ class GpuClaiming:
         own = with_whole_groups(state, [claimed_gpu(state, a) for a in _own_addresses(entry.claim)])
         functions = {f.address for gpu in own for f in gpu.functions}
         gpus = returns.without_owed(state.gpus, functions)
-        return with_gpus_part(state, replace(gpus, acted=gpus.acted | functions)), with_gpus(entry, own)
+        return replace(state, gpus=replace(gpus, acted=gpus.acted | functions)), with_gpus(entry, own)
 
     def binding(self, entry: ClaimRecord) -> Sequence[str]:
         return [str(gpu.key) for gpu in one_of_each_group(gpus_of(entry).gpus) if gpu.functions]

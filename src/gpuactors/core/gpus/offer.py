@@ -93,7 +93,7 @@ def offered(state: NodeState) -> NodeState:
         },
         switches_in_the_way(state),
     )
-    return state if now == before else replace(state, offered_part=now)
+    return state if now == before else replace(state, offered=now)
 
 
 @memoized

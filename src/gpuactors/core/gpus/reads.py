@@ -23,7 +23,7 @@ def read_at_once(state: NodeState) -> NodeState:
     gpus, seen, since = state.gpus, state.host.seen, state.host.inspections.last
     settled = {a: since if n == returns.UNSEEN else n for a, n in gpus.settled.items() if a in seen}
     wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
-    return with_inspections(replace(state, gpus_part=replace(gpus, settled=settled)), wanted)
+    return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), wanted)
 
 
 def read_again(
@@ -38,7 +38,7 @@ def read_again(
     after = replace(after, returned={**after.returned, **given}) if given else after
     state = schedule.ask_poll(state, frozenset(used.values())) if used else state
     wanted = inspections.ask_inspections(state.host.inspections, changed)
-    return with_inspections(replace(state, gpus_part=after), wanted)
+    return with_inspections(replace(state, gpus=after), wanted)
 
 
 def seen_again(state: NodeState, gpus: Gpus) -> Gpus:

@@ -132,7 +132,7 @@ def project(state: NodeState) -> Outputs:
             for r, p in state.published.plugins.items()
         },
         claims=_claims(state),
-        domains=domains_wanted(state) if state.domains_part is not None else None,
+        domains=domains_wanted(state) if state.domains.settings is not None else None,
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )
@@ -147,7 +147,7 @@ def _ledger(state: NodeState) -> LedgerWanted:
 
 
 def _claims(state: NodeState) -> ClaimsWanted | None:
-    if state.gpus_part is None:
+    if state.gpus.claims.settings is None:
         return None
     from gpuactors.core.gpus.driver import GPUS
 

@@ -1,7 +1,6 @@
 """The state of the node, as one frozen value of seven parts, and the values derived from it.
 
-The parts about claims are None where these are not served. `NodeState.gpus` and `NodeState.domains` are without claims
-then.
+The parts about claims are without settings where these are not served (`NO_GPUS`, `NO_DOMAINS`).
 
 Changed only by `step`. A value that is derived from several parts is a property of their state (`NodeState.index`,
 `NodeState.assessments`): made from the parts of this state, or remembered where they are the same (`values/memo.py`).
@@ -122,7 +121,7 @@ class Daemon(Struct, frozen=True, gc=False):
     stopping: bool
 
 
-PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus_part", "domains_part")
+PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "domains")
 """The names of the parts of the state; its other fields are derived."""
 
 
@@ -134,42 +133,23 @@ class NodeState(Struct, frozen=True, gc=False):
     calls: Calls
     published: Published
     daemon: Daemon
-    gpus_part: Gpus | None = None
-    """The claims of GPUs; None while DRA is off."""
-    domains_part: Domains | None = None
-    """The compute domains; None while they are off."""
-    offered_part: Offered | None = None
-    """The devices offered to claims, derived from the rest; see `gpus/offer.py`. None before the first offer."""
-
-    @property
-    def gpus(self) -> Gpus:
-        """The claims of GPUs; empty while DRA is off."""
-        return self.gpus_part if self.gpus_part is not None else NO_GPUS
-
-    @property
-    def domains(self) -> Domains:
-        """The compute domains; empty while they are off."""
-        return self.domains_part if self.domains_part is not None else NO_DOMAINS
-
-    @property
-    def offered(self) -> Offered:
-        """The devices offered to claims; empty before the first offer."""
-        return self.offered_part if self.offered_part is not None else NOTHING_OFFERED
-
-    @property
-    def serves_claims(self) -> bool:
-        """True if a DRA driver is on."""
-        return self.gpus_part is not None or self.domains_part is not None
+    gpus: Gpus = NO_GPUS
+    """The claims of GPUs; without settings while DRA is off."""
+    domains: Domains = NO_DOMAINS
+    """The compute domains; without settings while they are off."""
+    offered: Offered = NOTHING_OFFERED
+    """The devices offered to claims, derived from the rest; see `gpus/offer.py`. Empty before the first offer."""
 
     @property
     def all_claims(self) -> tuple[Claims, ...]:
         """The claims of each DRA driver that is on, in the order in which they are handled."""
-        return tuple(part.claims for part in (self.gpus_part, self.domains_part) if part is not None)
+        both = (self.gpus.claims, self.domains.claims)
+        return tuple(claims for claims in both if claims.settings is not None)
 
     @property
-    def claims_known(self) -> bool:
-        """True if it is known which devices belong to claims of GPUs."""
-        return self.gpus_part is None or self.gpus_part.claims.is_known
+    def serves_claims(self) -> bool:
+        """True if a DRA driver is on."""
+        return bool(self.all_claims)
 
     @property
     def index(self) -> Index:
@@ -242,8 +222,3 @@ def with_waiting(state: NodeState, waiting: Mapping[Token, Call]) -> NodeState:
 def with_plugins(state: NodeState, plugins: Mapping[ResourceName, PluginState]) -> NodeState:
     """Return `state` with these registrations."""
     return replace(state, published=replace(state.published, plugins=plugins))
-
-
-def with_gpus_part(state: NodeState, gpus: Gpus) -> NodeState:
-    """Return `state` with this part about claims of GPUs; the same object if it has it."""
-    return replace(state, gpus_part=gpus) if gpus is not state.gpus else state

@@ -33,7 +33,6 @@ class BlockingRunner(Protocol):
 
     async def __call__(self, call: Callable[[], T]) -> T:
         """Return or raise what `call` does."""
-        ...
 
 
 @final

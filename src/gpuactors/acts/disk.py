@@ -26,7 +26,6 @@ class HeldDirectory(Protocol):
 
     def is_at(self, path: str) -> bool:
         """Return whether this is still the directory of that name."""
-        ...
 
 
 class Disk(Protocol):
@@ -35,48 +34,37 @@ class Disk(Protocol):
     def read(self, path: str, bytes_max: int) -> bytes:
         """Read the file's content; of a larger file `bytes_max` + 1 bytes. Raises `NotPlainError` for what is no
         file."""
-        ...
 
     def names(self, directory: str) -> tuple[str, ...]:
         """Return the names in a directory, sorted."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Make a directory. Raises `FileExistsError`."""
-        ...
 
     def hold(self, directory: str) -> HeldDirectory:
         """Hold a directory as long as the result is kept."""
-        ...
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
-        ...
 
     def remove_tree(self, path: str, entries_max: int) -> None:
         """Remove a directory with all that is in it, as `acts.tree.remove_tree`: at most so many entries in one call.
         Raises `FileNotFoundError` if it was gone."""
-        ...
 
     def write(self, path: str, content: bytes) -> None:
         """Make the file, or give the existing one (the same inode) another content."""
-        ...
 
     def sync(self, path: str) -> None:
         """Sync the file's content to the disk."""
-        ...
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, as rename(2): a file called `new` is replaced."""
-        ...
 
     def unlink(self, path: str) -> None:
         """Remove a name of a file."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Sync the names in a directory to the disk."""
-        ...
 
 
 @final

@@ -51,12 +51,10 @@ class Persistence(Protocol):
     @property
     def sockets(self) -> tuple[str, ...]:
         """The sockets where it is looked for, by the host's own paths."""
-        ...
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:
         """Have it keep the GPU open from now on, or not; return False if there is no nvidia-persistenced. Raises
         `PersistenceError`."""
-        ...
 
 
 @final

@@ -42,16 +42,13 @@ class Writes(Protocol):
 
     async def write(self, path: str, text: str) -> None:
         """Write an attribute. Raises `OSError`, `ActError`."""
-        ...
 
     async def read(self, path: str) -> str:
         """Read an attribute that may block. Raises `OSError`, `ActError`."""
-        ...
 
     async def at_the_end(self, path: str, text: str) -> None:
         """Have this written when the act is over, however it ends: also if this process is killed, or the writing one;
         then only if nobody has written something else meanwhile. Raises `OSError`, `ActError`."""
-        ...
 
 
 OpenWrites = Callable[[int], AbstractAsyncContextManager[Writes]]

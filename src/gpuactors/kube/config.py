@@ -74,7 +74,6 @@ class Access(Protocol):
 
     async def credentials(self) -> Credentials:
         """Return the present credentials. Raises `AccessError`."""
-        ...
 
 
 Source = str | Path

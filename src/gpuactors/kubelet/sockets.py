@@ -58,11 +58,9 @@ class Changes(Protocol):
 
     async def wait(self) -> None:
         """Wait until there is a change to read."""
-        ...
 
     def read(self) -> Sequence[Change]:
         """Return the changes since the last read; perhaps none."""
-        ...
 
 
 class Directory(Struct, frozen=True):

@@ -40,11 +40,9 @@ class ClaimCaller(Protocol):
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
         """Return the answer for one claim: within CLAIM_ANSWER_S, as kubelet gives up after 45 s without showing a
         reason. Cancelling ends the wait, and nothing else."""
-        ...
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
         """Unprepare the claim; see `prepare`. A claim that was never seen is a success."""
-        ...
 
 
 class Successor(Protocol):
@@ -52,11 +50,9 @@ class Successor(Protocol):
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
         """Return its answer for one claim; None if nobody answers there, which says nothing about the claim."""
-        ...
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
         """Unprepare the claim; see `prepare`."""
-        ...
 
 
 class PluginStatus(Struct, frozen=True):
@@ -73,25 +69,20 @@ class ClaimsEndpoint(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The sockets' paths."""
-        ...
 
     async def lost(self) -> None:
         """Wait until the file of a socket is not the one that was made: it was removed, or its directory was."""
-        ...
 
     async def mend(self) -> None:
         """Make the sockets again whose files are gone; calls on open connections go on. Raises `KubeletError`."""
-        ...
 
     async def withdraw(self, grace_s: float) -> None:
         """Remove the registration socket when no call is in flight, at the latest after `grace_s`: kubelet then
         deregisters the plugin and breaks the calls in flight (cm/dra/plugin, DRAPluginManager.remove). Wait until it
         has, at most DEREGISTERED_S more; calls are answered until then."""
-        ...
 
     async def drain(self, grace_s: float) -> None:
         """See `Endpoint.drain`."""
-        ...
 
 
 class ClaimsKubelet(Reachable, Protocol):
@@ -101,7 +92,6 @@ class ClaimsKubelet(Reachable, Protocol):
     @property
     def successor(self) -> Successor:
         """The daemon that serves the same driver on this node after this one."""
-        ...
 
     def serve_claims(
         self,
@@ -114,7 +104,6 @@ class ClaimsKubelet(Reachable, Protocol):
 
         Raises `KubeletError` if a socket cannot be made.
         """
-        ...
 
 
 class CheckpointStore(Protocol):
@@ -124,12 +113,10 @@ class CheckpointStore(Protocol):
         """Read the checkpoint of the previous daemon. `owns`: only this daemon writes from now on, and a corrupt one is
         set aside; else another one serves, and nothing is touched. Raises `StateFileError` if it is a newer daemon's,
         or cannot be read: no GPU may be touched then."""
-        ...
 
     async def write(self, checkpoint: Checkpoint) -> None:
         """Write the checkpoint durably. Raises `StateFileError`; the old one may be there then, or (the disk does not
         answer) the new one later."""
-        ...
 
 
 class ClaimFileStore(Protocol):
@@ -138,23 +125,19 @@ class ClaimFileStore(Protocol):
     async def found(self, *, owns: bool) -> Mapping[ClaimUid, FoundFiles]:
         """List each claim's files, complete or not. `owns` as in `CheckpointStore.read`: what a killed daemon left half
         written is removed."""
-        ...
 
     async def write(self, contents: ClaimContents) -> None:
         """Write the files of a claim durably. Correct files are left alone, so this is called before each answer, and
         for each claim at the start."""
-        ...
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """Remove the files of the claim, and these directories; it is no error if there are none. Raises
         `DirectoryLeftError` if only a part of a directory is left."""
-        ...
 
     async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
         """Remove the directories that containers of ended claims had mounted. `kept` None: all, of a boot that has
         ended; else those of domains that are not `kept`, and that no CDI file of any driver names. Return a sentence
         for each that cannot be removed: its claim has ended."""
-        ...
 
 
 class TouchedFiles(Protocol):
@@ -163,7 +146,6 @@ class TouchedFiles(Protocol):
     def touches(self) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
         """Yield the claims whose CDI files somebody has touched, also gpuactors itself. None, which is any claim, at
         the start and when the directory was replaced. Never ends."""
-        ...
 
 
 class ActError(HostError):
@@ -196,12 +178,10 @@ class DriverBinder(Protocol):
         Raises `ActError`. When cancelled the wait ends at once; a write that has begun goes on in its process, and
         nothing is written after it.
         """
-        ...
 
     async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
         """Return a finding for each GPU: whether it could be brought to vfio now. Does nothing to them, in one pass
         over all processes. What stops the check of one GPU is its finding, and stops no other."""
-        ...
 
 
 class ImexReader(Protocol):
@@ -213,4 +193,3 @@ class ImexReader(Protocol):
 
         Raises `HostError` if a file is there and cannot be read or understood.
         """
-        ...

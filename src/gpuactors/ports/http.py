@@ -45,14 +45,12 @@ class HttpServer(Protocol):
     @property
     def is_local(self) -> bool:
         """True if only this machine's own processes reach it."""
-        ...
 
     async def serve(
         self, answering: Answering, listening: Callable[[str], None], turned_away: Callable[[], None]
     ) -> None:
         """Serve until it is cancelled. `listening` is called with the address when it can be dialled, `turned_away` for
         each connection that is closed without an answer as there are too many. Raises `HttpError`."""
-        ...
 
 
 class Meter(Protocol):
@@ -61,20 +59,15 @@ class Meter(Protocol):
     @property
     def steps(self) -> int:
         """The number of steps that the registry has made."""
-        ...
 
     def called(self, method: str, seconds: float, answer: Answer | None) -> None:
         """Count a call of kubelet's that ended after so long with this answer; None: kubelet has given it up."""
-        ...
 
     def stepped(self, step: Step) -> None:
         """Count a step of the registry."""
-        ...
 
     def restarted(self, actor: str) -> None:
         """Count an actor that failed and starts again."""
-        ...
 
     def turned_away(self) -> None:
         """Count a connection to the HTTP endpoints that was closed without an answer, as there were too many."""
-        ...

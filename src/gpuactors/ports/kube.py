@@ -103,12 +103,10 @@ class ClaimApi(Protocol):
     async def read(self, claim: ClaimName) -> ClaimAnswer:
         """Read the claim; that there is none, or another one by this name, is an answer and no error. Raises
         `ApiError`."""
-        ...
 
     async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
         """Return the pods that may use the claim (`status.reservedFor`); none if the claim is gone, or is another one.
         Raises `ApiError`."""
-        ...
 
 
 class EventApi(Protocol):
@@ -117,12 +115,10 @@ class EventApi(Protocol):
     @property
     def node(self) -> ObjectRef:
         """Our node, as events about it name it."""
-        ...
 
     async def tell(self, note: EventNote) -> int:
         """Make the event, or change the count and time of the existing one by its identity; return its count then. An
         event that another daemon of this node made before keeps its count. Raises `ApiError`."""
-        ...
 
 
 class NodeApi(Protocol):
@@ -130,19 +126,16 @@ class NodeApi(Protocol):
 
     async def read(self) -> NodeMetadata:
         """Read the node's metadata. Raises `ApiError`; `ApiRefused` with code 404 if there is no such node."""
-        ...
 
     async def set_label(
         self, label: str, *, expected: str | None, value: str | None
     ) -> NodeMetadata | LabelConflict:
         """Give the label `value` (None: remove it) if it is `expected` now (None: absent), in one request; return the
         node as it is then. That it is not as expected is an answer and no error. Raises `ApiError`."""
-        ...
 
     def watch_node(self) -> AbstractAsyncContextManager[AsyncIterator[NodeMetadata]]:
         """Yield the node's metadata as it is now and after every change, for ever; again from the beginning where the
         watch cannot go on. A node that does not exist yields nothing. The iteration raises `ApiError`."""
-        ...
 
 
 class DomainApi(Protocol):
@@ -151,18 +144,15 @@ class DomainApi(Protocol):
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
         """Return the ComputeDomain with this UID, in whatever namespace; None if the server has none. Raises
         `ApiError`, also where the server does not know ComputeDomains."""
-        ...
 
     async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
         """Return the domain's ComputeDomainClique of one fabric, in this namespace of NVIDIA's driver; None if there is
         none, as before the first daemon has written it. Raises `ApiError`."""
-        ...
 
     def watch_domain(self, uid: DomainUid) -> AbstractAsyncContextManager[AsyncIterator[None]]:
         """Yield once for the present ComputeDomain with this UID, then for each change of it, for ever; again from the
         beginning where the watch cannot go on. A domain that does not exist yields nothing. The iteration raises
         `ApiError`."""
-        ...
 
 
 class DeviceClassApi(Protocol):
@@ -170,7 +160,6 @@ class DeviceClassApi(Protocol):
 
     async def list_classes(self) -> tuple[DeviceClass, ...]:
         """Return all DeviceClasses. Raises `ApiError`."""
-        ...
 
 
 class SlicesListed(Struct, frozen=True):
@@ -201,18 +190,14 @@ class SliceApi(Protocol):
         """Yield the slices as they are now, then every change, for ever, in the server's order. A watch that ends in
         the usual way is renewed; if its version is too old (410), all are listed anew. The iteration raises
         `ApiError`."""
-        ...
 
     async def create(self, spec: SliceSpec, index: int, owner: str, *, dry_run: bool = False) -> StoredSlice:
         """Create the slice number `index` of the pool, owned by the Node with the UID `owner`; return it as the server
         stored it. Raises `ApiError`."""
-        ...
 
     async def update(self, stored: StoredSlice, spec: SliceSpec, owner: str) -> StoredSlice:
         """Give the slice another content; return it as the server stored it. Raises `ApiRefused` with code 409 if it is
         not `stored` any more, 404 if it is gone, else `ApiError`."""
-        ...
 
     async def delete(self, stored: StoredSlice) -> None:
         """Delete the slice if it is `stored` still; a slice that is gone is no error. Raises `ApiError`."""
-        ...

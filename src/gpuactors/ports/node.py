@@ -48,7 +48,6 @@ class HostReader(Protocol):
 
         Raises `HostError` if the bus cannot be listed at all.
         """
-        ...
 
     async def inspect(
         self, address: PciAddress, allocated: Collection[PciAddress] = ()
@@ -57,7 +56,6 @@ class HostReader(Protocol):
         any is `allocated`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the
         read failed.
         """
-        ...
 
     async def inspect_all(
         self,
@@ -68,7 +66,6 @@ class HostReader(Protocol):
         """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
         did not answer at once, and any after it, is left out, and is to be inspected by itself. `poll` is carried out
         after them, and awaited as long as they are; not begun if one of them does not answer."""
-        ...
 
 
 class Observation(Protocol):
@@ -77,15 +74,12 @@ class Observation(Protocol):
     @property
     def is_over(self) -> bool:
         """True if it was carried out to its end."""
-        ...
 
     def run(self) -> None:
         """Carry it out. May block; raises nothing."""
-        ...
 
     def ended(self) -> None:
         """End it: called in the trio run when `run` has returned, or will never be called."""
-        ...
 
 
 class UseReader(Protocol):
@@ -95,15 +89,12 @@ class UseReader(Protocol):
         """Return the use of each group, in any order; a group that could not be read is left out. Never blocks for
         long, never opens a group unless the target allows it (and then only where the configuration asks for it).
         `whole`: there are no other groups; the adaptor may drop its results for all others."""
-        ...
 
     def begin(self, targets: tuple[PollTarget, ...]) -> Observation:
         """Make an observation of some groups, for another reader to carry out (`HostReader.inspect_all`)."""
-        ...
 
     async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
         """Return the use that the observation found, as `observe`; it is carried out now if nobody has begun to."""
-        ...
 
 
 class PodsSeen(Protocol):
@@ -111,7 +102,6 @@ class PodsSeen(Protocol):
 
     def look(self, uids: Collection[str]) -> SeenPods:
         """Look at these pods. May block; never raises: what cannot be read is left out."""
-        ...
 
 
 class LedgerReader(Protocol):
@@ -124,7 +114,6 @@ class LedgerReader(Protocol):
         Raises `LedgerError` if a kubelet that runs does not answer PodResources, or none runs and the file cannot be
         read.
         """
-        ...
 
 
 class CdiReader(Protocol):
@@ -133,7 +122,6 @@ class CdiReader(Protocol):
     async def read(self) -> CdiSpecs | None:
         """Return the nodes that its files give to containers; None if they cannot be read soon. Raises `HostError` for
         want of descriptors or memory."""
-        ...
 
 
 class LedgerQuestion(Struct, frozen=True):
@@ -181,7 +169,6 @@ class UeventSource(Protocol):
 
         Raises `UeventsOverflowError` once per overflow; may be called again after it.
         """
-        ...
 
 
 OpenUevents = Callable[[], AbstractAsyncContextManager[UeventSource]]
@@ -211,7 +198,6 @@ class Caller(Protocol):
 
     def stream(self, resource: ResourceName) -> AbstractAsyncContextManager[None]:
         """Report that a ListAndWatch stream is open while the context is."""
-        ...
 
 
 class Endpoint(Protocol):
@@ -220,21 +206,17 @@ class Endpoint(Protocol):
     @property
     def name(self) -> str:
         """The file name of the socket relative to kubelet's device-plugins directory, as Register needs it."""
-        ...
 
     def still_there(self) -> bool:
         """Return whether the socket's file is still the one that was made. Kubelet removes all sockets in its directory
         at start."""
-        ...
 
     async def wait_disconnected(self) -> None:
         """Wait until no client is connected: kubelet closes its connection when it has noticed a stream's end."""
-        ...
 
     async def drain(self, grace_s: float) -> None:
         """Answer calls until none is in flight, for at most LATE_CALL_S; then new calls are refused, those in flight
         finish (at most `grace_s`), and streams end with UNAVAILABLE."""
-        ...
 
 
 class Sockets(Struct, frozen=True):
@@ -253,7 +235,6 @@ class Reachable(Protocol):
     async def unreachable(self) -> tuple[str, ...]:
         """Return the ways by which the daemon cannot be reached, each as a sentence. Sockets are dialled, as kubelet
         does."""
-        ...
 
 
 class Kubelet(Reachable, Protocol):
@@ -262,14 +243,12 @@ class Kubelet(Reachable, Protocol):
     @property
     def absence(self) -> str:
         """The message while there is no kubelet.sock: which path, and what to check."""
-        ...
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
         """Yield the sockets in kubelet's directory now and after every change.
 
         Raises `KubeletError` if its directory is not there, or disappears.
         """
-        ...
 
     def serve(
         self,
@@ -285,11 +264,9 @@ class Kubelet(Reachable, Protocol):
         Raises `KubeletError` if the socket cannot be made. A later removal of the socket's file is detected by
         `Endpoint.still_there`, not here.
         """
-        ...
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:
         """Register the endpoint. Raises `KubeletError`."""
-        ...
 
 
 class HeldControl(Protocol):
@@ -297,19 +274,15 @@ class HeldControl(Protocol):
 
     def still_ours(self) -> bool:
         """Return whether the socket's file is still the one that was made, at each place where it could be made."""
-        ...
 
     async def complete(self) -> str:
         """Make it at the places where it is missing; return why it is missing at one, empty if it is not."""
-        ...
 
     async def asked(self) -> None:
         """Wait until a successor asks this daemon to hand over."""
-        ...
 
     async def give_up(self) -> None:
         """Close the socket, then answer the successor."""
-        ...
 
 
 class Control(Protocol):
@@ -321,18 +294,15 @@ class Control(Protocol):
         HAND_OVER_DEADLINE_S; after it this daemon may serve, whatever the answer.
 
         Raises `ControlBlockedError` if a daemon serves that cannot be asked."""
-        ...
 
     def hold(self, state: LatestReader[NodeState]) -> AbstractAsyncContextManager[HeldControl]:
         """Hold and serve the socket as long as the context is open.
 
         Raises `ControlTakenError` if another live daemon has it, `ControlError` if it cannot be made.
         """
-        ...
 
     async def is_held(self) -> bool:
         """Return whether a process listens on it."""
-        ...
 
 
 class ServedResources(Protocol):
@@ -342,11 +312,9 @@ class ServedResources(Protocol):
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         """Return the resources that this node's daemons have served; none if there was none. Raises `StateFileError`,
         also where the disk does not answer in time."""
-        ...
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Replace the stored resources by these. Raises `StateFileError`."""
-        ...
 
 
 class FeatureFile(Protocol):
@@ -355,7 +323,6 @@ class FeatureFile(Protocol):
     async def write(self, labels: Mapping[str, str], until: float) -> None:
         """Replace the file by one with these labels, which expire at `until`, in seconds since 1970. Raises
         `StateFileError`."""
-        ...
 
 
 class Step(Struct, frozen=True):
@@ -376,8 +343,6 @@ class Journal(Protocol):
 
     def record(self, step: Step) -> None:
         """Take a step to be written; never waits and never fails."""
-        ...
 
     async def run(self) -> None:
         """Write the taken steps, for ever; when it is cancelled, the last ones as well."""
-        ...

@@ -46,11 +46,9 @@ class RelayingCaller:
         self._successor = successor
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused:
-        """Implement `ports.claims.ClaimCaller.prepare`."""
         return await _answer("prepare", claim, self._core.prepare, self._successor.prepare)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused:
-        """Implement `ports.claims.ClaimCaller.unprepare`."""
         return await _answer("unprepare", claim, self._core.unprepare, self._successor.unprepare)
 
 

@@ -119,12 +119,10 @@ class StoredCheckpoint:
         self._lock = lock or NoLock()
 
     async def read(self, *, owns: bool = True) -> Restored:
-        """Implement `ports.claims.CheckpointStore.read`."""
         read = partial(self._file.read, touches=owns)
         return await self._run_blocking(_under(self._lock.reading(owns=owns), read))
 
     async def write(self, checkpoint: Checkpoint) -> None:
-        """Implement `ports.claims.CheckpointStore.write`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._file.write, checkpoint)))
 
 
@@ -139,7 +137,6 @@ class StoredFiles:
         self._lock = lock or NoLock()
 
     async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
-        """Implement `ports.claims.ClaimFileStore.found`."""
 
         def found() -> Mapping[ClaimUid, FoundFiles]:
             if owns:
@@ -149,7 +146,6 @@ class StoredFiles:
         return await self._run_blocking(_under(self._lock.reading(owns=owns), found))
 
     async def write(self, contents: ClaimContents) -> None:
-        """Implement `ports.claims.ClaimFileStore.write`."""
         await self._run_blocking(partial(self._write, contents))
 
     def _write(self, contents: ClaimContents) -> None:
@@ -163,11 +159,9 @@ class StoredFiles:
                 raise
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
-        """Implement `ports.claims.ClaimFileStore.remove`."""
         await self._run_blocking(_under(self._lock.writing(), partial(self._files.remove, uid, directories)))
 
     async def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
-        """Implement `ports.claims.ClaimFileStore.clear_mounted`."""
         return await self._run_blocking(
             _under(self._lock.writing(), partial(self._files.clear_mounted, kept))
         )

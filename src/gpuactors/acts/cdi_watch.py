@@ -31,7 +31,6 @@ class MountedDirectory(Struct, frozen=True):
     path: str
 
     async def unreachable(self) -> tuple[str, ...]:
-        """Implement `Reachable.unreachable`."""
         await trio.lowlevel.checkpoint()
         try:
             is_removed = os.stat(self.path).st_nlink == 0

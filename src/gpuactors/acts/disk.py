@@ -81,7 +81,6 @@ class _OpenDirectory:
             close(self._descriptor)
 
     def is_at(self, path: str) -> bool:
-        """Implement `HeldDirectory.is_at`."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
         except FileNotFoundError:
@@ -90,30 +89,24 @@ class _OpenDirectory:
 
 @final
 class RealDisk:
-    """The node's disk."""
+    """The node's disk. Implements `Disk`."""
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        """Implement `Disk.read`."""
         return read_plain(path, bytes_max + 1)
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """Implement `Disk.names`."""
         return tuple(sorted(os.listdir(directory)))
 
     def make_directory(self, path: str) -> None:
-        """Implement `Disk.make_directory`."""
         os.mkdir(path, _DIRECTORY_MODE)
 
     def hold(self, directory: str) -> HeldDirectory:
-        """Implement `Disk.hold`."""
         return _OpenDirectory(directory)
 
     def remove_directory(self, path: str) -> None:
-        """Implement `Disk.remove_directory`."""
         os.rmdir(path)
 
     def remove_tree(self, path: str, entries_max: int) -> None:
-        """Implement `Disk.remove_tree`."""
         tree.remove_tree(path, entries_max)
 
     def write(self, path: str, content: bytes) -> None:
@@ -139,15 +132,12 @@ class RealDisk:
         _sync(path, os.O_RDONLY)
 
     def rename(self, old: str, new: str) -> None:
-        """Implement `Disk.rename`."""
         os.rename(old, new)
 
     def unlink(self, path: str) -> None:
-        """Implement `Disk.unlink`."""
         os.unlink(path)
 
     def sync_directory(self, path: str) -> None:
-        """Implement `Disk.sync_directory`."""
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 

@@ -176,7 +176,6 @@ class SysfsBinder:
         firsts: Collection[OriginalDriver],
         beside: Collection[PciAddress] = (),
     ) -> tuple[BoundFunction, ...]:
-        """Implement `ports.claims.DriverBinder.bring`."""
         noted = {first.address: first for first in firsts}
         with trio.move_on_after(self._deadline_s):
             try:
@@ -197,7 +196,6 @@ class SysfsBinder:
         )
 
     async def check_fitness(self, devices: Collection[PciAddress]) -> tuple[FitnessFinding, ...]:
-        """Implement `ports.claims.DriverBinder.check_fitness`."""
         groups: dict[PciAddress, Group] = {}
         nodes: dict[NodeId, PciAddress] = {}
         users = Users({}, "")

@@ -76,7 +76,6 @@ class Persistenced:
 
     @property
     def sockets(self) -> tuple[str, ...]:
-        """Implement `Persistence.sockets`."""
         return self._sockets
 
     async def set(self, address: PciAddress, *, on: bool) -> bool:

@@ -76,7 +76,6 @@ class ProcessWrites:
 
     @asynccontextmanager
     async def __call__(self, group: int) -> AsyncIterator[Writes]:
-        """Implement `OpenWrites`."""
         self._left = [process for process in self._left if process.poll() is None]
         # In one piece: given up half way, the thread ends with nothing, or with a process whose input ends at once.
         process = await in_thread(lambda: self._start(group), name=f"act {group}", ended=lambda: None)
@@ -286,16 +285,13 @@ class _Act:
         return {path: text for path, text in self.duties.items() if path in self.written}
 
     async def write(self, path: str, text: str) -> None:
-        """Implement `Writes.write`."""
         self.written[path] = text
         await self._ask(path, "write", text)
 
     async def read(self, path: str) -> str:
-        """Implement `Writes.read`."""
         return await self._ask(path, "read")
 
     async def at_the_end(self, path: str, text: str) -> None:
-        """Implement `Writes.at_the_end`."""
         await self._ask(path, "finally", text)
         self.duties[path] = text
 

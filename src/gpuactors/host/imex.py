@@ -67,7 +67,6 @@ class Operators:
         self._said = parsed("--clique", setting)
 
     async def said(self) -> Said:
-        """Implement `CliqueSource.said`."""
         await trio.lowlevel.checkpoint()
         return self._said
 
@@ -199,7 +198,6 @@ class HostImex:
         self._thread = OneByOne("imex")
 
     async def read(self) -> ImexFacts:
-        """Implement `ports.claims.ImexReader.read`."""
         read = await self._thread.in_time(self._read, self._deadline_s)
         if read is None:
             raise HostError(

@@ -55,7 +55,6 @@ class PodCgroups:
         self._came = 0
 
     def look(self, uids: Collection[str]) -> SeenPods:
-        """Implement `PodsSeen.look`."""
         is_v2 = os.path.exists(os.path.join(self._cgroups, "cgroup.controllers"))
         top = self._cgroups if is_v2 else os.path.join(self._cgroups, "cpuacct")
         if not self._kubepods or not all(map(os.path.isdir, self._kubepods)):

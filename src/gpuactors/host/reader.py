@@ -76,7 +76,6 @@ class ThreadedReader:
         """The end of the thread that inspects each function."""
 
     async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
-        """Implement `ports.node.HostReader.scan`."""
         with trio.move_on_after(self._scan_deadline_s):
             while True:
                 scan = await self._begin_scan(allocated)
@@ -90,7 +89,6 @@ class ThreadedReader:
     async def inspect(
         self, address: PciAddress, allocated: Collection[PciAddress] = ()
     ) -> tuple[PciFunction, ...]:
-        """Implement `ports.node.HostReader.inspect`."""
         patience = Patience(self._inspection_deadline_s)
         reading = await self._begin_inspection(address, allocated, patience)
         if reading is not None and await reading.ends_within(self._inspection_deadline_s, patience):
@@ -106,7 +104,6 @@ class ThreadedReader:
         allocated: Collection[PciAddress] = (),
         poll: Observation | None = None,
     ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
-        """Implement `ports.node.HostReader.inspect_all`."""
         batch = _Batch([address for address in addresses if address not in self._threads], poll)
         if not batch.addresses:
             return {}

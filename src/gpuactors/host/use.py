@@ -126,9 +126,8 @@ class _FullPass(Struct, frozen=True):
 
 @final
 class _Observation:
-    """One observation. Written by its thread, read by the task that waits for it and may give it up. The thread appends
-    or assigns each finding whole, so that a reader sees all of it or nothing.
-    """
+    """One observation. Implements `ports.node.Observation`. Written by its thread, read by the task that waits for it
+    and may give it up. The thread appends or assigns each finding whole, so that a reader sees all of it or nothing."""
 
     def __init__(
         self,
@@ -176,7 +175,6 @@ class _Observation:
 
     @property
     def is_over(self) -> bool:
-        """Implement `ports.node.Observation.is_over`."""
         return self.begun and self.over.is_set()
 
     def run(self) -> None:
@@ -191,7 +189,6 @@ class _Observation:
             self.at = None
 
     def ended(self) -> None:
-        """Implement `ports.node.Observation.ended`."""
         self._on_end()
         self.over.set()
 
@@ -342,7 +339,6 @@ class SysfsUse:
         self._short = ""
 
     async def observe(self, targets: tuple[PollTarget, ...], *, whole: bool) -> tuple[GroupUse, ...]:
-        """Implement `ports.node.UseReader.observe`."""
         observation = self._begin(targets, whole=whole)
         try:
             start_thread(observation.run, lambda _: observation.ended(), name="poll")
@@ -352,11 +348,9 @@ class SysfsUse:
         return await self._result(observation)
 
     def begin(self, targets: tuple[PollTarget, ...]) -> _Observation:
-        """Implement `ports.node.UseReader.begin`."""
         return self._begin(targets, whole=False)
 
     async def result(self, observation: Observation) -> tuple[GroupUse, ...]:
-        """Implement `ports.node.UseReader.result`."""
         assert isinstance(observation, _Observation)
         if not observation.begun:
             observation.given_up = True  # whoever begins with it now reads nothing

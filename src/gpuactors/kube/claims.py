@@ -23,7 +23,6 @@ class KubeClaims:
         self._node = node
 
     async def read(self, claim: ClaimName) -> ClaimAnswer:
-        """Implement `ClaimApi.read`."""
         stored = await self._stored(claim)
         if stored is None:
             return ClaimAbsent()
@@ -33,7 +32,6 @@ class KubeClaims:
         return current
 
     async def reserved_for(self, claim: ClaimName) -> tuple[ObjectRef, ...]:
-        """Implement `ClaimApi.reserved_for`."""
         stored = await self._stored(claim)
         if stored is None or stored.metadata.uid != claim.uid:
             return ()

@@ -33,7 +33,6 @@ class KubeDeviceClasses:
         self._client = client
 
     async def list_classes(self) -> tuple[DeviceClass, ...]:
-        """Implement `DeviceClassApi.list_classes`."""
         call = Call("list the DeviceClasses", "GET", _PATH)
         body = await self._client.ask(call)
         listed = errors.answered(call.what, self._client.server, body, objects.ListOf[_DeviceClass])

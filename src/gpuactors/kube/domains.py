@@ -87,7 +87,6 @@ class KubeDomains:
         """The last DOMAINS_FOUND_MAX domains that were looked for."""
 
     async def find_domain(self, uid: DomainUid) -> ComputeDomain | None:
-        """Implement `DomainApi.find_domain`."""
         if (place := await self._place(uid)) is None:
             return None
         what = f"read the ComputeDomain with UID {quoted_name(uid)}"
@@ -124,7 +123,6 @@ class KubeDomains:
         return None
 
     async def read_clique(self, uid: DomainUid, clique_id: str, namespace: str) -> Clique | None:
-        """Implement `DomainApi.read_clique`."""
         name = clique_name(uid, clique_id)
         what = f"read the ComputeDomainClique {quoted_name(namespace)}/{quoted_name(name)}"
         path = f"{_API}/namespaces/{quote(namespace, safe='')}/{_CLIQUES}/{quote(name, safe='')}"
@@ -143,7 +141,6 @@ class KubeDomains:
 
     @asynccontextmanager
     async def watch_domain(self, uid: DomainUid) -> AsyncIterator[AsyncIterator[None]]:
-        """Implement `DomainApi.watch_domain`."""
         async with aclosing(self._changed(uid)) as changed:
             yield changed
 

@@ -87,7 +87,6 @@ class KubeEvents:
         return ObjectRef("Node", "", self._host, self._host)
 
     async def tell(self, note: EventNote) -> int:
-        """Implement `EventApi.tell`."""
         if note.count > 1:
             try:
                 return await self._renew(note, note.count)

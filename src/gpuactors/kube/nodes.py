@@ -30,7 +30,6 @@ class KubeNode:
         self._watch = Watch(client, what, _PATH, selector=f"metadata.name={node}", accept=METADATA_ONLY)
 
     async def read(self) -> NodeMetadata:
-        """Implement `NodeApi.read`."""
         return await self._ask(
             Call(f"read the node {quoted_name(self._node)}", "GET", self._path, accept=METADATA_ONLY)
         )

@@ -52,7 +52,6 @@ class KubeSlices:
 
     @asynccontextmanager
     async def follow(self) -> AsyncIterator[AsyncIterator[SliceEvent]]:
-        """Implement `SliceApi.follow`."""
         async with aclosing(self._events()) as events:
             yield events
 
@@ -86,7 +85,6 @@ class KubeSlices:
     # --- writing ------------------------------------------------------------------------------------------
 
     async def create(self, spec: SliceSpec, index: int, owner: str, *, dry_run: bool = False) -> StoredSlice:
-        """Implement `SliceApi.create`."""
         prefix = name_prefix(index, self._driver, self._node)
         body = objects.written_slice(
             spec, objects.Meta(generate_name=prefix, owner_references=[self._owner(owner)])
@@ -96,7 +94,6 @@ class KubeSlices:
         return await self._stored(Call(what, "POST", _PATH, query, body))
 
     async def update(self, stored: StoredSlice, spec: SliceSpec, owner: str) -> StoredSlice:
-        """Implement `SliceApi.update`."""
         metadata = objects.Meta(
             name=stored.name,
             uid=stored.uid,
@@ -108,7 +105,6 @@ class KubeSlices:
         return await self._stored(Call(what, "PUT", self._path_of(stored), body=body))
 
     async def delete(self, stored: StoredSlice) -> None:
-        """Implement `SliceApi.delete`."""
         options = _DeleteOptions(_Preconditions(stored.uid, stored.version))
         what = f"delete the ResourceSlice {quoted_name(stored.name)}"
         call = Call(what, "DELETE", self._path_of(stored), body=msgspec.json.encode(options))

@@ -78,7 +78,6 @@ class UnixKubelet:
         )
 
     def sockets(self) -> AbstractAsyncContextManager[AsyncIterator[Sockets]]:
-        """Implement `ports.node.Kubelet.sockets`."""
         return SocketsWatch(self._directory, self._io.directory).open()
 
     @asynccontextmanager
@@ -108,7 +107,6 @@ class UnixKubelet:
             nursery.cancel_scope.cancel()
 
     async def unreachable(self) -> tuple[str, ...]:
-        """Implement `ports.node.Reachable.unreachable`."""
         return await unreachable(self._serving, self._io.dial)
 
     async def register(self, resource: ResourceName, endpoint: str, *, pre_start: bool) -> None:

@@ -115,16 +115,13 @@ class Counts:
             self.seconds[method].add(seconds)
 
     def stepped(self, step: Step) -> None:
-        """Implement `ports.http.Meter.stepped`."""
         self.steps += 1
         for effect in step.effects:
             if isinstance(effect, Log) and effect.level in _COUNTED_LEVELS and effect.name in COUNTED_EVENTS:
                 self.lines[effect.name] += 1
 
     def restarted(self, actor: str) -> None:
-        """Implement `ports.http.Meter.restarted`."""
         self.restarts[actor] += 1
 
     def turned_away(self) -> None:
-        """Implement `ports.http.Meter.turned_away`."""
         self.connections_turned_away += 1

@@ -109,7 +109,6 @@ class UnixClaims:
         return self._successor
 
     async def unreachable(self) -> tuple[str, ...]:
-        """Implement `ports.node.Reachable.unreachable`."""
         return await unreachable((self._paths.api, self._paths.registration) if self._is_serving else ())
 
     @asynccontextmanager
@@ -119,7 +118,6 @@ class UnixClaims:
         health: LatestReader[tuple[DeviceHealth, ...]],
         on_status: Callable[[PluginStatus], None],
     ) -> AsyncIterator[UnixClaimsEndpoint]:
-        """Implement `ports.claims.ClaimsKubelet.serve_claims`."""
         calls = ClaimCalls(caller, self._on_failure)
         clock = () if self._io.now is None else (self._io.now,)
         api = Server(

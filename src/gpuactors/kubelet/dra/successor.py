@@ -67,7 +67,6 @@ class UnixSuccessor:
         self._dial = dial
 
     async def prepare(self, claim: ClaimName) -> Prepared | Refused | None:
-        """Implement `ports.claims.Successor.prepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Prepared | Refused | None:
             request = v1.NodePrepareResourcesRequest(claims=[_message(claim)])
@@ -79,7 +78,6 @@ class UnixSuccessor:
         return await self._ask(call)
 
     async def unprepare(self, claim: ClaimName) -> Unprepared | Refused | None:
-        """Implement `ports.claims.Successor.unprepare`."""
 
         async def call(stub: v1.DraPluginStub) -> Unprepared | Refused | None:
             request = v1.NodeUnprepareResourcesRequest(claims=[_message(claim)])

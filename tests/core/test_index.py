@@ -27,6 +27,7 @@ from gpuactors.core.kinds import pci_function
 from gpuactors.core.ledger import identity
 from gpuactors.core.reports import snapshot
 from gpuactors.core.reports.snapshot import report
+from gpuactors.core.state import NodeState
 from gpuactors.core.values import memo
 from gpuactors.core.values.model import (
     AdvertisedDevice,
@@ -200,7 +201,22 @@ def test_the_collector_of_cycles_goes_through_no_value_of_the_core() -> None:
         if isinstance(value, type) and issubclass(value, Struct) and value.__module__ == name
     }
     assert len(structs) > 200
-    assert [struct for struct in structs if struct.__struct_config__.gc] == []
+    assert [struct for struct in structs if struct.__struct_config__.gc] == [NodeState], (
+        "one object, which keeps what was derived of it"
+    )
+
+
+def test_a_state_keeps_what_was_derived_of_it_and_the_next_one_has_its_own() -> None:
+    core = node(2)
+    before = core.state
+    index, assessments = before.index, before.assessments
+    core.feed(allocate_call(GPU, token=1))
+    core.feed(core.inspected(GPU, gpu(GPU, 100, driver=None)))
+    assert (before.index, before.assessments) == (index, assessments)
+    assert before.index is index
+    assert before.assessments is assessments
+    assert core.state.index != index
+    assert replace(before).index == index
 
 
 class Read(dict[Any, Any]):

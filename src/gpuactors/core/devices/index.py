@@ -113,7 +113,7 @@ def index(
     admin: frozenset[AdminAccess],
     ended: frozenset[tuple[str, str]],
     own: OwnClaims,
-    served: frozenset[ResourceName],
+    served: Set[ResourceName],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Index:
     """The index of these parts of the state; see `Polls`, `Kubelet`, `Ledger`, `Gpus` and `Published`."""

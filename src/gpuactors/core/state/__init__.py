@@ -3,14 +3,16 @@
 The parts about claims are without settings where these are not served (`NO_GPUS`, `NO_DOMAINS`).
 
 Changed only by `step`. A value that is derived from several parts is a property of their state (`NodeState.index`,
-`NodeState.assessments`): made from the parts of this state, or remembered where they are the same (`values/memo.py`).
-So no caller can get a value of another state, and no caller decides when it is derived.
+`NodeState.assessments`): made once for this state when it is first read, or remembered from another state where the
+parts are the same (`values/memo.py`). So no caller can get a value of another state, and no caller decides when it is
+derived.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 from msgspec import Struct, field
@@ -24,7 +26,6 @@ from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
-from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     Call,
     DeviceId,
@@ -125,8 +126,9 @@ PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "doma
 """The names of the parts of the state; its other fields are derived."""
 
 
-class NodeState(Struct, frozen=True, gc=False):
-    """The state of the node. Owned by the registry actor; changed by `step` only."""
+class NodeState(Struct, frozen=True, dict=True):
+    """The state of the node. Owned by the registry actor; changed by `step` only. It keeps the values derived from it
+    (`dict`)."""
 
     host: Host
     kubelet: Kubelet
@@ -151,12 +153,29 @@ class NodeState(Struct, frozen=True, gc=False):
         """True if a DRA driver is on."""
         return bool(self.all_claims)
 
-    @property
+    @cached_property
     def index(self) -> Index:
         """The values derived from the node's functions, devices and owners; see `devices/index.py`."""
-        return _index(self.host, self.kubelet, self.published, self.daemon.settings, self.gpus)
+        host, kubelet, gpus, ledger = self.host, self.kubelet, self.gpus, self.kubelet.ledger
+        return index(
+            host.functions,
+            self.daemon.settings.selectors,
+            host.polls.groups,
+            host.polls.leaving,
+            kubelet.resolved,
+            ledger.entries,
+            ledger.claims,
+            ledger.unplaced,
+            ledger.cdi,
+            gpus.reserved,
+            gpus.admin,
+            gpus.ended,
+            gpus.own,
+            self.published.served.keys(),
+            self.published.device_lists,
+        )
 
-    @property
+    @cached_property
     def assessments(self) -> Mapping[DeviceKey, Assessment]:
         """The assessment of each device; see `assessment/assessments.py`."""
         ledger = self.kubelet.ledger
@@ -175,28 +194,6 @@ class NodeState(Struct, frozen=True, gc=False):
         read = ledger.read, ledger.problem
         inputs = holder_inputs(device, self.index, self.host.polls, self.kubelet.orphans, read)
         return holding_of(device, resource, inputs, is_own)
-
-
-@memoized
-def _index(host: Host, kubelet: Kubelet, published: Published, settings: Settings, gpus: Gpus) -> Index:
-    ledger = kubelet.ledger
-    return index(
-        host.functions,
-        settings.selectors,
-        host.polls.groups,
-        host.polls.leaving,
-        kubelet.resolved,
-        ledger.entries,
-        ledger.claims,
-        ledger.unplaced,
-        ledger.cdi,
-        gpus.reserved,
-        gpus.admin,
-        gpus.ended,
-        gpus.own,
-        frozenset(published.served),
-        published.device_lists,
-    )
 
 
 def with_inspections(state: NodeState, inspections: Inspections) -> NodeState:

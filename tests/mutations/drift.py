@@ -22,7 +22,7 @@ DRIFT: Final = (
     Mutation(
         "files are written while another claim's may name the number",
         "core/gpus/placement.py",
-        " and not any(known.named[node] > 1 for node in nodes)\n",
+        " and not any(of_claims.named[node] > 1 for node in nodes)\n",
         "\n",
         f"{_CORE}::test_a_new_claim_on_a_card_with_the_freed_number_waits_for_the_old_files_removal",
     ),
@@ -92,15 +92,15 @@ DRIFT: Final = (
     Mutation(
         "a card that was plugged in under an act is pre-bound",
         "core/gpus/returns.py",
-        "    if not met.keys() <= known.keys():\n",
+        "    if not by_address.keys() <= drivers.keys():\n",
         "    if False:\n",
         f"{_WORLDS}[on its host driver, and swapped while it is bound for a claim]",
     ),
     Mutation(
         "the model of a claim's device counts for one boot",
         "core/gpus/exclusion.py",
-        '    ids = next((first.ids for first in firsts), "") or earlier.get(device.key, "")\n',
-        '    ids = next((first.ids for first in firsts), "")\n',
+        '    ids = next((original.ids for original in originals), "") or earlier.get(device.key, "")\n',
+        '    ids = next((original.ids for original in originals), "")\n',
         _MOVES,
     ),
     Mutation(

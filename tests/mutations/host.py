@@ -61,7 +61,7 @@ HOST: Final = (
     Mutation(
         "a claim with two GPUs of one group is refused for each other",
         "core/gpus/exclusion.py",
-        "kind.not_viable(device, (*kind.to_bind(device), *others))",
+        "kind.not_viable(device, (*kind.to_bind(device), *of_the_claim))",
         "kind.not_viable(device, kind.to_bind(device))",
         "tests/core/kinds/test_viability.py::test_two_gpus_of_one_group_are_given_to_one_claim_and_to_no_other",
     ),
@@ -69,17 +69,17 @@ HOST: Final = (
     Mutation(
         "files are written while another claim's name the same node",
         "core/gpus/placement.py",
-        " and not any(known.named[node] > 1 for node in nodes)\n",
+        " and not any(of_claims.named[node] > 1 for node in nodes)\n",
         "\n",
         "tests/core/gpus/test_renumbering.py::test_of_two_files_that_swap_numbers_the_old_ones_are_removed_first",
     ),
     Mutation(
         "a companion in another group is no drift",
         "core/gpus/placement.py",
-        "    for first in gpu.functions if entry.has_files else ():\n"
-        "        bound = gpus_of(entry).bound.get(first.address)\n",
-        "    for first in gpu.functions[:1] if entry.has_files else ():\n"
-        "        bound = gpus_of(entry).bound.get(first.address)\n",
+        "    for original in gpu.functions if entry.has_files else ():\n"
+        "        bound = gpus_of(entry).bound.get(original.address)\n",
+        "    for original in gpu.functions[:1] if entry.has_files else ():\n"
+        "        bound = gpus_of(entry).bound.get(original.address)\n",
         "tests/core/gpus/test_renumbering.py::test_a_companion_in_another_group_is_a_drift_as_well",
     ),
     Mutation(

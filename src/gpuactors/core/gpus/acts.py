@@ -1,5 +1,5 @@
-"""The acts on GPUs: claims have them bound to a vfio driver, and returned. Beside the claims are the original drivers,
-the returns that are owed, and the check of what could be bound: `returns.py`, `fitness.py`.
+"""The acts on GPUs: binding them to a vfio driver for a claim, and returning them. Also the original drivers, the owed
+returns and the check of what could be bound: `returns.py`, `fitness.py`.
 """
 
 from __future__ import annotations
@@ -42,27 +42,30 @@ class GpuActs:
     """The worker's acts on PCI functions."""
 
     def restored(self, state: NodeState, event: CheckpointRead) -> tuple[NodeState, Sequence[StoredEntry]]:
-        known = {f.address: f for f in event.original_drivers}
+        original_drivers = {f.address: f for f in event.original_drivers}
         owed = {o.gpu.key: o for o in event.owed}
-        having = [gpu for e in event.entries for gpu in gpus_of(e).gpus] + [o.gpu for o in event.owed]
-        # An older daemon, which noted no presence, kept those as well that it had returned.
-        acted = {f.address for gpu in having for f in gpu.functions} | {a for a in known if known[a].presence}
-        acted &= known.keys()
+        claimed = [gpu for e in event.entries for gpu in gpus_of(e).gpus] + [o.gpu for o in event.owed]
+        # An older daemon, which recorded no presence, also kept the drivers of functions that it had returned.
+        acted = {f.address for gpu in claimed for f in gpu.functions} | {
+            a for a in original_drivers if original_drivers[a].presence
+        }
+        acted &= original_drivers.keys()
         unseen = dict.fromkeys(acted, returns.UNSEEN)
-        gpus = replace(state.gpus, original_drivers=known, acted=frozenset(acted), settled=unseen, owed=owed)
+        gpus = replace(
+            state.gpus, original_drivers=original_drivers, acted=frozenset(acted), settled=unseen, owed=owed
+        )
         operator = gpus.settings.operator
         return replace(state, gpus=gpus), [
-            with_gpus(stored, [_with_operators_word(operator, gpu) for gpu in gpus_of(stored).gpus])
+            with_gpus(stored, [_with_operators_list(operator, gpu) for gpu in gpus_of(stored).gpus])
             for stored in event.entries
         ]
 
     def kept(self, state: NodeState) -> tuple[tuple[OriginalDriver, ...], tuple[OwedReturn, ...]]:
         gpus = state.gpus
-        firsts = tuple(f for a, f in sorted(gpus.original_drivers.items()) if a in gpus.acted)
-        return firsts, tuple(owed for _, owed in sorted(gpus.owed.items()))
+        original_drivers = tuple(f for a, f in sorted(gpus.original_drivers.items()) if a in gpus.acted)
+        return original_drivers, tuple(owed for _, owed in sorted(gpus.owed.items()))
 
     def device_acts(self, state: NodeState, acting: Iterable[ClaimRecord]) -> Mapping[DeviceKey, DeviceAct]:
-        """Those of the returns that are owed, and of the claims."""
         return returns.owed_acts(state.gpus) | {
             g.key: _act_of(state.gpus, e, g) for e in acting for g in gpus_of(e).gpus if g.key in e.acts
         }
@@ -81,14 +84,14 @@ class GpuActs:
     def acted(
         self, state: NodeState, entry: ClaimRecord, event: ActDone, at: float
     ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
-        """Have each function that an act has bound inspected. A device that was returned was last seen on vfio, or in
-        the use of its virtual machine, and belongs to nobody any more: it is not offered before both are read again."""
+        """Request inspections of each function that the act has bound. A returned device was last seen on vfio or in
+        use, and has no owner any more: it is not offered before both are read again."""
         state, lines = _with_finding(state, entry, event.number, None, "", at)
         is_over = entry.state is ClaimState.RELEASING
         gpus = gpus_of(entry).gpus if is_over else ()
-        # An act that found it on vfio says nothing of the one that took it from nvidia-persistenced.
-        had = {a for a, b in gpus_of(entry).bound.items() if b.persistence}
-        bound = [replace(b, persistence=b.persistence or b.address in had) for b in event.bound]
+        # An act that found a function on vfio does not know that an earlier one took it from nvidia-persistenced.
+        persistent = {a for a, b in gpus_of(entry).bound.items() if b.persistence}
+        bound = [replace(b, persistence=b.persistence or b.address in persistent) for b in event.bound]
         return (
             read_again(state, entry.name, gpus, event, returned=is_over),
             with_bound(entry, bound),
@@ -98,7 +101,7 @@ class GpuActs:
     def failed(
         self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float
     ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
-        """Of a bind: also what was plugged in since the reservation is returned."""
+        """Keep what a failed bind has moved: also a function that was plugged in since the reservation is returned."""
         if entry.state is not ClaimState.BINDING:
             return state, entry, []
         if event.moved:
@@ -116,7 +119,7 @@ class GpuActs:
 
     def other_act_over(self, state: NodeState, event: ActDone | ActFailed, at: float) -> Stepped:
         gpus = state.gpus
-        if (address := returns.of_act(gpus, event.number)) is None:
+        if (address := returns.device_returned_by(gpus, event.number)) is None:
             return state, []
         owed = gpus.owed[address]
         if isinstance(event, ActDone):
@@ -125,11 +128,12 @@ class GpuActs:
         if event.fault is ActFault.GONE:
             return replace(state, gpus=returns.over(gpus, address)), []
         return replace(state, gpus=returns.put_off(gpus, address, at, event.reason)), [
-            returns.log_owed(owed, event.reason, known=event.reason == owed.reason)
+            returns.log_owed(owed, event.reason, is_repeated=event.reason == owed.reason)
         ]
 
     def due(self, state: NodeState, at: float) -> Stepped:
-        """A return that is owed is tried when all is on disk and nobody has the device."""
+        """Begin each owed return that is due. It is put off while anything is not on disk, or the device has an
+        owner."""
         for address, owed in state.gpus.owed.items():
             if owed.retry_at > at:
                 continue
@@ -153,7 +157,7 @@ class GpuActs:
 def _with_finding(
     state: NodeState, entry: ClaimRecord, number: int, fault: ActFault | None, reason: str, at: float
 ) -> Stepped:
-    """Record for later requests why a bind of a claim's devices failed, or that it did not."""
+    """Record for later requests why a bind of a claim's devices failed, or that it succeeded."""
     if entry.state is not ClaimState.BINDING:
         return state, []
     devices = (g.key for g in gpus_of(entry).gpus if entry.acts.get(g.key) == number)
@@ -166,15 +170,15 @@ def _act_of(gpus: Gpus, entry: ClaimRecord, gpu: ClaimedGpu) -> DeviceAct:
     number = entry.acts[gpu.key]
     beside = tuple(g.key for g in gpus_of(entry).gpus if g.functions == gpu.functions and g.key != gpu.key)
     if entry.state is ClaimState.RELEASING:
-        functions = returns.ours(gpus, gpu).functions
+        functions = returns.with_acted_functions(gpus, gpu).functions
         return DeviceAct(
             number, Target.ORIGINAL_DRIVER, tuple(returns.as_returned(entry, f) for f in functions), beside
         )
     return DeviceAct(number, Target.VFIO, gpu.functions, beside)
 
 
-def _with_operators_word(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
-    """Keep a device on vfio that the operator names now, also where its claim was prepared before."""
+def _with_operators_list(operator: OperatorsList, gpu: ClaimedGpu) -> ClaimedGpu:
+    """Keep the functions on vfio that the operator's list names now, also of a claim that was prepared before."""
     functions = tuple(replace(f, vfio=f.vfio or f.address in operator) for f in gpu.functions)
     address = function_address(gpu.key)
     if gpu.keep_on_vfio or address not in operator:

@@ -1,4 +1,4 @@
-"""Which GPUs a claim gets, and whether it still has them: the answers of `claims/driver.py`'s `Claiming`, each from the
+"""Which GPUs a claim gets, and whether it still has them: `Claiming` of `claims/driver.py`. Each answer comes from the
 module that decides it: `config.py`, `exclusion.py`, `placement.py`, `reservation.py`.
 """
 
@@ -36,22 +36,22 @@ class GpuClaiming:
         return replace(state, gpus=fitness.on_state_changed(before, state, gpus))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
-        found = config.chosen(claim)
-        if isinstance(found, ConfigFault):
-            return Reason(Cause.INVALID_CONFIGURATION, found.sentence)
+        configs = config.chosen(claim)
+        if isinstance(configs, ConfigFault):
+            return Reason(Cause.INVALID_CONFIGURATION, configs.sentence)
         return not_given(state, allocated_devices(claim)) if state.host.scanned else None
 
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         return replace(entry, claim=claim)
 
     def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        """Its files name devices with admin access as well."""
+        """Keep only the devices that the claim has for itself: its files name those with admin access as well."""
         own = _own_addresses(claim)
         return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.key in own])
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         entry = replace(entry, since=state.host.inspections.last)
-        if entry.state in OWNING:  # also a function that was not there when it was last looked for
+        if entry.state in OWNING:  # also functions that were missing at their last inspection
             functions = [f for gpu in gpus_of(entry).gpus for f in gpu.functions]
             return with_reads(state, [gpu.key for gpu in gpus_of(entry).gpus], functions, at), entry
         return with_reads(state, _own_addresses(entry.claim), (), at), entry
@@ -60,7 +60,7 @@ class GpuClaiming:
         return exclusion.conflict(state, entry)
 
     def reserve(self, state: NodeState, entry: ClaimRecord) -> tuple[NodeState, ClaimRecord]:
-        """Their original drivers are in the same checkpoint."""
+        """Reserve the devices; the functions' original drivers are in the same checkpoint."""
         own = with_whole_groups(state, [claimed_gpu(state, a) for a in _own_addresses(entry.claim)])
         functions = {f.address for gpu in own for f in gpu.functions}
         gpus = returns.without_owed(state.gpus, functions)
@@ -70,11 +70,11 @@ class GpuClaiming:
         return [str(gpu.key) for gpu in one_of_each_group(gpus_of(entry).gpus) if gpu.functions]
 
     def unmet_prerequisite(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
-        # Their acts are all a worker's.
+        # The worker carries out all acts on GPUs.
         return None
 
     def undoing(self, state: NodeState, entry: ClaimRecord) -> Sequence[str]:
-        """The files are removed, and each device is returned that is to be, and that nobody else has."""
+        """Remove the files, and return each device that is to be returned and has no other owner."""
         return [
             FILES,
             *(
@@ -92,6 +92,6 @@ class GpuClaiming:
 
 
 def _own_addresses(claim: Claim | None) -> list[DeviceKey]:
-    """The devices that a claim is to have for itself."""
+    """Return the keys of the devices that a claim is to have for itself; none before the claim has been read."""
     names = exclusive_devices(claim) if claim is not None else ()
     return [address for name in names if (address := key_of(name)) is not None]

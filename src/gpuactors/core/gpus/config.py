@@ -27,21 +27,21 @@ KIND: Final = "VfioDeviceConfig"
 
 
 def chosen(claim: Claim) -> Mapping[str, VfioConfig] | ConfigFault:
-    """The configuration of each request (by its full name) that was given devices of this driver."""
+    """Return the configuration of each request (by its full name) that was given devices of this driver."""
     configs = all_decoded(claim, decoded)
     if isinstance(configs, ConfigFault):
         return configs
-    found: dict[str, VfioConfig] = {}
+    config_of: dict[str, VfioConfig] = {}
     for result in claim.results or ():
-        found[result.request] = VfioConfig()
+        config_of[result.request] = VfioConfig()
         for requests, config in configs:
             if covers(requests, result.request):
-                found[result.request] = config
-    return found
+                config_of[result.request] = config
+    return config_of
 
 
 def decoded(parameters: Json, *, strict: bool = True) -> VfioConfig | ConfigFault:
-    """One `VfioDeviceConfig`. A null means an absent field, as in Go. Not `strict`: unknown fields are ignored."""
+    """Decode one `VfioDeviceConfig`. A null means an absent field, as in Go. Unless `strict`, ignore unknown fields."""
     if not isinstance(parameters, Mapping):
         return ConfigFault(f"the parameters are {_named(parameters)}; an object of kind {KIND} is expected")
     api, kind = parameters.get("apiVersion"), parameters.get("kind")
@@ -79,13 +79,13 @@ def _iommu(iommu: Mapping[str, Json]) -> VfioConfig | ConfigFault:
     return config
 
 
-def _unknown(found: Mapping[str, Json], known: tuple[str, ...], prefix: str = "") -> ConfigFault | None:
-    names = [name for name in found if name not in known]
+def _unknown(content: Mapping[str, Json], fields: tuple[str, ...], prefix: str = "") -> ConfigFault | None:
+    names = [name for name in content if name not in fields]
     if not names:
         return None
-    fields = ", ".join(prefix + quoted_name(name) for name in sorted(names)[:4])
+    unknown = ", ".join(prefix + quoted_name(name) for name in sorted(names)[:4])
     return ConfigFault(
-        f"unknown field {fields}; {prefix.rstrip('.') or KIND} has the fields {', '.join(known)}: correct the "
+        f"unknown field {unknown}; {prefix.rstrip('.') or KIND} has the fields {', '.join(fields)}: correct the "
         "configuration of the claim or of its device class"
     )
 

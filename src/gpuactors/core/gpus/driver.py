@@ -1,6 +1,6 @@
-"""The DRA driver of GPUs: their devices are PCI functions, which acts bind to a vfio driver and return.
+"""The DRA driver of GPUs: its devices are PCI functions, which acts bind to a vfio driver and return.
 
-A file of its own: only it knows all three that answer.
+A file of its own: only it imports all three parts of the driver.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who stands in the way of a claim: another claim, a pod by the device plugin API, or a process.
+"""Why a claim cannot have a device: another claim has it, a pod by the device plugin API, or a process.
 
-Every entry that owns a device counts, whatever it is doing, by PCI address and by IOMMU group, together with kubelet's
-ledger, the pending allocations and the use of the groups as last polled. The other direction is `Gpus.reserved`,
-which `devices/holdings.py` makes an owner for the device plugin.
+Checked are the PCI address and the IOMMU group, against every claim that owns a device, kubelet's ledger, the pending
+allocations and the use of the groups as last polled. The other direction is `Gpus.reserved`, which
+`devices/holdings.py` makes an owner for the device plugin.
 """
 
 from __future__ import annotations
@@ -35,47 +35,49 @@ from gpuactors.core.values.quote import first_of, quoted_id
 from gpuactors.core.values.status import Conflict, Reason
 
 _NVIDIAS_NAME: Final = r"gpu-(?:vfio-)?[0-9]+(?:-mig-[0-9a-z.+-]+)?"
-"""`gpu-1`, `gpu-vfio-2`, `gpu-0-mig-1g24gb-19-0`."""
+"""The names of NVIDIA's driver: `gpu-1`, `gpu-vfio-2`, `gpu-0-mig-1g24gb-19-0`."""
 
 _WAITS: Final = (
     "it is free when its pod has ended: wait, or delete one of the two pods, so that it is scheduled anew"
 )
-"""What to do about another owner, who may run for weeks."""
+"""The remedy for a device with another owner, which may run for weeks."""
 
 
 def allocated_devices(claim: Claim) -> tuple[str, ...]:
-    """The names of the claim's devices, those with admin access included, each once."""
+    """Return the names of the claim's devices, those with admin access included, each once."""
     return tuple(dict.fromkeys(r.device for r in claim.results or ()))
 
 
 def exclusive_devices(claim: Claim) -> tuple[str, ...]:
-    """The names of the devices that a claim is to have for itself, each once, in the order of its results."""
+    """Return the names of the devices that a claim is to have for itself, each once, in the order of its results."""
     return tuple(dict.fromkeys(r.device for r in claim.results or () if not r.admin_access))
 
 
 def with_companions(state: NodeState, device: DeviceKey) -> tuple[PciFunction, ...]:
-    """The device's function and its companions, sorted by address: what a claim binds. Empty if it is not there."""
+    """Return the functions that a claim binds: the device's and its companions, sorted by address. Empty if the device
+    is not there."""
     present = state.index.present.get(device)
     return () if present is None else kind_of(present).to_bind(present)
 
 
 def of_the_host(state: NodeState, device: Device, claimed: Iterable[DeviceKey] = ()) -> Reason | None:
-    """What no claim of the device can change: the host uses a member of its IOMMU group that is no part of it, or
-    firmware has memory there; None if nothing is in the way. `claimed`: the other devices of the same claim."""
+    """Return why the host keeps the device from every claim: it uses another member of its IOMMU group, or firmware has
+    memory there. None if it does not. `claimed` has the other devices of the same claim."""
     kind = kind_of(device)
-    others = chain.from_iterable(with_companions(state, key) for key in claimed)
-    return kind.not_viable(device, (*kind.to_bind(device), *others))
+    of_the_claim = chain.from_iterable(with_companions(state, key) for key in claimed)
+    return kind.not_viable(device, (*kind.to_bind(device), *of_the_claim))
 
 
 def switches_in_the_way(state: NodeState) -> tuple[PciFunction, ...]:
-    """The NVSwitches because of which a GPU on its host's driver must not be bound to vfio, sorted by address."""
+    """Return the NVSwitches because of which a GPU on its host's driver must not be bound to vfio, sorted by
+    address."""
     if state.gpus.settings.nvswitch_allowed:
         return ()
     return tuple([state.host.functions[address] for address in sorted(state.index.switches)])
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
-    """Why this node cannot give one of these devices; None if it can give all."""
+    """Return why this node cannot give one of these devices; None if it can give all."""
     index = state.index
     for name in names:
         key = key_of(name)
@@ -87,15 +89,15 @@ def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
             unselected = f"{key} is no device that is offered here: no selector matches it (--select)"
             return Reason(Cause.NOT_SELECTED, unselected)
         if (never := kind_of(device).never_given(device)) is not None:
-            return _of(key, never)
+            return _about(key, never)
     return None
 
 
 def _no_device(name: str) -> str:
-    """Why a name that a claim was allocated means no GPU here, and what to do.
+    """Return why an allocated name is no GPU here, with the remedy.
 
-    Nothing certain says which GPU a name of NVIDIA's driver was: it is a number in an order that changes with each card
-    that comes or goes, and its ResourceSlice is overwritten. A container's GPU, or a part of one, is not offered here.
+    A name of NVIDIA's driver cannot be resolved: it is a number in an order that changes with each added or removed
+    card, and its ResourceSlice is overwritten. A container's GPU, or a part of one, is not offered here.
     """
     if re.fullmatch(_NVIDIAS_NAME, name) is None:
         return f"{quoted_id(name)} is no device of this driver"
@@ -107,7 +109,7 @@ def _no_device(name: str) -> str:
 
 
 def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
-    """The first reason why the claim cannot reserve its devices now; None if it can."""
+    """Return the first reason why the claim cannot reserve its devices now; None if it can."""
     assert entry.claim is not None
     if not state.host.scanned or not state.kubelet.ledger.tried:
         late = Cause.LEDGER_LATE if state.host.scanned else Cause.INSPECTION_LATE
@@ -120,54 +122,57 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
         if (device := state.index.present.get(key)) is None:
             continue
         if unseen := _unseen(state, entry, device):
-            return Conflict(_of(key, unseen))
+            return Conflict(_about(key, unseen))
         fabric = kind_of(device).of_the_hosts_fabric(device, switches_in_the_way(state))
-        if unfit := another_model(state, entry, device) or fabric:
-            return Conflict(unfit, is_final=True)
+        if never := another_model(state, entry, device) or fabric:
+            return Conflict(never, is_final=True)
         if claimed := _by_another_claim(state, entry, key, device):
-            return Conflict(_of(key, claimed), is_owner=True)
+            return Conflict(_about(key, claimed), is_owner=True)
         if hosts := of_the_host(state, device, keys):
-            return Conflict(_of(key, hosts), is_final=True)
+            return Conflict(_about(key, hosts), is_final=True)
         if unsettled := _unsettled(state, device, keys):
-            return Conflict(_of(key, unsettled))
+            return Conflict(_about(key, unsettled))
         if held := _by_holding(state, entry, key, device):
-            return Conflict(_of(key, held), is_owner=True, outdates=True)
+            return Conflict(_about(key, held), is_owner=True, outdates=True)
     return None
 
 
 def another_model(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
-    """Why the device is not the one of its key that the claim has, or had in an earlier boot: another model. None if it
-    may be: no serial number is read."""
+    """Return why the device is not the claim's: the claim's device of this key is, or was in an earlier boot, of
+    another model. None if it may be the same one: no serial number is read."""
     earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
     address = function_address(device.key)
-    firsts = (first for gpu in gpus_of(entry).gpus for first in gpu.functions if first.address == address)
-    ids = next((first.ids for first in firsts), "") or earlier.get(device.key, "")
+    originals = (
+        original for gpu in gpus_of(entry).gpus for original in gpu.functions if original.address == address
+    )
+    ids = next((original.ids for original in originals), "") or earlier.get(device.key, "")
     now = device.model
     if not ids or not now or now == ids:
         return None
-    found = another(f"{now}, and the claim has {ids}")
+    replaced = another(f"{now}, and the claim has {ids}")
     return replace(
-        found, message=f"{device.key}: {found.message}; delete its pod, so that it gets a claim anew"
+        replaced, message=f"{device.key}: {replaced.message}; delete its pod, so that it gets a claim anew"
     )
 
 
-def _of(device: DeviceKey, why: Reason) -> Reason:
+def _about(device: DeviceKey, why: Reason) -> Reason:
     return Reason(why.cause, f"{device}: {why.message}")
 
 
 def has_another_owner(state: NodeState, entry: ClaimRecord, key: DeviceKey) -> Reason | None:
-    """Why a claim that ends must not touch a device; None if nobody else has it."""
+    """Return why a claim that ends must not touch a device: it has another owner. None if it has none."""
     device = state.index.present.get(key)
     return _by_another_claim(state, entry, key, device) or _by_holding(state, entry, key, device, ends=True)
 
 
 def _own_keys(device: Device | None) -> set[DeviceKey]:
-    """The device and every function of its IOMMU group: its owner has them all. Empty if it is not there."""
+    """Return the keys of the device and of every function of its IOMMU group: its owner has them all. Empty if it is
+    not there."""
     return set() if device is None else device.owned_keys
 
 
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
-    """What has not been read since the claim came: an older view is no fact."""
+    """Return what of the device has not been read since the claim was; None if all has."""
     ledger, group = state.kubelet.ledger, device.group
     outstanding = state.host.inspections.functions
     for function in (*device.members, *device.units):
@@ -184,8 +189,8 @@ def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | No
 
 
 def _unsettled(state: NodeState, device: Device, claimed: Collection[DeviceKey]) -> Reason | None:
-    """Another function of the group that an act has just returned to its host: whether the group is viable now is not
-    known before it is read again."""
+    """Return that an act has just returned another function of the group to its host: until that is read again it is
+    unknown whether the group is viable. None if there is none."""
     own = {f.address for key in claimed for f in with_companions(state, key)}
     for function in device.members:
         if function.address in state.gpus.settled and function.address not in own:
@@ -196,53 +201,55 @@ def _unsettled(state: NodeState, device: Device, claimed: Collection[DeviceKey])
 def _by_another_claim(
     state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None
 ) -> Reason | None:
-    wanted, index = _own_keys(device), state.index
+    own_keys, index = _own_keys(device), state.index
     for other in state.gpus.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in gpus_of(other).gpus:
             owned = gpu.owned_keys
             is_of_group = device is not None and device.group in index.group_numbers(owned)
-            if is_of_group or not owned.isdisjoint(wanted):
+            if is_of_group or not owned.isdisjoint(own_keys):
                 if other.state is ClaimState.RELEASING:
                     message = f"it {belongs(other)}"
                 else:
                     message = f"it {belongs(other, _pods(state, other, gpu.key))}; {_WAITS}"
                 return Reason(_taken(key, gpu.key), message)
-    return _by_owed_return(state, wanted, key)
+    return _by_owed_return(state, own_keys, key)
 
 
-def _by_owed_return(state: NodeState, wanted: Set[DeviceKey], device: DeviceKey) -> Reason | None:
+def _by_owed_return(state: NodeState, own_keys: Set[DeviceKey], device: DeviceKey) -> Reason | None:
     for owed in state.gpus.owed.values():
-        if owed.act and any(device_key(f.address) in wanted for f in owed.gpu.functions):
+        if owed.act and any(device_key(f.address) in own_keys for f in owed.gpu.functions):
             returned = f"it is being returned from the claim {owed.claim}"
             return Reason(_taken(device, owed.gpu.key), returned)
     return None
 
 
 def _pods(state: NodeState, entry: ClaimRecord, device: DeviceKey) -> str:
-    """The pods for which kubelet lists a claim, as a part of a sentence; empty if it lists it for none yet."""
+    """Return the pods for which kubelet lists a claim, as a part of a sentence; empty if it lists it for none yet."""
     claims = state.kubelet.ledger.claims.get(device, ())
     pods = sorted({str(c.pod) for c in claims if c.claim == str(entry.name) and c.pod is not None})
     return f" of pod {', '.join(first_of(pods))}" if pods else ""
 
 
 def _taken(device: DeviceKey, owned: DeviceKey) -> Cause:
-    """The cause where somebody has been given `owned`, and a claim is to get `device`."""
+    """Return the cause for a claim that is to get `device` while `owned` has an owner."""
     return Cause.CLAIMED_ELSEWHERE if owned == device else Cause.GROUP_IN_USE
 
 
 def _by_holding(
     state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None, *, ends: bool = False
 ) -> Reason | None:
-    """The first holder of the device, or of its IOMMU group, that is not this claim. A process counts also where
-    kubelet still lists a claim that has ended: it may not have. `ends`: the claim gives the device back to its host's
-    driver, which is what a container's GPU needs, and whether a process has it open the act says."""
-    wanted = _own_keys(device)
+    """Return the first holder of the device, or of its IOMMU group, that is not this claim. A process is a holder also
+    where kubelet still lists an ended claim, which may still run.
 
-    def is_own(owned: DeviceKey, given: Allocation) -> bool:
-        is_hosts = ends and given.is_by_hosts_driver
-        return owned not in wanted or is_hosts or _is_own(state, entry, given)
+    If the claim `ends`, the device goes back to its host's driver: a container's GPU needs that, and the act itself
+    reports a process that has the device open."""
+    own_keys = _own_keys(device)
+
+    def is_own(owned: DeviceKey, allocation: Allocation) -> bool:
+        is_hosts = ends and allocation.is_by_hosts_driver
+        return owned not in own_keys or is_hosts or _is_own(state, entry, allocation)
 
     held = state.holding(key, NO_RESOURCE, is_own)
     if held is None or not isinstance(held.who, Owner):
@@ -250,16 +257,16 @@ def _by_holding(
     return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")
 
 
-def _is_own(state: NodeState, entry: ClaimRecord, given: Allocation) -> bool:
-    """The owner is this claim itself, or one of which our own state knows better than kubelet's list: kubelet lists a
-    claim until its pod has ended, and was read some seconds ago. What such a claim owns is in its entry."""
-    claimed, settings = given.to, state.gpus.claims.settings
-    if not isinstance(claimed, ClaimedDevice) or settings is None or claimed.driver != settings.driver:
+def _is_own(state: NodeState, entry: ClaimRecord, allocation: Allocation) -> bool:
+    """Return whether the owner is this claim, or another one that is known here. Kubelet's list is some seconds old and
+    has a claim until its pod has ended: what a known claim owns is in its entry."""
+    owner, settings = allocation.to, state.gpus.claims.settings
+    if not isinstance(owner, ClaimedDevice) or settings is None or owner.driver != settings.driver:
         return False
-    if given.doubt or not claimed.claim:
-        return entry.name.uid == claimed.uid or str(entry.name) == claimed.claim
+    if allocation.doubt or not owner.claim:
+        return entry.name.uid == owner.uid or str(entry.name) == owner.claim
     return any(
-        str(e.name) == claimed.claim
+        str(e.name) == owner.claim
         for e in state.gpus.claims.entries.values()
         if e.name.uid == entry.name.uid or e.state in ENDED or e.state in OWNING
     )

@@ -17,36 +17,34 @@ from gpuactors.core.values.vfio import VfioConfig
 
 @final
 class GpuFiles:
-    """A claim's CDI and metadata files; their directories are kubelet's."""
+    """The CDI and metadata files of claims of GPUs. Kubelet makes their directories, and no container writes there."""
 
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         return placement.may_write(state, entry)
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
-        configs, found = config.chosen(claim), list[DeviceEdits]()
+        configs, edits = config.chosen(claim), list[DeviceEdits]()
         gpus = {gpu.key: gpu for gpu in gpus_of(entry).gpus}
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
             gpu = gpus.get(key_of(result.device) or DeviceKey(""))
-            # With admin access there is no node: an open would make the group busy for whoever has it.
+            # A result with admin access gets no node: an open would make the group busy for its owner.
             is_own = gpu is not None and not result.admin_access
             device = state.index.present.get(gpu.key) if gpu is not None and is_own else None
             bound = _bound(entry, gpu) if gpu is not None and is_own else ()
-            found.append(kind_named(result.device).edits(result, device, bound, chosen))
-        return tuple(found)
+            edits.append(kind_named(result.device).edits(result, device, bound, chosen))
+        return tuple(edits)
 
-    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:  # theirs are kubelet's
+    def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
         return ()
 
-    def placed(
-        self, state: NodeState, entry: ClaimRecord
-    ) -> tuple[PlacedFile, ...]:  # no container writes to theirs
+    def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
         return ()
 
 
 def _bound(entry: ClaimRecord, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:
-    """The device itself first, then its companions on vfio."""
+    """Return what acts have bound for a device: the device itself first, then its companions on vfio."""
     own = function_address(gpu.key)
     order = sorted(gpu.functions, key=lambda f: (f.address != own, f.address))
-    known = (gpus_of(entry).bound.get(f.address) for f in order)
-    return tuple(b for b in known if b is not None and (b.vfio or b.address == own))
+    bound = (gpus_of(entry).bound.get(f.address) for f in order)
+    return tuple(b for b in bound if b is not None and (b.vfio or b.address == own))

@@ -28,56 +28,61 @@ from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.status import Reason
 
 FITNESS_CHECK_S: Final = 60.0
-"""60 s. Time between two checks whether a claim could bind a GPU on its host's driver."""
+"""60 s. The time between two checks whether a claim could bind a GPU on its host's driver."""
 
 FITNESS_RETRY_S: Final = 15.0
-"""15 s. The same while it could not: the reason is to go away soon after its cause. What is due within this time is
-checked together, in one pass over all processes: five passes a minute at most, unless GPUs change."""
+"""15 s. The same time while it could not: the reason should go away soon after its cause. GPUs that are due within this
+time are checked together, in one pass over all processes: at most five passes a minute, unless GPUs change."""
 
 _REASONS: Final[Mapping[ActFault | None, Cause]] = {
     ActFault.IN_USE: Cause.IN_USE_ON_HOST,
     ActFault.NO_DRIVER: Cause.DRIVER_NOT_LOADED,
     ActFault.VIRTUAL_FUNCTIONS: Cause.VIRTUAL_FUNCTIONS,
 }
-"""Reasons that a later claim would meet as well. Other faults are of one act."""
+"""The faults that a later claim would meet as well, as causes. Other faults concern one act only."""
 
 _NEW: Final = Fitness()
 
 
 def on_state_changed(before: NodeState, state: NodeState, gpus: Gpus) -> Gpus:
-    """`gpus` with the fitness of the devices that are there now; the same object if nothing changes."""
-    devices, was = state.index.devices, before.index.devices
-    is_new = not before.gpus.claims.loaded  # a check of before may never come back
-    if not gpus.claims.loaded or (was == devices and not is_new and before.gpus.reserved == gpus.reserved):
+    """Follow the devices that are there now: check new and changed ones, forget those that are gone. Returns the same
+    object if nothing changes."""
+    devices, devices_before = state.index.devices, before.index.devices
+    is_restarted = not before.gpus.claims.loaded  # the answer to an earlier check may never come
+    if not gpus.claims.loaded or (
+        devices_before == devices and not is_restarted and before.gpus.reserved == gpus.reserved
+    ):
         return gpus
-    same = {a for a, device in devices.items() if not is_new and was.get(a) == device}
+    unchanged = {a for a, device in devices.items() if not is_restarted and devices_before.get(a) == device}
     fitness = {
-        address: known if address in same else replace(known, due_at=0.0)
+        address: earlier if address in unchanged else replace(earlier, due_at=0.0)
         for address, device in devices.items()
         if not device.has_backing or address in gpus.reserved
         if device.group is not None and Act.BIND in kind_of(device).acts
-        for known in (gpus.fitness.get(address, _NEW),)
+        for earlier in (gpus.fitness.get(address, _NEW),)
     }
     check = gpus.fitness_check
-    awaited = tuple(a for a in check.devices if a in fitness and a in same) if check else ()
+    awaited = tuple(a for a in check.devices if a in fitness and a in unchanged) if check else ()
     check = replace(check, devices=awaited) if check and awaited else None
     return _planned(gpus, fitness, check)
 
 
 def due(gpus: Gpus, at: float) -> Gpus:
-    """`gpus` with the next check, if it is due. It includes GPUs that are due soon, so that GPUs that came at different
-    times are soon checked together."""
+    """Begin the next check if it is due. It includes GPUs that are due soon, so that GPUs that came at different times
+    are soon checked together."""
     if gpus.check_at > at:
         return gpus
     by = at + FITNESS_RETRY_S
-    devices = tuple(a for a, known in gpus.fitness.items() if known.due_at <= by and a not in gpus.reserved)
+    devices = tuple(
+        a for a, fitness in gpus.fitness.items() if fitness.due_at <= by and a not in gpus.reserved
+    )
     number = gpus.claims.last + 1
     gpus = replace(gpus, claims=replace(gpus.claims, last=number))
     return _planned(gpus, gpus.fitness, FitnessCheck(number, devices))
 
 
 def checked(gpus: Gpus, event: FitnessChecked, at: float) -> tuple[Gpus, list[Effect]]:
-    """`gpus` after a check has come back, and what the log says."""
+    """Record the answer to the outstanding check. Returns the log lines as well."""
     check = gpus.fitness_check
     if check is None or event.number != check.number:
         return gpus, []
@@ -87,19 +92,19 @@ def checked(gpus: Gpus, event: FitnessChecked, at: float) -> tuple[Gpus, list[Ef
 
 
 def with_findings(gpus: Gpus, findings: Iterable[FitnessFinding], at: float) -> tuple[Gpus, list[Effect]]:
-    """`gpus` after a check, or an act of a claim, has found this of devices, and what the log says."""
+    """Record the findings of a check, or of an act of a claim. Returns the log lines as well."""
     fitness, lines = {**gpus.fitness}, list[Effect]()
     for finding in findings:
         if (before := fitness.get(finding.device)) is None:
             continue
-        found = before.found
+        reason = before.bind_blocker
         if not finding.reason:
-            found = None
+            reason = None
         elif (cause := _REASONS.get(finding.fault)) is not None:
-            found = Reason(cause, finding.reason)
-        again_s = FITNESS_RETRY_S if found is not None else FITNESS_CHECK_S
-        fitness[finding.device] = Fitness(at + again_s, found)
-        lines += _logged(finding.device, before.found, found)
+            reason = Reason(cause, finding.reason)
+        again_s = FITNESS_RETRY_S if reason is not None else FITNESS_CHECK_S
+        fitness[finding.device] = Fitness(at + again_s, reason)
+        lines += _logged(finding.device, before.bind_blocker, reason)
     return _planned(gpus, fitness, gpus.fitness_check), lines
 
 
@@ -108,11 +113,11 @@ def _planned(gpus: Gpus, fitness: Mapping[DeviceKey, Fitness], check: FitnessChe
     return replace(gpus, fitness=fitness, fitness_check=check, check_at=min(waiting, default=math.inf))
 
 
-def _logged(address: DeviceKey, before: Reason | None, found: Reason | None) -> list[Effect]:
-    if before == found:
+def _logged(address: DeviceKey, before: Reason | None, reason: Reason | None) -> list[Effect]:
+    if before == reason:
         return []
-    if found is None:
+    if reason is None:
         return [Log(Level.INFO, "device.claimable", {"address": address})]
-    level = Level.DEBUG if before is not None and before.cause is found.cause else Level.WARNING
-    fields: dict[str, Field] = {"address": address, "cause": str(found.cause), "reason": found.message}
+    level = Level.DEBUG if before is not None and before.cause is reason.cause else Level.WARNING
+    fields: dict[str, Field] = {"address": address, "cause": str(reason.cause), "reason": reason.message}
     return [Log(level, "device.unclaimable", fields)]

@@ -1,8 +1,8 @@
 """The devices that the node offers to claims, and why one must not be given away now.
 
-A GPU on its host's driver is offered: a claim binds it, and its companions, to vfio. One that a pod has by the device
-plugin, or a process holds, is not to be given away, nor is one that no virtual machine could open. Made once in a step,
-at its end, of the devices of which something has changed.
+A GPU on its host's driver is offered: a claim binds it, and its companions, to vfio. A device must not be given away
+while a pod has it by the device plugin, a process holds it, or no virtual machine could open it. Derived once a step,
+at its end, for the devices that have changed.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
 """The causes that a prepare may remove itself: it binds the device and its companions to vfio."""
 
 _PREPARED: Final = frozenset({ClaimState.PREPARED, ClaimState.VERIFYING, ClaimState.DRIFTED})
-"""The states of a claim whose devices its own acts have brought to vfio: elsewhere they are Unhealthy."""
+"""The states of a claim whose acts have bound its devices to vfio: on another driver these are Unhealthy."""
 
 
 class _Inputs(Struct, frozen=True, gc=False):
-    """All that the offer of a device, and its health while a claim has it, follow from."""
+    """The inputs of a device's offer and of its health."""
 
     key: DeviceKey
     pool: str
     device: Device | None
-    """None: it is not there, or no selector chooses it and no pod has it."""
+    """The device; None if it is not there, or no selector chooses it and no pod has it."""
     is_there: bool
     is_selected: bool
     assessment: Assessment | None
     claimed_as: str
-    """The name in the slice by which a claim has it; empty if none has it."""
-    found: Reason | None
-    """Why no claim could bind it, by the last check."""
+    """The name in the slice by which a claim has it; empty if no claim does."""
+    bind_blocker: Reason | None
+    """The same as `Fitness.bind_blocker`."""
     is_placed: bool
-    """See `Offered.placed`."""
+    """True if it is in `Offered.placed`."""
     last: OfferedDevice | None
-    """As it was offered last, if it cannot be offered now."""
+    """Its last offer, if it is not selected any more and a claim has it."""
     switches: tuple[PciFunction, ...]
     """The NVSwitches of the node that keep a GPU on its host's driver."""
 
 
 def offered(state: NodeState) -> NodeState:
-    """`state` with what it offers, for the snapshot."""
+    """Derive `state.offered`. Returns the same object if nothing changes."""
     gpus, index, before = state.gpus, state.index, state.offered
     if (
         gpus.claims.settings is None
@@ -106,10 +106,10 @@ def _offered(
     reserved: Mapping[DeviceKey, ClaimedDevice],
     fitness: Mapping[DeviceKey, Fitness],
     placed: frozenset[DeviceKey],
-    last: Mapping[DeviceKey, OfferedDevice],
+    last_offers: Mapping[DeviceKey, OfferedDevice],
     switches: tuple[PciFunction, ...],
 ) -> Offered:
-    """The offer of each device that is selected, or that a claim has."""
+    """Offer each device that is selected, or that a claim has."""
     inputs = {
         key: _Inputs(
             key=key,
@@ -119,38 +119,40 @@ def _offered(
             is_selected=key in selected,
             assessment=assessments.get(key),
             claimed_as=reserved[key].device if key in reserved else "",
-            found=fitness[key].found if key in fitness else None,
+            bind_blocker=fitness[key].bind_blocker if key in fitness else None,
             is_placed=key in placed,
-            last=last.get(key),
+            last=last_offers.get(key),
             switches=switches,
         )
         for key in sorted(selected.keys() | reserved.keys())
     }
-    made = _offer_each(inputs)
-    found = {key: device for key, (device, _) in made.items() if device is not None}
-    health = sorted([health for _, health in made.values()], key=attrgetter("device"))
-    return Offered(placed, found, Offer(settings.driver, settings.pool, tuple(found.values())), tuple(health))
+    offers_and_health = _offer_each(inputs)
+    offers = {key: device for key, (device, _) in offers_and_health.items() if device is not None}
+    health = sorted([health for _, health in offers_and_health.values()], key=attrgetter("device"))
+    return Offered(
+        placed, offers, Offer(settings.driver, settings.pool, tuple(offers.values())), tuple(health)
+    )
 
 
 @memoized_each
 def _offer_each(inputs: _Inputs) -> tuple[OfferedDevice | None, DeviceHealth]:
-    """The offer of one device, and its health; None: a claim has it, and it was never offered."""
+    """Return the offer of one device, and its health; no offer if a claim has it and it was never offered."""
     device, assessment, offer = inputs.device, inputs.assessment, inputs.last
     if inputs.is_selected and device is not None and assessment is not None:
-        # The scheduler knows that it is given away by its name: NVIDIA's driver had another one for it.
+        # The scheduler knows by its name that it is allocated. NVIDIA's driver may have allocated it by another name.
         claimed = inputs.claimed_as == slice_name(inputs.key)
         offer = kind_of(device).offer(device, claimed=claimed)
         if not claimed:
-            offer = replace(offer, blocked=_blocked(device, assessment, inputs.found, inputs.switches))
+            offer = replace(offer, blocked=_blocked(device, assessment, inputs.bind_blocker, inputs.switches))
     elif offer is not None:
-        # A pool never has less than what is held: it stays until its claim ends.
+        # A pool never lacks an allocated device: it stays until its claim ends.
         offer = replace(offer, claimed=True, blocked=_GONE)
     return offer, _health(inputs)
 
 
 def _placed(state: NodeState) -> frozenset[DeviceKey]:
-    """The value of `Offered.placed`. A device is inspected at once after an act has bound it, and earlier inspections
-    are not used; a device that is inspected again later stays included."""
+    """Return the value of `Offered.placed`. A device is inspected at once after an act has bound it, and earlier
+    inspections are not used; a device that is inspected again later stays included."""
     single, before = state.host.inspections.single, state.offered.placed
     return frozenset(
         gpu.key
@@ -162,7 +164,7 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
 
 
 def why_blocked(state: NodeState, key: DeviceKey) -> str:
-    """Why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
+    """Return why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
     device, assessment = state.index.devices.get(key), state.assessments.get(key)
     if device is None or assessment is None:
         return ""
@@ -171,39 +173,39 @@ def why_blocked(state: NodeState, key: DeviceKey) -> str:
     if (fault := _fault(device, assessment, switches_in_the_way(state))) is not None:
         return fault.message
     fitness = state.gpus.fitness.get(key)
-    return fitness.found.message if fitness is not None and fitness.found is not None else ""
+    return fitness.bind_blocker.message if fitness is not None and fitness.bind_blocker is not None else ""
 
 
 def _blocked(
-    device: Device, assessment: Assessment, found: Reason | None, switches: Sequence[PciFunction]
+    device: Device, assessment: Assessment, bind_blocker: Reason | None, switches: Sequence[PciFunction]
 ) -> BlockReason | None:
     if assessment.holding is not None:
         cause = assessment.holding.reason.cause
-        # A pod that kubelet lists half a second later has it as it had it before: that is one change of the slice.
+        # Kubelet lists the pod half a second after its allocation: with one cause the slice changes once.
         return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
     if (fault := _fault(device, assessment, switches)) is not None:
         return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
-    if found is None:
+    if bind_blocker is None:
         return None
-    held = found.cause is Cause.IN_USE_ON_HOST
-    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(found.cause))
+    held = bind_blocker.cause is Cause.IN_USE_ON_HOST
+    return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(bind_blocker.cause))
 
 
 def _fault(
     device: Device, assessment: Assessment, switches: Sequence[PciFunction], *, is_placed: bool = False
 ) -> Reason | None:
-    """Why no claim could use it, whoever has it now; None if one could. `is_placed`: a claim has bound it, and does
-    not bind it again while its virtual machine runs."""
+    """Return why no claim could use the device, whoever has it now; None if one could. `is_placed` is true if a claim
+    has bound it, and does not bind it again while its virtual machine runs."""
     kind = kind_of(device)
     blocker = kind.never_given(device) or assessment.blocker
-    mended = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
-    if blocker is not None and blocker.cause not in mended:
+    ignored = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
+    if blocker is not None and blocker.cause not in ignored:
         return blocker
     return kind.not_viable(device, kind.to_bind(device)) or kind.of_the_hosts_fabric(device, switches)
 
 
 def _health(inputs: _Inputs) -> DeviceHealth:
-    """The health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
+    """Return the health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
     pool, name, fault = inputs.pool, slice_name(inputs.key), None
     if not inputs.is_there:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")

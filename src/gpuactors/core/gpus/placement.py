@@ -42,19 +42,19 @@ _HAVE_FILES: Final = frozenset(
 
 
 def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
-    """Each of its functions has been inspected since the look began: an older view is no fact."""
+    """Return whether each function of the claim's devices has been inspected since `entry.since`."""
     return all(_is_seen(state, function, entry.since) for function in _functions(state.index, entry))
 
 
 def _is_seen(state: NodeState, function: OriginalDriver | PciFunction, since: int) -> bool:
     seen = state.host.seen.get(function.address)
-    if seen is None:  # a function that is gone has none, once that was seen
+    if seen is None:  # it is gone, if no inspection of it is outstanding
         return function.address not in state.host.inspections.functions
     return seen.inspection > since
 
 
 def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | PciFunction]:
-    """The functions of the claim's devices: those that its acts bind; of a device that nobody binds its units."""
+    """Yield the functions of the claim's devices: those that its acts bind; the units of a device that no act binds."""
     for gpu in gpus_of(entry).gpus:
         if gpu.functions:
             yield from gpu.functions
@@ -66,8 +66,8 @@ def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | Pc
 
 
 def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reason]]:
-    """The claims whose files are wrong now, each with the reason. `before`: the state before the event, as only what is
-    another since can have moved a device."""
+    """Return the claims whose files are wrong now, each with the reason. Only a change since `before`, the state before
+    the event, can have moved a device."""
     settled = state.gpus.settled
     if not state.host.scanned or (before.host is state.host and before.gpus.settled is settled):
         return []
@@ -75,7 +75,7 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
     groups = {index.group_of.get(device_key(a)) for a in changed for index in (before.index, state.index)}
 
     def is_of(entry: ClaimRecord) -> bool:
-        """It has one of these functions, or its files name one of these groups."""
+        """Return whether the claim has a changed function, or its files name a group of one."""
         is_in = any(not bound.nodes.isdisjoint(groups) for bound in gpus_of(entry).bound.values())
         return is_in or any(f.address in changed for f in _functions(before.index, entry))
 
@@ -93,11 +93,9 @@ def _has_files(entry: ClaimRecord) -> bool:
 
 
 def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
-    """The first device that is not where the claim's files say; None if all are, or if they have been removed and all
-    could be written."""
-    return next(
-        (found for gpu in gpus_of(entry).gpus if (found := _drift(state, entry, gpu)) is not None), None
-    )
+    """Return why the first device is not where the claim's files say; None if all are, or if the files have been
+    removed and could be written again."""
+    return next((why for gpu in gpus_of(entry).gpus if (why := _drift(state, entry, gpu)) is not None), None)
 
 
 def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
@@ -112,17 +110,18 @@ def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | No
         if not member.vfio_bound and _is_known(state, member):
             on = f"on {quoted_id(member.driver)}" if member.driver is not None else "without a driver"
             return Reason(Cause.NOT_BOUND, f"{member.address} is {on}, and no longer on a vfio driver")
-    for first in gpu.functions if entry.has_files else ():
-        bound = gpus_of(entry).bound.get(first.address)
+    for original in gpu.functions if entry.has_files else ():
+        bound = gpus_of(entry).bound.get(original.address)
         if bound is not None and bound.vfio:
-            now = state.host.functions.get(first.address)
+            now = state.host.functions.get(original.address)
             if (now is None or _is_known(state, now)) and (reason := moved(bound, now)) is not None:
                 return reason
     return None
 
 
 def _is_known(state: NodeState, function: PciFunction) -> bool:
-    """Its facts are not older than an act on it. Of what cannot be read the last known is kept, but for its nodes."""
+    """Return whether a function's facts are newer than the last act on it. If it cannot be read, its last facts stay,
+    without its nodes."""
     return function.address not in state.gpus.settled
 
 
@@ -130,21 +129,22 @@ def _is_known(state: NodeState, function: PciFunction) -> bool:
 
 
 def may_write(state: NodeState, entry: ClaimRecord) -> bool:
-    """Whether the claim's devices have been seen, and no other claim's files may name one of their nodes."""
-    known = state.gpus.of_claims
-    nodes = known.of[entry.name.uid].nodes
-    return _may_be_healed(state, entry) and not any(known.named[node] > 1 for node in nodes)
+    """Return whether the claim's devices have been seen, and no other claim's files may name one of their nodes."""
+    of_claims = state.gpus.of_claims
+    nodes = of_claims.by_claim[entry.name.uid].nodes
+    return _may_be_healed(state, entry) and not any(of_claims.named[node] > 1 for node in nodes)
 
 
 def named_nodes(entry: ClaimRecord) -> frozenset[int | str]:
-    """The groups and cdevs that the claim's files name, or may name, or are to name."""
+    """Return the groups and cdevs that the claim's files name, may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
     return frozenset(node for b in gpus_of(entry).bound.values() if b.vfio for node in b.nodes)
 
 
 def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
-    """The files of a prepared claim are written again only where its devices have been seen in their place."""
+    """Return whether removed files may be written again: those of a prepared claim only after its devices have been
+    seen in their place."""
     match entry.state:
         case ClaimState.PREPARED:
             addresses = {function.address for function in _functions(state.index, entry)}

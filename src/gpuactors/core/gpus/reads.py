@@ -18,31 +18,31 @@ from gpuactors.core.values.model import DeviceKey, function_address
 
 
 def read_at_once(state: NodeState) -> NodeState:
-    """`state` with fresh inspections of what the checkpoint names: another daemon may have acted on it since the last
-    ones."""
+    """Request inspections of the functions that the checkpoint names: another daemon may have acted on them since the
+    last ones."""
     gpus, seen, since = state.gpus, state.host.seen, state.host.inspections.last
     settled = {a: since if n == returns.UNSEEN else n for a, n in gpus.settled.items() if a in seen}
-    wanted = inspections.ask_inspections(state.host.inspections, sorted(settled))
-    return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), wanted)
+    requested = inspections.ask_inspections(state.host.inspections, sorted(settled))
+    return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), requested)
 
 
 def read_again(
     state: NodeState, claim: ClaimName, gpus: Iterable[ClaimedGpu], event: ActDone, *, returned: bool
 ) -> NodeState:
-    """`state` after an act: its functions are inspected again, and `gpus` are not offered before; nor before their
-    groups are polled, if these were in use when they last were."""
-    used = {g.key: group for g in gpus if (group := _group_in_use(state, g.key)) is not None}
-    changed = sorted({*(b.address for b in event.bound), *map(function_address, used)})
+    """Request inspections of the functions of an act, and polls of the groups of `gpus` that were in use at their last
+    poll. `gpus` are not offered before."""
+    group_in_use = {g.key: group for g in gpus if (group := _group_in_use(state, g.key)) is not None}
+    changed = sorted({*(b.address for b in event.bound), *map(function_address, group_in_use)})
     after, since = returns.settled_by(state, event.bound, returned=returned), state.host.inspections.last
-    given = {g.key: Returned(claim, since) for g in gpus if function_address(g.key) in changed}
-    after = replace(after, returned={**after.returned, **given}) if given else after
-    state = schedule.ask_poll(state, frozenset(used.values())) if used else state
-    wanted = inspections.ask_inspections(state.host.inspections, changed)
-    return with_inspections(replace(state, gpus=after), wanted)
+    by_device = {g.key: Returned(claim, since) for g in gpus if function_address(g.key) in changed}
+    after = replace(after, returned={**after.returned, **by_device}) if by_device else after
+    state = schedule.ask_poll(state, frozenset(group_in_use.values())) if group_in_use else state
+    requested = inspections.ask_inspections(state.host.inspections, changed)
+    return with_inspections(replace(state, gpus=after), requested)
 
 
 def seen_again(state: NodeState, gpus: Gpus) -> Gpus:
-    """`gpus` without the returned devices that were inspected since, and polled where they were in use."""
+    """Remove the returned devices that were inspected since, and polled if they were in use."""
     polled = state.host.polls.seen
     unseen = {
         a: r
@@ -57,7 +57,7 @@ def seen_again(state: NodeState, gpus: Gpus) -> Gpus:
 
 
 def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
-    """The IOMMU group of a device, if it was in use when it was last polled."""
+    """Return the IOMMU group of a device if it was in use at its last poll."""
     index = state.index
     group = index.group_number(device)
     return group if group in index.in_use and group in index.polled else None
@@ -66,8 +66,8 @@ def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
 def with_reads(
     state: NodeState, devices: Iterable[DeviceKey], others: Iterable[OriginalDriver], at: float
 ) -> NodeState:
-    """`state` with fresh inspections of these devices, their companions and others requested, polls of their groups
-    and a read of the ledger with kubelet's list: only that has the claims of other drivers."""
+    """Request inspections of these devices, their companions and other functions, polls of the devices' groups, and a
+    read of the ledger with kubelet's list: only that has the claims of other drivers."""
     devices = tuple(devices)
     if not devices:
         return state

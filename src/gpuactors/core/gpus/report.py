@@ -1,4 +1,4 @@
-"""The operator's view of claims of GPUs: each claim, and the fate of each device when its claim ends.
+"""The operator's view of claims of GPUs: each claim, and what happens to each device when its claim ends.
 
 Derived each time, never kept. Must not decide anything again: what a claim does at its end was decided when it reserved
 its devices.
@@ -23,7 +23,7 @@ from gpuactors.core.values.reported import CLAIMED, OFFERED
 
 
 def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
-    """Every claim of GPUs, in the order in which they came."""
+    """Report every claim of GPUs, in the order of arrival."""
     claims = state.gpus.claims
     return tuple(
         claim_report(claims, entry, devices_of(entry), admin_devices=_named(entry, admin=True))
@@ -32,7 +32,7 @@ def claim_reports(state: NodeState) -> tuple[ClaimReport, ...]:
 
 
 def devices_of(entry: ClaimRecord) -> tuple[DeviceKey, ...]:
-    """The devices of a claim of GPUs (`ClaimReport.devices`)."""
+    """Return the devices of a claim of GPUs (`ClaimReport.devices`)."""
     if gpus_of(entry).gpus:
         return tuple(gpu.key for gpu in gpus_of(entry).gpus)
     return _named(entry, admin=False)
@@ -50,13 +50,14 @@ class DeviceOfClaims(Struct, frozen=True, gc=False):
     claim: ClaimUid | None
     """The claim that has it."""
     keep_on_vfio: bool
-    """It stays on its vfio driver when a claim ends; else it is returned to its original driver."""
+    """True if it stays on its vfio driver when a claim ends; else it is returned to its original driver."""
     rule: prebound.Rule | None
-    """The rule that decided; None if it decided for another daemon, and would decide otherwise now."""
+    """The rule that decided `keep_on_vfio`; None if an earlier daemon decided, and the rules would now decide
+    otherwise."""
     why: str
-    """That rule, as a sentence."""
+    """That decision, as a sentence."""
     original_drivers: tuple[OriginalDriver, ...]
-    """Of this boot, before any act of gpuactors: the device's own, then its companions', as far as they are known."""
+    """The known drivers of this boot before any act of gpuactors: the device's own, then its companions'."""
     offer: str
     """`offered`, `claimed`, or why it must not be given to a claim now (`BlockKind`); empty while it is not known."""
     blocked: str
@@ -64,28 +65,33 @@ class DeviceOfClaims(Struct, frozen=True, gc=False):
 
 
 def device_of_claims(state: NodeState, device: DeviceKey) -> DeviceOfClaims | None:
-    """How claims may use this device; None while DRA is off."""
-    settings, known = state.gpus.settings, state.gpus.original_drivers
+    """Report how claims may use this device; None while DRA is off."""
+    settings, original_drivers = state.gpus.settings, state.gpus.original_drivers
     if state.gpus.claims.settings is None:
         return None
     entry, gpu = _owner_of(state, device)
     address = function_address(device)
     decided = prebound.decide(
         address,
-        known.get(address),
+        original_drivers.get(address),
         operator=settings.operator,
         hints=settings.hints,
         function=state.host.functions.get(address),
     )
     keep_on_vfio, why, rule = decided.is_prebound, decided.sentence, decided.rule
-    firsts = [known[f.address] for f in with_companions(state, device) if f.address in known]
+    originals = [
+        original_drivers[f.address] for f in with_companions(state, device) if f.address in original_drivers
+    ]
     if gpu is not None:
-        keep_on_vfio, firsts = bool(gpu.keep_on_vfio), [known.get(f.address, f) for f in gpu.functions]
+        keep_on_vfio, originals = (
+            bool(gpu.keep_on_vfio),
+            [original_drivers.get(f.address, f) for f in gpu.functions],
+        )
         if keep_on_vfio != decided.is_prebound:
-            first = next((f for f in gpu.functions if f.address == address), None)
+            original = next((f for f in gpu.functions if f.address == address), None)
             why = (
                 gpu.keep_on_vfio
-                or prebound.decide(address, first, operator=prebound.OperatorsList()).sentence
+                or prebound.decide(address, original, operator=prebound.OperatorsList()).sentence
             )
         elif keep_on_vfio:
             why = gpu.keep_on_vfio
@@ -96,14 +102,14 @@ def device_of_claims(state: NodeState, device: DeviceKey) -> DeviceOfClaims | No
         keep_on_vfio=keep_on_vfio,
         rule=rule if keep_on_vfio == decided.is_prebound else None,
         why=why,
-        original_drivers=tuple(sorted(firsts, key=lambda f: (f.address != address, f.address))),
+        original_drivers=tuple(sorted(originals, key=lambda f: (f.address != address, f.address))),
         offer=_offer_of(state, device),
         blocked=why_blocked(state, device) if entry is None else "",
     )
 
 
 def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, ClaimedGpu] | tuple[None, None]:
-    """The claim that has the device for itself."""
+    """Return the claim that has the device for itself, and the device as it was reserved."""
     for entry in state.gpus.claims.entries.values():
         for gpu in gpus_of(entry).gpus if entry.state in OWNING else ():
             if gpu.key == address:
@@ -114,7 +120,7 @@ def _owner_of(state: NodeState, address: DeviceKey) -> tuple[ClaimRecord, Claime
 def _offer_of(state: NodeState, address: DeviceKey) -> str:
     if address in state.gpus.reserved:
         return CLAIMED
-    found = state.offered.devices.get(address)
-    if found is None:
+    offered = state.offered.devices.get(address)
+    if offered is None:
         return ""
-    return OFFERED if found.blocked is None else str(found.blocked.kind)
+    return OFFERED if offered.blocked is None else str(offered.blocked.kind)

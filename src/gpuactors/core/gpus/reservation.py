@@ -1,5 +1,5 @@
 """The reservation of a claim of GPUs: each device with its companions, and the driver that each function is returned
-to. And the other direction: whose a device is, for the device plugin and kubelet's list.
+to. Also the claims' devices by their key, for the device plugin and kubelet's list.
 
 Must not decide who may have a device: that is `exclusion.py`.
 """
@@ -27,9 +27,8 @@ from gpuactors.core.values.model import ClaimedDevice, DeviceKey, PciFunction, f
 
 
 def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
-    """Devices of one IOMMU group have the same functions: one act binds them."""
-    known = state.index.group_of
-    group_of = {gpu.key: known.get(gpu.key, gpu.key) for gpu in gpus}
+    """Give all devices of one IOMMU group the functions of each: one act binds them."""
+    group_of = {gpu.key: state.index.group_of.get(gpu.key, gpu.key) for gpu in gpus}
 
     def whole(gpu: ClaimedGpu) -> tuple[OriginalDriver, ...]:
         same = (g for g in gpus if group_of[g.key] == group_of[gpu.key])
@@ -40,12 +39,16 @@ def with_whole_groups(state: NodeState, gpus: Sequence[ClaimedGpu]) -> tuple[Cla
 
 
 def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
-    """The device as it is reserved now."""
-    settings, known = state.gpus.settings, state.gpus.original_drivers
+    """Return the device as a claim that reserves it now would have it."""
+    settings, original_drivers = state.gpus.settings, state.gpus.original_drivers
     functions = with_companions(state, device)
     decided = {
         f.address: prebound.decide(
-            f.address, known.get(f.address), operator=settings.operator, hints=settings.hints, function=f
+            f.address,
+            original_drivers.get(f.address),
+            operator=settings.operator,
+            hints=settings.hints,
+            function=f,
         )
         for f in functions
     }
@@ -53,7 +56,7 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
     return ClaimedGpu(
         device,
         tuple(
-            _original_driver(f, known.get(f.address), keep_on_vfio=decided[f.address].is_prebound)
+            _original_driver(f, original_drivers.get(f.address), keep_on_vfio=decided[f.address].is_prebound)
             for f in functions
         ),
         keep_on_vfio=own.sentence if own is not None and own.is_prebound else "",
@@ -61,16 +64,15 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
 
 
 def _original_driver(
-    function: PciFunction, known: OriginalDriver | None, *, keep_on_vfio: bool
+    function: PciFunction, seen: OriginalDriver | None, *, keep_on_vfio: bool
 ) -> OriginalDriver:
-    """The driver that an act is to return it to. A device that the operator declared as pre-bound is treated as first
-    seen on vfio."""
-    return replace(known or prebound.found_on(function), vfio=keep_on_vfio)
+    """Return the driver that an act is to return a function to: a vfio driver, if it is to be kept on one."""
+    return replace(seen or prebound.found_on(function), vfio=keep_on_vfio)
 
 
 def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
-    """`gpus` with the devices that belong to claims; the same object while these are the same. `before`: those of the
-    step before, which have them."""
+    """Derive what the claims mean for others: `of_claims`, `reserved`, `admin`, `ended` and `own`. Returns the same
+    object if their inputs are those of `before`, the value after the last step."""
     claims = gpus.claims
     if (settings := claims.settings) is None:
         return gpus
@@ -78,17 +80,19 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
     inputs = (of_claims, gpus.returned, gpus.owed, gpus.reserved)
     if inputs == (gpus.of_claims, before.returned, before.owed, before.reserved):
         return gpus
-    gpus, of = replace(gpus, of_claims=of_claims), of_claims.of
+    gpus, by_claim = replace(gpus, of_claims=of_claims), of_claims.by_claim
     returned = {a: r.claim for a, r in gpus.returned.items()}
     returned |= {a: o.claim for a, o in gpus.owed.items() if o.act}
     reserved = {a: _claimed(settings, slice_name(a), claim) for a, claim in returned.items()}
-    reserved |= {address: device for of_it in of.values() for address, device in of_it.reserved}
-    over = {str(of_it.name) for of_it in of.values() if of_it.is_over}
-    # Kubelet lists one that has ended a little longer.
-    listed = (access for access in gpus.admin if access[0][1] in over)
-    admin = frozenset(chain(listed, *(of_it.admin for of_it in of.values())))
-    again = {str(of_it.name) for of_it in of.values() if of_it.owns} if over else set[str]()
-    ended = frozenset((settings.driver, name) for name in over - again)
+    reserved |= {address: device for of_claim in by_claim.values() for address, device in of_claim.reserved}
+    over_names = {str(of_claim.name) for of_claim in by_claim.values() if of_claim.is_over}
+    # Kubelet lists an ended claim a little longer.
+    listed = (access for access in gpus.admin if access[0][1] in over_names)
+    admin = frozenset(chain(listed, *(of_claim.admin for of_claim in by_claim.values())))
+    owning_names = (
+        {str(of_claim.name) for of_claim in by_claim.values() if of_claim.owns} if over_names else set[str]()
+    )
+    ended = frozenset((settings.driver, name) for name in over_names - owning_names)
     own = own_claims(claims)
     if (reserved, admin, ended, own) == (gpus.reserved, gpus.admin, gpus.ended, gpus.own):
         return gpus
@@ -97,8 +101,8 @@ def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
 
 @memoized
 def _of_claims(settings: ClaimSettings, entries: Mapping[ClaimUid, ClaimRecord]) -> OfClaims:
-    of = _of_each({uid: (settings, entry) for uid, entry in entries.items()})
-    return OfClaims(of, Counter(chain.from_iterable(of_claim.nodes for of_claim in of.values())))
+    by_claim = _of_each({uid: (settings, entry) for uid, entry in entries.items()})
+    return OfClaims(by_claim, Counter(chain.from_iterable(of_claim.nodes for of_claim in by_claim.values())))
 
 
 @memoized_each
@@ -126,10 +130,10 @@ def _claimed(settings: ClaimSettings, device: str, claim: ClaimName) -> ClaimedD
 
 
 def _device_name(entry: ClaimRecord, gpu: ClaimedGpu) -> str:
-    """By which the scheduler knows that it is given away: another one than ours where NVIDIA's driver had it."""
+    """Return the allocated device name: NVIDIA's driver's for a device that it had allocated."""
     own = slice_name(gpu.key)
-    theirs = [device.device for device in entry.given]
-    return own if not theirs or own in theirs else theirs[0]
+    nvidias = [device.device for device in entry.given]
+    return own if not nvidias or own in nvidias else nvidias[0]
 
 
 def _with_admin_access(entry: ClaimRecord) -> set[DeviceKey]:

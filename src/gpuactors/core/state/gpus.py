@@ -37,7 +37,7 @@ class Fitness(Struct, frozen=True, gc=False):
 
     due_at: float = 0.0
     """When the device is checked next; past while the check is outstanding."""
-    found: Reason | None = None
+    bind_blocker: Reason | None = None
     """Why no claim could bind it, by the last check or an act of a claim; None if one could, or that is not known."""
 
 
@@ -71,7 +71,7 @@ class OfClaim(Struct, frozen=True, gc=False):
 class OfClaims(Struct, frozen=True, gc=False):
     """What the claims mean for others: derived for changed claims only, as a node may have a thousand."""
 
-    of: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
+    by_claim: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
     """The meaning of each claim for others."""
     named: Mapping[int | str, int] = field(default_factory=dict)
     """The number of claims whose files name each node (`OfClaim.nodes`)."""

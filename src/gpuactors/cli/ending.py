@@ -1,4 +1,4 @@
-"""How a command ends that could not do its work: a sentence on standard error, and an exit code.
+"""The end of a command that fails: a sentence on standard error, and an exit code.
 
 A file of its own: `start.py` uses it without click, `commands.py` with it.
 """
@@ -20,7 +20,7 @@ EX_CONFIG: Final = 78
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """Say why, and end the process."""
+    """Write the sentence to standard error, and end the process."""
     if sys.stderr is not None:
         with suppress(OSError):  # the exit code remains where the sentence cannot be written
             sys.stderr.write(f"gpuactors: {shown(text)}\n")
@@ -29,12 +29,13 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def shown(text: str) -> str:
-    """A text for a terminal, whatever names and paths are in it: its lines stay, no other control character does."""
+    """Make a text safe for a terminal, whatever names and paths are in it: keep its lines, quote other control
+    characters."""
     return "\n".join(quoted(line, LOG_TEXT_MAX_CHARS) for line in text.split("\n"))
 
 
 def first(exc: BaseException) -> BaseException:
-    """The first exception of a group, and of the groups in it."""
+    """Return the first exception of a group, and of the groups in it."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
     return exc

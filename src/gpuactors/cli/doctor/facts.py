@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class Unknown(Struct, frozen=True):
-    """It could not be read."""
+    """A fact that could not be read."""
 
     reason: str
-    """A sentence: what, where, why."""
+    """The sentence: what could not be read, where, and why."""
 
 
 Known: TypeAlias = T | Unknown
@@ -52,7 +52,7 @@ class ModelNames(Struct, frozen=True):
 
     used: Names
     newer: Names | None
-    """None: the host has no newer file, and none is shipped."""
+    """The names by the newer file; None if the host has none, and none is shipped."""
 
 
 class Place(Struct, frozen=True):
@@ -61,9 +61,9 @@ class Place(Struct, frozen=True):
     path: str
     is_directory: bool
     nearest: str
-    """The directory, or the nearest one above it that is there: it would be made below that."""
+    """The directory, or its nearest ancestor that exists, in which it would be made."""
     writable: bool
-    """`nearest` is, by this process."""
+    """True if this process may write to `nearest`."""
 
 
 class State(Struct, frozen=True):
@@ -71,11 +71,11 @@ class State(Struct, frozen=True):
 
     place: Place
     path_problem: str
-    """Why there can be no control socket in it, as the daemon says it; empty if there can."""
+    """Why no control socket can be in it, in the daemon's words; empty if one can."""
     free_bytes: int
-    """On its disk, for this process."""
+    """The free bytes of its disk, for this process."""
     journal_bytes: int
-    """Bytes that the journal already takes of it."""
+    """The bytes that the journal already takes."""
 
 
 class NewerCheckpoint(Struct, frozen=True):
@@ -94,24 +94,24 @@ class Claims(Struct, frozen=True):
     plugins: tuple[Place, ...]
     """The directory of each driver below kubelet's `plugins`."""
     newer: tuple[NewerCheckpoint, ...] = ()
-    """In these directories."""
+    """The newer checkpoints in these directories."""
 
 
 class ApiServer(Struct, frozen=True):
-    """The API server has answered all that it was asked."""
+    """An API server that has answered every request."""
 
     address: str
 
 
 class Facts(Struct, frozen=True):
-    """Everything. None: not read, as the settings or `--pre` make it irrelevant."""
+    """All facts. None if not read, as the settings or `--pre` make it irrelevant."""
 
     pre: bool
-    """Before installation: no part of gpuactors is expected."""
+    """True before installation: no part of gpuactors is expected."""
     config: Config
     node: str
     user: int
-    """This command's user."""
+    """The user ID of this command; 0 is root."""
     settings: str
     """The origin of the settings, in words."""
     host: Known[VfioHost]
@@ -119,30 +119,30 @@ class Facts(Struct, frozen=True):
     directory: Known[PluginDirectory]
     names: Known[ModelNames]
     resources: frozenset[ResourceName]
-    """Of which kubelet's own list was asked."""
+    """The resources whose list was requested from kubelet."""
     ledger: Known[LedgerContents]
     daemon: Known[Running] | NoDaemon | None
     claims: Known[Claims] | None = None
     api: Known[ApiServer] | None = None
     classes: Known[tuple[DeviceClass, ...]] | None = None
-    """Read where both APIs are on, and the API server has answered the rest."""
+    """The DeviceClasses, read where both APIs are on and the API server has answered the rest."""
     imex: Known[ImexFacts] | None = None
     state: Known[State] | None = None
     preflight: Known[Preflight] | None = None
     runtimes: Known[tuple[Runtime, ...]] | None = None
-    """Read where claims are wanted."""
+    """The container runtimes' configurations, read where claims are wanted."""
 
 
 def offers_gpus(config: Config) -> bool:
-    """By either API. Otherwise only compute domains are on, and the GPUs are the host's."""
+    """Return whether either API offers GPUs. If not, only compute domains are on, and the GPUs are the host's."""
     return config.device_plugin == "on" or config.dra == "on"
 
 
 def offers_by_both(config: Config) -> bool:
-    """GPUs are offered by both APIs."""
+    """Return whether both APIs offer GPUs."""
     return config.device_plugin == config.dra == "on"
 
 
 def wants_claims(config: Config) -> bool:
-    """DRA or compute domains are on."""
+    """Return whether DRA or compute domains are on."""
     return config.dra == "on" or config.compute_domains != "off"

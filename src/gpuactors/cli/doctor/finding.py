@@ -1,4 +1,4 @@
-"""The result of a check: one finding, with its level and remedy. Must not know what was checked how."""
+"""The result of a check: one finding, with its level and remedy. Must not know how anything is checked."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpuactors.core.values.cause import Cause
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     PASS = "PASS"
     WARN = "WARN"
-    """It works, but less well, or not for every GPU."""
+    """It works, but worse than it should, or not for every GPU."""
     FAIL = "FAIL"
-    """GPUs cannot be given to virtual machines, or wrongly."""
+    """GPUs cannot be given to virtual machines, or would be given wrongly."""
 
 
 class Check(StrEnum):
@@ -130,7 +130,7 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
     Check.STATE_DIRECTORY: "docs/security.md#files",
     Check.JOURNAL_SPACE: "docs/configuration.md",
 }
-"""Where the repository says more about each check."""
+"""The document of each check, in the repository."""
 
 
 class Finding(Struct, frozen=True):
@@ -142,9 +142,9 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
     """The remedy; empty only for a PASS."""
     cause: Cause | None = None
-    """Why a GPU is not usable, as everywhere else."""
+    """The cause for which a GPU is not usable (docs/causes.md)."""
     devices: tuple[str, ...] = ()
-    """The PCI addresses that it is about, if it is about some."""
+    """The PCI addresses of the devices that it is about."""
 
     def __post_init__(self) -> None:
         assert (self.level is Level.PASS) == (not self.remedy), (
@@ -153,20 +153,20 @@ class Finding(Struct, frozen=True):
 
 
 def sentence(remedy: str) -> str:
-    """A remedy that is written as a part of a sentence elsewhere."""
+    """Make a sentence of a remedy that is part of one elsewhere."""
     return f"{remedy[0].upper()}{remedy[1:]}."
 
 
 def passed(check: Check, message: str) -> Finding:
-    """All is well."""
+    """Report that all is well."""
     return Finding(check, Level.PASS, message)
 
 
 def warned(check: Check, message: str, remedy: str) -> Finding:
-    """It works, but not as well as it should."""
+    """Report that it works, but not as well as it should."""
     return Finding(check, Level.WARN, message, remedy)
 
 
 def failed(check: Check, message: str, remedy: str) -> Finding:
-    """It does not work."""
+    """Report that it does not work."""
     return Finding(check, Level.FAIL, message, remedy)

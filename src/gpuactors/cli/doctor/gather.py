@@ -1,7 +1,7 @@
 """Reads the facts that the checks judge: the only I/O of `gpuactors doctor`. Nothing is written, no device is opened.
 
 Each read has a deadline, after which the fact is unknown and the rest is still checked: a sysfs or a kubelet that hangs
-is what an operator calls the doctor for. What takes long is named on the terminal meanwhile.
+is what an operator calls the doctor for. The terminal names a read that takes long.
 """
 
 from __future__ import annotations
@@ -60,19 +60,21 @@ if TYPE_CHECKING:
     from gpuactors.ports.kube import NodeApi
 
 DOCTOR_READ_S: Final = 10.0
-"""One read of the host by `gpuactors doctor`; each takes milliseconds, and an operator waits before a terminal."""
+"""The deadline of one read of the host, in seconds; each takes milliseconds, and an operator waits before a
+terminal."""
 
 DOCTOR_API_S: Final = 20.0
-"""All that it asks the API server: two or three requests, each with API_REQUEST_S of its own."""
+"""The deadline of all requests to the API server, in seconds: two or three, each with API_REQUEST_S of its own."""
 
 T = TypeVar("T")
 
 _NO_DOMAIN: Final = DomainUid("00000000-0000-0000-0000-000000000000")
-"""To be looked for: whether the API server knows ComputeDomains at all."""
+"""The UID of no domain, read to see whether the API server knows ComputeDomains at all."""
 
 
 async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
-    """All facts. What may be well a moment later, as kubelet's list in the middle of a change, is read again then."""
+    """Read all facts. What may be well a moment later, as kubelet's list in the middle of a change, is read again
+    then."""
     daemon = None if pre else await _daemon(resolved.config, progress)
     judged = settings.of_daemon(resolved, daemon) if isinstance(daemon, Running) else settings.own(resolved)
     reading = _Reading(judged.config, progress)
@@ -116,11 +118,15 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
 def _resources(
     config: Config, functions: Known[tuple[PciFunction, ...]], daemon: Known[Running] | NoDaemon | None
 ) -> frozenset[ResourceName]:
-    """The resources of which kubelet's own list is wanted: those of this node's devices, and the daemon's."""
-    found = () if isinstance(functions, Unknown) else functions
-    ours = {named(f) for f in found if is_selected(config.selectors, f)}
+    """Return the resources whose list to request from kubelet: those of this node's devices, and the daemon's."""
+    ours = {named(function) for function in _selected(config, functions)}
     served = {r.name for r in daemon.view.resources} if isinstance(daemon, Running) else set()
     return frozenset(ours | {ResourceName(name) for name in served})
+
+
+def _selected(config: Config, functions: Known[tuple[PciFunction, ...]]) -> list[PciFunction]:
+    readable = () if isinstance(functions, Unknown) else functions
+    return [function for function in readable if is_selected(config.selectors, function)]
 
 
 async def _daemon(config: Config, progress: Progress) -> Known[Running] | NoDaemon:
@@ -167,7 +173,7 @@ class _Reading:
         self._device_plugin_dir = str(config.device_plugin_dir)
 
     async def _blocking(self, what: str, call: Callable[[], T]) -> Known[T]:
-        """In a thread of its own, which is left behind if it hangs."""
+        """Call in a thread of its own, which is left behind if it hangs."""
 
         async def read() -> T:
             return await in_thread(call, name=what, ended=lambda: None)
@@ -199,8 +205,7 @@ class _Reading:
         return await _known("which GPUs are in use", read, self._progress, deadline_s)
 
     async def preflight(self, functions: Known[tuple[PciFunction, ...]]) -> Known[preflight.Preflight]:
-        found = () if isinstance(functions, Unknown) else functions
-        selected = [f.address for f in found if is_selected(self._config.selectors, f)]
+        selected = [function.address for function in _selected(self._config, functions)]
         return await self._blocking(
             "the host's framebuffer, interrupts and limits", lambda: preflight.read(self._root, selected)
         )
@@ -209,12 +214,7 @@ class _Reading:
         return await self._blocking("the container runtime's configuration", lambda: runtime.read(self._root))
 
     async def names(self, functions: Known[tuple[PciFunction, ...]]) -> Known[ModelNames]:
-        found = () if isinstance(functions, Unknown) else functions
-        models = {
-            (f.vendor, f.device)
-            for f in found
-            if is_selected(self._config.selectors, f) and f.own_name is None
-        }
+        models = {(f.vendor, f.device) for f in _selected(self._config, functions) if f.own_name is None}
         used = pci_ids.SHIPPED if self._config.pci_ids is None else Path(self._config.pci_ids)
 
         def read() -> ModelNames:
@@ -239,7 +239,8 @@ class _Reading:
         )
 
     async def ledger(self, resources: Collection[ResourceName], *, lists: bool) -> Known[LedgerContents]:
-        """`lists`: no daemon of ours runs, so that no Allocate of ours can be in flight (`core/host/asking.py`)."""
+        """Read kubelet's ledger. `lists`: no daemon of ours runs, so that no Allocate of ours can be in flight
+        (`core/host/asking.py`)."""
 
         async def read() -> LedgerContents:
             pods = PodCgroups(self._root)
@@ -308,7 +309,7 @@ class _Read:
 
 
 def _node_of(config: Config) -> NodeApi | None:
-    """Our Node; None where the API server is not known, which another check says."""
+    """Return the port of our Node; None where the API server is not known, which another check reports."""
     from gpuactors.daemon.api_client import client_of
     from gpuactors.kube.nodes import KubeNode
 
@@ -356,7 +357,7 @@ def _state(directory: str) -> State:
 
 
 def _size(directory: str) -> int:
-    """Bytes of the files in it."""
+    """Return the bytes of the files in a directory."""
     size = 0
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

@@ -18,18 +18,18 @@ from gpuactors.cli.output import UNFOLDED, folded
 from gpuactors.core.values.quote import first_of
 
 _INDENT = " " * 8
-"""Below a finding's message, which begins after its level."""
+"""The indent of the lines below a finding's first one, where its message begins."""
 
 
 def is_failed(groups: tuple[Group, ...]) -> bool:
-    """Whether any finding is a FAIL."""
+    """Return whether any finding is a FAIL."""
     return any(finding.level is Level.FAIL for group in groups for finding in group.findings)
 
 
 # --- text -------------------------------------------------------------------------------------------------
 
 
-_LOOKS: Final[Mapping[Level, Mapping[str, Any]]] = {
+_STYLES: Final[Mapping[Level, Mapping[str, Any]]] = {
     Level.PASS: {"fg": "green"},
     Level.WARN: {"fg": "yellow"},
     Level.FAIL: {"fg": "red", "bold": True},
@@ -37,14 +37,14 @@ _LOOKS: Final[Mapping[Level, Mapping[str, Any]]] = {
 
 
 def as_text(facts: Facts, groups: tuple[Group, ...], columns: int = UNFOLDED, *, colour: bool = False) -> str:
-    """In so many columns. The YAML at the end is never broken."""
+    """Write the report in so many columns. The YAML at the end is never folded."""
     lines = folded(_heading(facts), columns, "", "  ")
     for group in groups:
         lines += ["", click.style(group.name, bold=True) if colour else group.name]
-        last = {finding.check: finding for finding in group.findings if finding.remedy}
+        last_of_check = {finding.check: finding for finding in group.findings if finding.remedy}
         for finding in group.findings:
             lines += _lines(finding, columns, colour=colour)
-            if finding is last.get(finding.check):
+            if finding is last_of_check.get(finding.check):
                 lines += folded(f"More: {DOCUMENTS[finding.check]}", columns, _INDENT, _INDENT)
     lines += ["", summary(groups), *_to_paste(permitted(facts), columns)]
     return "\n".join(lines)
@@ -60,18 +60,18 @@ def _heading(facts: Facts) -> str:
 
 def _lines(finding: Finding, columns: int, *, colour: bool) -> Iterator[str]:
     devices = f"{', '.join(first_of(finding.devices))}: " if finding.devices else ""
-    first, *rest = folded(f"{devices}{finding.message}", columns, f"  {finding.level}  ", _INDENT)
+    first, *continued = folded(f"{devices}{finding.message}", columns, f"  {finding.level}  ", _INDENT)
     if colour:
-        styled = click.style(finding.level, **_LOOKS[finding.level])
+        styled = click.style(finding.level, **_STYLES[finding.level])
         first = first.replace(finding.level, styled, 1)
     yield first
-    yield from rest
+    yield from continued
     if finding.remedy:
         yield from folded(f"To do: {finding.remedy}", columns, _INDENT, _INDENT)
 
 
 def summary(groups: tuple[Group, ...]) -> str:
-    """How many findings of each level there are."""
+    """Return the number of findings of each level, in words."""
     counts = _counts(groups)
     return ", ".join(f"{counts[level]} {level}" for level in (Level.FAIL, Level.WARN, Level.PASS))
 
@@ -91,9 +91,9 @@ def _to_paste(devices: tuple[PermittedDevice, ...], columns: int) -> list[str]:
 
 
 def as_json(facts: Facts, groups: tuple[Group, ...]) -> str:
-    """One object; its keys are stable, and every one is always there."""
+    """Return the report as one object. Its keys are stable, and none is ever left out."""
     counts = _counts(groups)
-    known = {
+    content = {
         "node": facts.node,
         "version": VERSION,
         "pre": facts.pre,
@@ -110,7 +110,7 @@ def as_json(facts: Facts, groups: tuple[Group, ...]) -> str:
             for device in permitted(facts)
         ],
     }
-    return json.dumps(known, indent=2, ensure_ascii=False)
+    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def _finding(group: str, finding: Finding) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gpuactors.decoding import decode_json
 
 
 class Judged(Struct, frozen=True):
-    """The settings, and whose they are in words."""
+    """The settings, and their source in words."""
 
     config: Config
     source: str
@@ -25,37 +25,37 @@ OWN = "of this command: flags, environment, file and defaults"
 
 
 def own(resolved: Resolved) -> Judged:
-    """Those of the command."""
+    """Return the settings of the command."""
     return Judged(resolved.config, OWN)
 
 
 def of_daemon(resolved: Resolved, running: Running) -> Judged:
-    """Those of the daemon; what the command was given by flag, environment or file wins. The command's own where the
-    daemon reports none, or one that this version does not take."""
+    """Return the daemon's settings; a flag, a variable or the file of the command wins. Return the command's own where
+    the daemon reports none, or one that this version does not take."""
     if not running.about.settings:
         return own(resolved)
-    given = {
+    overrides = {
         key: getattr(resolved.config, key)
         for key, source in resolved.provenance.items()
         if source.kind != "default"
     }
     try:
         reported = _reported(running)
-        theirs, config = _config(reported), _config(reported | given)
+        unchanged, config = _config(reported), _config(reported | overrides)
     except (ConfigError, ValueError):
         return own(resolved)
-    others = sorted(key for key, value in given.items() if value != getattr(theirs, key))
+    others = sorted(key for key, value in overrides.items() if value != getattr(unchanged, key))
     but = f", but for {', '.join(others)} of this command" if others else ""
     return Judged(config, f"of the running daemon{but}")
 
 
 def _config(values: Mapping[str, object]) -> Config:
-    """Raises `ConfigError`. None is a default that is no value of its own."""
+    """Resolve the values. None is a default that is no value of its own. Raises `ConfigError`."""
     return resolve({key: value for key, value in values.items() if value is not None}, {}).config
 
 
 def _reported(running: Running) -> dict[str, object]:
-    """The daemon's settings, by key. Raises ValueError for what is no JSON."""
+    """Return the daemon's settings, by key. Raises ValueError for what is no JSON."""
     return {
         s.key: decode_json(s.value.encode(), object) for s in running.about.settings if s.key in DECLARATIONS
     }

@@ -45,13 +45,12 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
     ("state", state.check),
 )
 
-
-_OF_GPUS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio", "host"})
-"""Where no GPU is offered, these are the host's own business."""
+_GPU_GROUPS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio", "host"})
+"""The groups that are left out where no GPU is offered: they are the host's own business."""
 
 
 def examine(facts: Facts) -> tuple[Group, ...]:
-    """All findings; a group without one is left out."""
-    left_out = frozenset[str]() if offers_gpus(facts.config) else _OF_GPUS
+    """Run all checks; leave out a group without a finding."""
+    left_out = frozenset[str]() if offers_gpus(facts.config) else _GPU_GROUPS
     groups = (Group(name, tuple(check(facts))) for name, check in GROUPS if name not in left_out)
     return tuple(group for group in groups if group.findings)

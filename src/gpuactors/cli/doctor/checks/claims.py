@@ -17,12 +17,12 @@ from gpuactors.core.values.selector import full_address
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing where both are off; before installation only what the host has."""
+    """Check what claims need: nothing where both are off, before installation only the host."""
     newer: tuple[NewerCheckpoint, ...] = ()
     if isinstance(facts.claims, Claims):
         newer = facts.claims.newer
         yield from _directories(facts.claims)
-        yield from (_refused(one, facts.node) for one in newer)
+        yield from (_refused(checkpoint, facts.node) for checkpoint in newer)
     elif facts.claims is not None:
         yield failed(Check.CDI_DIRECTORY, facts.claims.reason, "Check these disks.")
     match facts.api:
@@ -43,8 +43,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         if facts.config.dra == "on":
             yield from _served(view.claims, "--dra", newer)
         if facts.config.compute_domains != "off":
-            of_domains = view.domains.claims if view.domains is not None else None
-            yield from _served(of_domains, "--compute-domains", newer)
+            domain_claims = view.domains.claims if view.domains is not None else None
+            yield from _served(domain_claims, "--compute-domains", newer)
             yield from _label(view.domains, facts.node)
     yield from _imex(facts)
 
@@ -54,7 +54,7 @@ def _directories(claims: Claims) -> Iterator[Finding]:
         Check.CDI_DIRECTORY, claims.cdi, "Make it writable for the daemon, or name another with --cdi-dir."
     )
     places = (claims.registry, *claims.plugins)
-    found = [
+    findings = [
         _writable(
             Check.PLUGIN_DIRECTORIES,
             place,
@@ -62,7 +62,7 @@ def _directories(claims: Claims) -> Iterator[Finding]:
         )
         for place in places
     ]
-    if wrong := [finding for finding in found if finding.remedy]:
+    if wrong := [finding for finding in findings if finding.remedy]:
         yield from wrong
     else:
         yield passed(Check.PLUGIN_DIRECTORIES, f"{', '.join(place.path for place in places)}: writable")
@@ -80,7 +80,7 @@ def _writable(check: Check, place: Place, remedy: str) -> Finding:
 
 
 def _classes(facts: Facts) -> Iterator[Finding]:
-    """A warning and no failure: a class with such a name may be meant for nodes without the device plugin."""
+    """Warn, do not fail: a class with such a name may be meant for nodes without the device plugin."""
     match facts.classes:
         case None:
             return
@@ -92,9 +92,12 @@ def _classes(facts: Facts) -> Iterator[Finding]:
                 "of deploy/overlays/dra grants.",
             )
         case classes:
-            found = contested(classes, facts.resources)
-            yield from (warned(Check.DEVICE_CLASSES, sentence_of(one), sentence(REMEDY)) for one in found)
-            if not found:
+            conflicts = contested(classes, facts.resources)
+            yield from (
+                warned(Check.DEVICE_CLASSES, sentence_of(conflict), sentence(REMEDY))
+                for conflict in conflicts
+            )
+            if not conflicts:
                 what = f"none of {len(classes)} DeviceClasses has a resource of this node's device plugin"
                 yield passed(Check.DEVICE_CLASSES, what)
 
@@ -109,7 +112,7 @@ def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:
 
 
 def _refused(newer: NewerCheckpoint, node: str) -> Finding:
-    """As docs/upgrade.md has it, with this node's names."""
+    """Give the remedy of docs/upgrade.md, with this node's names."""
     drain = f"kubectl drain {quote(node)} --ignore-daemonsets --delete-emptydir-data"
     pods = f"-l app.kubernetes.io/name=gpuactors --field-selector spec.nodeName={quote(node)}"
     return failed(
@@ -130,7 +133,7 @@ def _served(claims: ClaimsView | None, flag: str, newer: tuple[NewerCheckpoint, 
             f"Start it with {flag} on, or leave {flag} out here.",
         )
         return
-    if any(one.path in claims.problem for one in newer):
+    if any(checkpoint.path in claims.problem for checkpoint in newer):
         return  # said above, with what to do
     slices = claims.slices
     problems = [
@@ -158,7 +161,8 @@ def _served(claims: ClaimsView | None, flag: str, newer: tuple[NewerCheckpoint, 
 
 
 def _how_to_see(name: str) -> str:
-    """A device in no slice has its address as its name; one of compute domains has none."""
+    """Return the command that says more of a device. One in no slice has its address as its name; one of compute
+    domains has none."""
     address = key_of(name) or full_address(name)
     return f"gpuactors explain {address}" if address is not None else "gpuactors inspect"
 
@@ -216,6 +220,6 @@ def _fabric(imex: ImexFacts, facts: Facts) -> Iterator[Finding]:
         )
     if imex.unknown or imex.unmanaged or imex.clique_is_past:
         return
-    none = f"no NVLink fabric beyond this node, by {imex.clique_source}"
-    clique = f"clique {imex.clique_id}" if imex.clique_id else none
+    no_fabric = f"no NVLink fabric beyond this node, by {imex.clique_source}"
+    clique = f"clique {imex.clique_id}" if imex.clique_id else no_fabric
     yield passed(Check.IMEX, f"IMEX channels have the major number {imex.channel_major}; {clique}")

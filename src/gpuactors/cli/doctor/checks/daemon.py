@@ -19,7 +19,7 @@ _LOG = "See the daemon's log (kubectl -n gpuactors logs POD, or journalctl -u gp
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing before installation."""
+    """Check the daemon; nothing before installation."""
     match facts.daemon:
         case None:
             return
@@ -45,8 +45,8 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def is_unsettled(running: Running, ledger: LedgerContents | Unknown) -> bool:
-    """Whether a moment later all may be well: a daemon that has just started has no ledger and registers, and during
-    each change of a list kubelet has other healthy devices than the daemon."""
+    """Return whether all may be well a moment later: a daemon that has just started has no ledger and registers, and
+    during each change of a list kubelet has other healthy devices than the daemon."""
     view = running.view
     if view.role != Role.SERVING or view.kubelet_problem or view.ledger_problem:
         return True
@@ -59,13 +59,13 @@ def is_unsettled(running: Running, ledger: LedgerContents | Unknown) -> bool:
 
 
 def _difference(view: NodeView, resource: ResourceView, ledger: LedgerContents) -> str:
-    """Empty also where kubelet does not list its own."""
+    """Compare kubelet's healthy devices with the daemon's; empty also if kubelet does not list its own."""
     if ledger.healthy is None:
         return ""
-    ours = (
+    daemon_ids = (
         d.id for d in view.devices if d.resource == resource.name and d.listed and d.health == Health.HEALTHY
     )
-    return difference(comparable(ours), ledger.healthy.get(ResourceName(resource.name), ()))
+    return difference(comparable(daemon_ids), ledger.healthy.get(ResourceName(resource.name), ()))
 
 
 def _serves(running: Running) -> Finding:
@@ -114,7 +114,7 @@ def _resources(running: Running, ledger: LedgerContents | Unknown) -> Iterator[F
 
 
 def _lost(view: NodeView, resource: ResourceView) -> str:
-    """The commands that delete the pods with a GPU of this resource that is not Healthy."""
+    """Return the commands that delete the pods with a GPU of this resource that is not Healthy."""
     lost = {d.address for d in view.devices if d.resource == resource.name and d.health != Health.HEALTHY}
     pods = [pod.name.split("/", 1) for pod in view.pods if pod.name and not lost.isdisjoint(pod.devices)]
     commands = [f"kubectl -n {quote(namespace)} delete pod {quote(name)}" for namespace, name in pods]
@@ -140,9 +140,9 @@ def _sees(running: Running, facts: Facts) -> Iterator[Finding]:
             "In a pod remove hostUsers: false. Until then a change waits for a scan.",
         ),
     )
-    found = [warned(Check.DAEMON_SEES, f"{what}: {why}", remedy) for what, why, remedy in problems if why]
+    findings = [warned(Check.DAEMON_SEES, f"{what}: {why}", remedy) for what, why, remedy in problems if why]
     if changed := _seen_otherwise(view, facts):
-        found.append(
+        findings.append(
             warned(
                 Check.DAEMON_SEES,
                 f"the daemon knows another driver, or none, of {', '.join(first_of(changed))}, or has another --select",
@@ -150,15 +150,17 @@ def _sees(running: Running, facts: Facts) -> Iterator[Finding]:
                 "once; a uevent that was lost is made good by the next scan (resync_interval_s).",
             )
         )
-    same = "" if isinstance(facts.devices, Unknown) else ", and sees each GPU as this command does"
-    what = f"it receives uevents, kubelet and its ledger{same}"
-    yield from found or [passed(Check.DAEMON_SEES, what)]
+    and_gpus = "" if isinstance(facts.devices, Unknown) else ", and sees each GPU as this command does"
+    what = f"it receives uevents, kubelet and its ledger{and_gpus}"
+    yield from findings or [passed(Check.DAEMON_SEES, what)]
 
 
 def _seen_otherwise(view: NodeView, facts: Facts) -> list[str]:
-    """The GPUs whose driver is another one, or none, for the daemon than for this command."""
+    """Return the GPUs whose driver is another one, or none, for the daemon than for this command."""
     if isinstance(facts.devices, Unknown):
         return []
-    theirs = {d.address: d.driver for d in view.devices if d.present}
-    ours = {d.address: d.driver for d in facts.devices.view.devices if d.present}
-    return sorted(a for a in theirs.keys() | ours.keys() if theirs.get(a, "") != ours.get(a, ""))
+    by_daemon = {d.address: d.driver for d in view.devices if d.present}
+    by_command = {d.address: d.driver for d in facts.devices.view.devices if d.present}
+    return sorted(
+        a for a in by_daemon.keys() | by_command.keys() if by_daemon.get(a, "") != by_command.get(a, "")
+    )

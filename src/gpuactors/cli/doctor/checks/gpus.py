@@ -22,7 +22,7 @@ from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.quote import quoted_id
 
 _FINE: Final = frozenset({Cause.FREE, Cause.ALLOCATED, Cause.JUST_ALLOCATED, Cause.GROUP_IN_USE})
-"""A virtual machine could open it, or has it."""
+"""The causes of a GPU that a virtual machine could open, or has."""
 
 _PASSING: Final = frozenset(
     {
@@ -37,14 +37,14 @@ _PASSING: Final = frozenset(
         Cause.VIRTUAL_FUNCTIONS,
     }
 )
-"""It cannot now, and nothing on the node is broken."""
+"""The causes of a GPU that no virtual machine can open now, though nothing on the node is broken."""
 
-_OF_USE: Final = frozenset({*_FINE, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN, Cause.ORPHANED})
-"""Nothing but its use and kubelet's ledger decides; the daemon has seen both before."""
+_BY_USE: Final = frozenset({*_FINE, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN, Cause.ORPHANED})
+"""The causes that only a GPU's use and kubelet's ledger decide; the daemon knows their past."""
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Each GPU once, those with one reason together."""
+    """Report each GPU once, those with one reason together."""
     if isinstance(facts.devices, Unknown):
         yield failed(
             Check.HOST_READABLE,
@@ -73,10 +73,10 @@ def _selected(devices: Devices) -> list[DeviceView]:
 
 
 def _unreadable(devices: Devices) -> Iterator[Finding]:
-    """Functions that the core leaves out: what they are could not be read, so that they may be GPUs."""
-    known = {device.address for device in devices.view.devices}
+    """Report the functions that the core leaves out: what they are could not be read, so they may be GPUs."""
+    addresses = {device.address for device in devices.view.devices}
     for function in devices.functions:
-        if function.fault is not None and function.address not in known:
+        if function.fault is not None and function.address not in addresses:
             yield Finding(
                 Check.GPUS_USABLE,
                 Level.FAIL,
@@ -101,46 +101,45 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
     functions = {str(function.address): function for function in devices.functions}
     by_claim = facts.config.dra == "on"
     bound = sum(functions[view.address].vfio_bound for view in views)
-    found = list[tuple[Finding, tuple[str, ...]]]()
+    findings = list[tuple[Finding, tuple[str, ...]]]()
     for own_view in views:
         view = _as_the_daemon_knows_it(own_view, facts.daemon)
         function = functions[view.address]
         if function.vfio_bound or view.cause != Cause.NOT_BOUND:
             is_blocked = view.cause == Cause.GROUP_NOT_VIABLE
             others = _to_bind_with(function, devices, facts.config) if is_blocked else []
-            found += ((finding, tuple(other.address for other in others)) for finding in _by_cause(view))
+            findings += ((finding, tuple(other.address for other in others)) for finding in _by_cause(view))
         elif (blocker := without_group(function)) is not None:
-            found.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
+            findings.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
         elif by_claim:
             own = {companion.address for companion in with_companions(function, _group(function, devices))}
             if (blocker := not_viable(function, function, _group(function, devices), own)) is not None:
-                found.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
+                findings.append((_finding(view, Level.FAIL, blocker.cause, blocker.message), ()))
         else:
             level = Level.WARN if bound else Level.FAIL
-            found.append((_finding(view, level, Cause.NOT_BOUND, view.reason), (view.address,)))
-            found += _beside(view, function, devices, facts.config)
-    fine = len(views) - len({address for finding, _ in found for address in finding.devices})
+            findings.append((_finding(view, level, Cause.NOT_BOUND, view.reason), (view.address,)))
+            findings += _beside(view, function, devices, facts.config)
+    fine = len(views) - len({address for finding, _ in findings for address in finding.devices})
     if fine:
         how = "; a claim binds those that are on no vfio driver" if by_claim and bound < len(views) else ""
         yield passed(Check.GPUS_USABLE, f"{fine} of {len(views)} could be given to virtual machines{how}")
-    yield from _together(found)
+    yield from _together(findings)
 
 
 def _as_the_daemon_knows_it(view: DeviceView, daemon: Known[Running] | NoDaemon | None) -> DeviceView:
-    """With the daemon's cause, words and remedy for a GPU of which only its use is in question: the core is the same,
+    """Take the daemon's cause, words and remedy for a GPU of which only the use is in question: the core is the same,
     but only the daemon has seen whose it was before. A use that only this command sees (`--holders proc`) stays."""
-    if not isinstance(daemon, Running) or view.cause not in _OF_USE:
+    if not isinstance(daemon, Running) or view.cause not in _BY_USE:
         return view
-    for known in daemon.view.devices:
-        if (known.address, known.driver) != (view.address, view.driver) or known.cause not in _OF_USE - _FINE:
-            continue
-        if known.cause != view.cause or not view.holders:
-            return replace(view, cause=known.cause, reason=known.reason, remedy=known.remedy)
+    for device in daemon.view.devices:
+        is_same = (device.address, device.driver) == (view.address, view.driver)
+        if is_same and device.cause in _BY_USE - _FINE and (device.cause != view.cause or not view.holders):
+            return replace(view, cause=device.cause, reason=device.reason, remedy=device.remedy)
     return view
 
 
 def _by_cause(view: DeviceView) -> Iterator[Finding]:
-    """The finding of a device with a cause that needs attention."""
+    """Report a device whose cause needs attention."""
     cause = Cause(view.cause)
     if cause not in _FINE:
         yield _finding(view, Level.WARN if cause in _PASSING else Level.FAIL, cause, view.reason)
@@ -149,8 +148,8 @@ def _by_cause(view: DeviceView) -> Iterator[Finding]:
 def _beside(
     view: DeviceView, function: PciFunction, devices: Devices, config: Config
 ) -> Iterator[tuple[Finding, tuple[str, ...]]]:
-    """Of a GPU that is still to be bound: the functions that must leave their drivers as well, and what would keep the
-    group from every virtual machine even then."""
+    """Report, for a GPU that is still to be bound, the functions that must leave their drivers as well, and what would
+    keep the group from every virtual machine even then."""
     to_bind = _to_bind_with(function, devices, config)
     for other in to_bind:
         if is_selected(config.selectors, other):
@@ -164,8 +163,8 @@ def _beside(
         )
         yield finding, (other.address,)
     addresses = {function.address, *(other.address for other in to_bind)}
-    if (left := not_viable(function, function, _group(function, devices), addresses)) is not None:
-        yield _finding(view, Level.WARN, left.cause, left.message), ()
+    if (blocker := not_viable(function, function, _group(function, devices), addresses)) is not None:
+        yield _finding(view, Level.WARN, blocker.cause, blocker.message), ()
 
 
 def _group(function: PciFunction, devices: Devices) -> list[PciFunction]:
@@ -173,8 +172,8 @@ def _group(function: PciFunction, devices: Devices) -> list[PciFunction]:
 
 
 def _to_bind_with(function: PciFunction, devices: Devices, config: Config) -> list[PciFunction]:
-    """The functions whose drivers keep its group from being viable, and that an operator can bind to vfio: companions
-    and other GPUs. Anything else is the host's."""
+    """Return the functions whose drivers keep its group from being viable, and that an operator can bind to vfio:
+    companions and other GPUs. Anything else is the host's."""
     return [
         other
         for other in _group(function, devices)
@@ -190,18 +189,19 @@ def _finding(view: DeviceView, level: Level, cause: Cause, message: str) -> Find
 
 
 def _together(findings: Iterable[tuple[Finding, tuple[str, ...]]]) -> Iterator[Finding]:
-    """Those that differ only in the device are one, with the commands that bind what is to be bound."""
-    found: dict[Finding, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    """Join the findings that differ only in the device, and add the commands that bind their functions."""
+    joined: dict[Finding, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for finding, to_bind in findings:
         key = replace(finding, devices=())
-        devices, bound = found.get(key, ((), ()))
-        found[key] = (*devices, *finding.devices), (*bound, *to_bind)
-    for key, (devices, to_bind) in found.items():
+        devices, functions = joined.get(key, ((), ()))
+        joined[key] = (*devices, *finding.devices), (*functions, *to_bind)
+    for key, (devices, to_bind) in joined.items():
         yield replace(key, devices=devices, remedy=key.remedy + _commands(to_bind))
 
 
 def _commands(to_bind: Sequence[str]) -> str:
-    """To be pasted into a shell; they last across restarts of the node."""
+    """Return the commands that bind these functions, to be pasted into a shell; they last across restarts of the
+    node."""
     if not to_bind:
         return ""
     addresses = [*dict.fromkeys(to_bind)]

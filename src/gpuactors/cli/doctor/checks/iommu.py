@@ -13,9 +13,9 @@ from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.host.vfio import VfioHost
 
 _OFF: Final = frozenset({"iommu=off", "iommu=0", "intel_iommu=off", "amd_iommu=off"})
-"""Kernel parameters that switch it off (Documentation/admin-guide/kernel-parameters.txt)."""
+"""The kernel parameters that switch the IOMMU off (Documentation/admin-guide/kernel-parameters.txt)."""
 
-_NAMED: Final = ("iommu", "intel_iommu", "amd_iommu")
+_PARAMETERS: Final = ("iommu", "intel_iommu", "amd_iommu")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def _groups(host: VfioHost) -> Finding:
             f"the kernel has no IOMMU group{why}",
             sentence(SWITCH_ON) + " Then restart the node.",
         )
-    named = [quoted(word, 64) for word in words if word.partition("=")[0] in _NAMED]
+    named = [quoted(word, 64) for word in words if word.partition("=")[0] in _PARAMETERS]
     by = f", by {', '.join(first_of(host.iommus))}" if host.iommus else ""
     line = f"; kernel command line: {' '.join(named)}" if named else ""
     return passed(Check.IOMMU_ON, f"IOMMU groups: {host.groups}{by}{line}")

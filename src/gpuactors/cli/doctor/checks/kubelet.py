@@ -17,7 +17,7 @@ _START = (
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Before installation a node without kubelet is no failure: it may join later."""
+    """Check kubelet. Before installation its absence is no failure: the node may join later."""
     directory = facts.directory
     absent = Level.WARN if facts.pre else Level.FAIL
     if isinstance(directory, Unknown):
@@ -81,7 +81,8 @@ def _ledger(facts: Facts) -> Iterator[Finding]:
 
 
 def _other_plugins(facts: Facts) -> Iterator[Finding]:
-    """With a daemon the lists are compared by `daemon.py`; without one any healthy device is another plugin's."""
+    """Check for other plugins of our resources. With a daemon `daemon.py` compares the lists; without one any healthy
+    device is another plugin's."""
     ledger, directory = facts.ledger, facts.directory
     if isinstance(ledger, Unknown) or ledger.healthy is None or isinstance(directory, Unknown):
         return
@@ -90,8 +91,8 @@ def _other_plugins(facts: Facts) -> Iterator[Finding]:
         if isinstance(facts.daemon, Running):
             yield from _named(directory)
         return
-    taken = {resource: ids for resource, ids in sorted(ledger.healthy.items()) if ids}
-    for resource, ids in taken.items():
+    listed = {resource: ids for resource, ids in sorted(ledger.healthy.items()) if ids}
+    for resource, ids in listed.items():
         named = ", ".join(quoted_ids(ids))
         kubelet_has = f"kubelet has {len(ids)} healthy devices of {quoted_name(resource)} ({named})"
         if directory.ours:
@@ -106,7 +107,7 @@ def _other_plugins(facts: Facts) -> Iterator[Finding]:
                 f"{kubelet_has}, and no gpuactors listens: another plugin serves the same resource{beside}",
                 sentence(SWITCH_OFF),
             )
-    if not taken:
+    if not listed:
         yield passed(Check.OTHER_PLUGINS, f"no other plugin serves a resource of gpuactors{beside}")
 
 

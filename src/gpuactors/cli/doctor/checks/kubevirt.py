@@ -16,23 +16,24 @@ class PermittedDevice(Struct, frozen=True, order=True):
 
     resource: str
     selector: str
-    """pciVendorSelector: `10DE:2330`."""
+    """The value of `pciVendorSelector`: `10DE:2330`."""
 
 
 def permitted(facts: Facts) -> tuple[PermittedDevice, ...]:
-    """One for each model of this node; none where only claims are offered, which need no permission."""
+    """Return one entry for each model of this node; none where only claims are offered, which need no permission."""
     if isinstance(facts.devices, Unknown) or facts.config.device_plugin == "off":
         return ()
-    found = {
+    entries = {
         PermittedDevice(named(f), f"{f.vendor}:{f.device}".upper())
         for f in facts.devices.functions
         if is_selected(facts.config.selectors, f)
     }
-    return tuple(sorted(found))
+    return tuple(sorted(entries))
 
 
 def yaml(devices: tuple[PermittedDevice, ...]) -> str:
-    """The part of the custom resource KubeVirt, as YAML; names and ids hold no character that YAML would mistake."""
+    """Write the part of the custom resource KubeVirt as YAML; names and IDs hold no character that YAML would
+    mistake."""
     lines = ["spec:", "  configuration:", "    permittedHostDevices:", "      pciHostDevices:"]
     for device in devices:
         lines += [
@@ -44,7 +45,7 @@ def yaml(devices: tuple[PermittedDevice, ...]) -> str:
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Never more than a hint: whether KubeVirt is used, and what it permits, is not known here."""
+    """Count the resources to permit: a hint, as whether KubeVirt is used, and what it permits, is not known here."""
     if devices := permitted(facts):
         resources = len({device.resource for device in devices})
         yield passed(

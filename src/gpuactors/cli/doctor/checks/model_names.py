@@ -12,7 +12,8 @@ from gpuactors.host.pci_ids import Names
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Never a FAIL but for a file that cannot be read: a resource with the device id as its name can be allocated."""
+    """Check the names. Only an unreadable file is a FAIL: a resource with the device ID as its name can be
+    allocated."""
     if isinstance(facts.names, Unknown):
         yield failed(
             Check.MODEL_NAMES,
@@ -28,22 +29,22 @@ def check(facts: Facts) -> Iterator[Finding]:
         resource = resource_name(vendor, device, None)
         yield warned(
             Check.MODEL_NAMES,
-            f"{vendor}:{device} has no name in pci.ids{_of(used)}, so its resource is {resource}",
+            f"{vendor}:{device} has no name in pci.ids{_dated(used)}, so its resource is {resource}",
             f"{_remedy(newer, (vendor, device))} Pods that request {resource} have to be changed with it.",
         )
     renamed = _renamed(facts.names)
     if newer is not None and renamed:
         yield passed(
             Check.MODEL_NAMES,
-            f"with the newer {newer.file}{_of(newer)} some resources have another name: "
+            f"with the newer {newer.file}{_dated(newer)} some resources have another name: "
             + ", ".join(f"{before} is {after}" for before, after in renamed),
         )
     elif not nameless:
-        unchanged = f"; the newer {newer.file}{_of(newer)} changes none" if newer is not None else ""
-        yield passed(Check.MODEL_NAMES, f"every model has a name in pci.ids{_of(used)}{unchanged}")
+        unchanged = f"; the newer {newer.file}{_dated(newer)} changes none" if newer is not None else ""
+        yield passed(Check.MODEL_NAMES, f"every model has a name in pci.ids{_dated(used)}{unchanged}")
 
 
-def _of(names: Names) -> str:
+def _dated(names: Names) -> str:
     return f" of {names.date}" if names.date is not None else ""
 
 
@@ -52,11 +53,13 @@ def _remedy(newer: Names | None, model: tuple[str, str]) -> str:
     own = f"Name its resource: --resource-name={ids}=nvidia.com/NAME."
     if newer is None or (name := newer.names[model]) is None:
         return own
-    return f"Use --pci-ids={newer.file}{_of(newer)}, which names it {resource_name(*model, name)}. Or: {own}"
+    return (
+        f"Use --pci-ids={newer.file}{_dated(newer)}, which names it {resource_name(*model, name)}. Or: {own}"
+    )
 
 
 def _renamed(names: ModelNames) -> list[tuple[ResourceName, ResourceName]]:
-    """The models that have a name now and another one in the newer file."""
+    """Return the resource names, now and by the newer file, of the models whose name it changes."""
     if names.newer is None:
         return []
     both = ((m, now, names.newer.names[m]) for m, now in names.used.names.items() if now is not None)

@@ -1,6 +1,5 @@
 """The host's part in a virtual machine that works with its GPU: the boot framebuffer, interrupt remapping, locked
-memory. No PASS for what cannot be seen.
-"""
+memory. Must not pass what cannot be seen."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _MIB: Final = 1 << 20
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing of a host that could not be read: `iommu.py` says that."""
+    """Check the host; nothing if it could not be read, which `iommu.py` reports."""
     if facts.preflight is None or isinstance(facts.preflight, Unknown):
         return
     yield from _framebuffer(facts.preflight.console)
@@ -31,7 +30,8 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _framebuffer(console: Console) -> Iterator[Finding]:
-    """A driver of the host keeps a part of the BAR, so vfio cannot have it, and the guest finds a GPU that is dead."""
+    """Check for a framebuffer in a GPU's memory: vfio cannot have that part of the BAR, and the guest finds a dead
+    GPU."""
     if not console.bars:
         return
     in_words = f" ({', '.join(console.devices)})" if console.devices else ""
@@ -62,8 +62,8 @@ def _framebuffer(console: Console) -> Iterator[Finding]:
 
 
 def _hidden(console: Console, in_words: str) -> Iterator[Finding]:
-    """Which GPU the framebuffer is on is not known. Where the firmware has used another function, nothing is said: most
-    servers have one, of their BMC."""
+    """Warn that the framebuffer, whose place is hidden, may be on a selected GPU. No warning if the firmware used
+    another function: most servers have one, of their BMC."""
     if not console.devices and not console.boot_vga:
         return
     suspects = tuple(address for address in console.bars if address in console.boot_vga)
@@ -100,7 +100,7 @@ def _interrupts(host: Preflight) -> Iterator[Finding]:
 
 
 def _locked_memory(limit: LockedMemory) -> Finding:
-    """KubeVirt raises the limit of each virtual machine that has a device, so a small one is no fault."""
+    """Report the limit. A small one is no fault: KubeVirt raises it for each virtual machine that has a device."""
     if limit.bytes == UNLIMITED:
         return passed(Check.LOCKED_MEMORY, f"containers of {limit.runtime} may lock memory without limit")
     return passed(

@@ -1,6 +1,5 @@
-"""Whether the container runtime gives claims to containers: CDI is on, and reads the directory of the claims' files. By
-its configuration files; where none is to be seen, as in a pod, nothing is said.
-"""
+"""Whether the container runtime gives claims to containers: CDI is on, and reads the directory of the claims' files. It
+reads the runtime's configuration files; without one, as in a pod, it reports nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from gpuactors.core.values.quote import quoted
 from gpuactors.host.runtime import Runtime
 
 _BY_DEFAULT: Final = ("/etc/cdi", "/var/run/cdi")
-"""The CDI directories of containerd and of CRI-O."""
+"""The default CDI directories of containerd and of CRI-O."""
 _CONTAINERD_2: Final = 3
 """The version of the configuration that containerd 2.0 brought."""
 _SWITCH_ON: Final = (
@@ -24,7 +23,7 @@ _SWITCH_ON: Final = (
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing where claims are off."""
+    """Check each runtime; nothing where claims are off."""
     match facts.runtimes:
         case None:
             return
@@ -75,5 +74,5 @@ def _judged(runtime: Runtime, cdi_dir: str) -> Finding:
 
 
 def _plain(directory: str) -> str:
-    """/var/run is a link to /run."""
+    """Normalize a path; /var/run is a link to /run."""
     return os.path.normpath(directory).removeprefix("/var")

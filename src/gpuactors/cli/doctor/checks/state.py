@@ -10,7 +10,7 @@ from gpuactors.limits import JOURNAL_MAX_BYTES
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing before installation."""
+    """Check the state directory; nothing before installation."""
     state = facts.state
     if state is None:
         return

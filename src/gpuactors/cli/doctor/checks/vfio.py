@@ -14,14 +14,14 @@ from gpuactors.host.root import CDEV_NODES, IOMMUFD_NODE
 from gpuactors.host.vfio import DeviceNode, VfioHost
 
 _CONTAINER_MODE: Final = 0o666
-"""Of /dev/vfio/vfio, as the kernel makes it (drivers/vfio/container.c)."""
+"""The mode of /dev/vfio/vfio, as the kernel makes it (drivers/vfio/container.c)."""
 _OF_OTHERS: Final = 0o007
 
 _LOAD: Final = "modprobe vfio-pci, and at each boot: echo vfio-pci > /etc/modules-load.d/vfio-pci.conf"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing where the host could not be read: `iommu.py` says that."""
+    """Check vfio; nothing if the host could not be read, which `iommu.py` reports."""
     if isinstance(facts.host, Unknown):
         return
     functions = () if isinstance(facts.devices, Unknown) else facts.devices.functions

@@ -82,7 +82,7 @@ async def plugin_told_to_register() -> AsyncIterator[tuple[FakeKubelet, trio.Mem
     ports = plugin.PluginPorts(kubelet, NoCaller(), post, True, lambda _name, error: pytest.fail(repr(error)))  # type: ignore[arg-type]
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(plugin.run, RESOURCE, reads, ports, trio.Event())
+            nursery.start_soon(plugin.Plugin(RESOURCE, reads, ports, trio.Event()).run)
             yield kubelet, inbox
             nursery.cancel_scope.cancel()
 

@@ -148,20 +148,20 @@ MUTATIONS: Final = (
     Mutation(
         "an order to register is passed over",
         "actors/plugin.py",
-        "            if current.register > registered.value:\n",
-        "            if current.register > registered.value + 1:\n",
+        "                if current.register > self._registered:\n",
+        "                if current.register > self._registered + 1:\n",
     ),
     Mutation(
         "a socket that kubelet has swept away is taken for there",
         "actors/plugin.py",
-        "                if current.renew or not endpoint.still_there():\n",
-        "                if current.renew:\n",
+        "                    if current.renew or not endpoint.still_there():\n",
+        "                    if current.renew:\n",
     ),
     Mutation(
         "calls in flight are cut off when a stream is ended",
         "actors/plugin.py",
-        "                await endpoint.drain(limits.DRAIN_S)\n",
-        "                await endpoint.drain(0.0)\n",
+        "                    await endpoint.drain(limits.DRAIN_S)\n",
+        "                    await endpoint.drain(0.0)\n",
     ),
     Mutation(
         "any owner of a device is taken for the pod of the call",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import final
 
 import trio
 from msgspec import Struct
@@ -40,20 +41,25 @@ class PluginPorts(Struct, frozen=True):
 async def run_all(
     plugins: LatestReader[Mapping[ResourceName, PluginReaders]],
     ports: PluginPorts,
-    running: Latest[frozenset[ResourceName]] | None = None,
+    running: Latest[frozenset[ResourceName]],
 ) -> None:
     """Run a plugin for every resource; end it when its resource retires, and all when the cell is closed.
 
     `running` names the plugins whose streams and sockets may still be there; it is set before any of them can wait.
     """
     stops: dict[ResourceName, trio.Event] = {}
-    count = _Running(running)
+    tasks = Counter[ResourceName]()
+    """The tasks of each resource: two for a moment where one starts again while it still ends."""
 
-    async def run_counted(resource: ResourceName, reads: PluginReaders, stop: trio.Event) -> None:
+    def count(resource: ResourceName, change: int) -> None:
+        tasks[resource] += change
+        running.set(frozenset(r for r, number in tasks.items() if number > 0))
+
+    async def run(resource: ResourceName, reads: PluginReaders, stop: trio.Event) -> None:
         try:
-            await run(resource, reads, ports, stop)
+            await Plugin(resource, reads, ports, stop).run()
         finally:
-            count.ended(resource)
+            count(resource, -1)
 
     async with trio.open_nursery() as nursery:
         async for wanted in plugins:
@@ -62,74 +68,49 @@ async def run_all(
             for resource, reads in wanted.items():
                 if resource not in stops:
                     stop = stops[resource] = trio.Event()
-                    count.began(resource)
-                    nursery.start_soon(run_counted, resource, reads, stop)
+                    count(resource, 1)
+                    nursery.start_soon(run, resource, reads, stop)
         for stop in stops.values():
             stop.set()
 
 
-class _Running:
-    """The plugins that run. One that starts again while it still ends runs twice for a moment."""
+@final
+class Plugin:
+    """The plugin of one resource."""
 
-    def __init__(self, names: Latest[frozenset[ResourceName]] | None) -> None:
-        self._names = names
-        self._tasks: Counter[ResourceName] = Counter()
-
-    def began(self, resource: ResourceName) -> None:
-        self._tasks[resource] += 1
-        self._show()
-
-    def ended(self, resource: ResourceName) -> None:
-        self._tasks[resource] -= 1
-        self._show()
-
-    def _show(self) -> None:
-        if self._names is not None:
-            self._names.set(frozenset(r for r, tasks in self._tasks.items() if tasks > 0))
-
-
-async def run(resource: ResourceName, reads: PluginReaders, ports: PluginPorts, stop: trio.Event) -> None:
-    """Make one endpoint after the other, whenever a bind order says so, until `stop` is set."""
-    orders = _Orders(reads.order.subscribe(), stop)
-    registered = _Counter()
-    order = await orders.next()
-    while order is not None:
-        try:
-            async with ports.kubelet.serve(
-                resource, reads.device_list, ports.caller, pre_start=ports.pre_start
-            ) as endpoint:
-                bind = order.bind
-                await ports.inbox.send(SocketBound(resource, bind))
-                order = await _attend(resource, endpoint, order, orders, registered, ports)
-                await endpoint.drain(limits.DRAIN_S)
-                with trio.move_on_after(
-                    limits.DISCONNECT_WAIT_S
-                ):  # kubelet has noticed: the next registration is safe
-                    await endpoint.wait_disconnected()
-        except KubeletError as exc:
-            order = await _failed(resource, str(exc), order, orders, ports)
-        except Exception as exc:
-            ports.on_failure(f"plugin {resource}", exc)
-            order = await _failed(
-                resource, f"internal error: {exc!r}; please report it", order, orders, ports
-            )
-
-
-class _Counter:
-    """The largest number of an order that was carried out."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
-class _Orders:
-    """The orders, until the plugin is stopped."""
-
-    def __init__(self, orders: LatestReader[PluginOrder], stop: trio.Event) -> None:
-        self._orders = orders
+    def __init__(
+        self, resource: ResourceName, reads: PluginReaders, ports: PluginPorts, stop: trio.Event
+    ) -> None:
+        self._resource = resource
+        self._device_list = reads.device_list
+        self._orders = reads.order.subscribe()
+        self._ports = ports
         self._stop = stop
+        self._registered = 0
+        """The largest number of an order to register that was carried out."""
 
-    async def next(self) -> PluginOrder | None:
+    async def run(self) -> None:
+        """Make one endpoint after the other, whenever a bind order says so, until the plugin is stopped."""
+        resource, ports = self._resource, self._ports
+        order = await self._next()
+        while order is not None:
+            try:
+                async with ports.kubelet.serve(
+                    resource, self._device_list, ports.caller, pre_start=ports.pre_start
+                ) as endpoint:
+                    await ports.inbox.send(SocketBound(resource, order.bind))
+                    order = await self._attend(endpoint, order)
+                    await endpoint.drain(limits.DRAIN_S)
+                    # Once kubelet has noticed, the next registration is safe.
+                    with trio.move_on_after(limits.DISCONNECT_WAIT_S):
+                        await endpoint.wait_disconnected()
+            except KubeletError as exc:
+                order = await self._failed(str(exc), order)
+            except Exception as exc:
+                ports.on_failure(f"plugin {resource}", exc)
+                order = await self._failed(f"internal error: {exc!r}; please report it", order)
+
+    async def _next(self) -> PluginOrder | None:
         """Return the next order; None when the plugin is to end."""
         order: PluginOrder | None = None
 
@@ -143,56 +124,40 @@ class _Orders:
             nursery.cancel_scope.cancel()
         return None if self._stop.is_set() else order
 
+    async def _attend(self, endpoint: Endpoint, order: PluginOrder) -> PluginOrder | None:
+        """Carry out orders as long as this endpoint can serve them; return the one that needs a new endpoint."""
+        bound = order.bind
+        async with trio.open_nursery() as nursery:
+            current: PluginOrder | None = order
+            while current is not None:
+                if current.bind > bound:
+                    if current.renew or not endpoint.still_there():
+                        break
+                    bound = current.bind
+                    await self._ports.inbox.send(SocketBound(self._resource, bound))
+                if current.register > self._registered:
+                    self._registered = current.register
+                    nursery.start_soon(self._register, endpoint, current.register)
+                current = await self._next()
+            nursery.cancel_scope.cancel()
+        return current
 
-async def _attend(
-    resource: ResourceName,
-    endpoint: Endpoint,
-    order: PluginOrder,
-    orders: _Orders,
-    registered: _Counter,
-    ports: PluginPorts,
-) -> PluginOrder | None:
-    """Carry out orders as long as this endpoint can serve them; return the one that needs a new endpoint."""
-    bound = order.bind
-    async with trio.open_nursery() as nursery:
-        current: PluginOrder | None = order
-        while current is not None:
-            if current.bind > bound:
-                if current.renew or not endpoint.still_there():
-                    break
-                bound = current.bind
-                await ports.inbox.send(SocketBound(resource, bound))
-            if current.register > registered.value:
-                registered.value = current.register
-                nursery.start_soon(_register, resource, endpoint, current.register, ports)
-            current = await orders.next()
-        nursery.cancel_scope.cancel()
-    return current
+    async def _register(self, endpoint: Endpoint, number: int) -> None:
+        with trio.move_on_after(limits.DISCONNECT_WAIT_S):
+            await endpoint.wait_disconnected()
+        failure: str | None = None
+        try:
+            await self._ports.kubelet.register(self._resource, endpoint.name, pre_start=self._ports.pre_start)
+        except KubeletError as exc:
+            failure = str(exc)
+        await self._ports.inbox.send(RegisterAnswered(self._resource, number, failure))
 
-
-async def _register(resource: ResourceName, endpoint: Endpoint, number: int, ports: PluginPorts) -> None:
-    with trio.move_on_after(limits.DISCONNECT_WAIT_S):
-        await endpoint.wait_disconnected()
-    try:
-        await ports.kubelet.register(resource, endpoint.name, pre_start=ports.pre_start)
-    except KubeletError as exc:
-        await ports.inbox.send(RegisterAnswered(resource, number, str(exc)))
-    else:
-        await ports.inbox.send(RegisterAnswered(resource, number))
-
-
-async def _failed(
-    resource: ResourceName,
-    reason: str,
-    order: PluginOrder | None,
-    orders: _Orders,
-    ports: PluginPorts,
-) -> PluginOrder | None:
-    """Post that the endpoint could not be made or has failed, and wait for the order to try again."""
-    if order is None:
-        return None
-    await ports.inbox.send(SocketFailed(resource, order.bind, reason))
-    tried = order.bind
-    while order is not None and order.bind <= tried:
-        order = await orders.next()
-    return order
+    async def _failed(self, reason: str, order: PluginOrder | None) -> PluginOrder | None:
+        """Post that the endpoint could not be made or has failed, and wait for the order to try again."""
+        if order is None:
+            return None
+        await self._ports.inbox.send(SocketFailed(self._resource, order.bind, reason))
+        tried = order.bind
+        while order is not None and order.bind <= tried:
+            order = await self._next()
+        return order

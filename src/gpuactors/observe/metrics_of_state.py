@@ -18,7 +18,7 @@ from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
-from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Health, Pod, Role
+from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Health, PluginState, Pod, Role
 from gpuactors.core.values.owner import Allocation
 
 if TYPE_CHECKING:
@@ -108,38 +108,8 @@ def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:
         yield (resource,), len(groups & index.in_use)
 
 
-def _registered(state: NodeState, _: Moment) -> Iterator[Sample]:
-    plugins = state.published.plugins
-    return (((r,), int(registration.is_registered(p))) for r, p in plugins.items())
-
-
-def _contested(state: NodeState, _: Moment) -> Iterator[Sample]:
-    plugins = state.published.plugins
-    return (((r,), int(registration.is_contested(p))) for r, p in plugins.items())
-
-
-def _disagreements(state: NodeState, _: Moment) -> Iterator[Sample]:
-    return (((r,), p.listing.against) for r, p in state.published.plugins.items())
-
-
-def _streams(state: NodeState, now: Moment) -> Iterator[Sample]:
-    for resource, plugin in state.published.plugins.items():
-        is_open = plugin.kubelet_stream in plugin.streams
-        yield (resource,), now.timestamp(plugin.stream_opened_at) if is_open else 0.0
-
-
-def _lists(state: NodeState, now: Moment) -> Iterator[Sample]:
-    plugins = state.published.plugins
-    return (((r,), now.timestamp(p.listing.changed_at)) for r, p in plugins.items())
-
-
-def _compared(state: NodeState, now: Moment) -> Iterator[Sample]:
-    plugins = state.published.plugins
-    return (((r,), now.timestamp(p.listing.compared_at)) for r, p in plugins.items())
-
-
-def _one(value: Callable[[NodeState, Moment], float]) -> Callable[[NodeState, Moment], Iterable[Sample]]:
-    return lambda state, now: [((), value(state, now))]
+def _stream_opened(plugin: PluginState, now: Moment) -> float:
+    return now.timestamp(plugin.stream_opened_at) if plugin.kubelet_stream in plugin.streams else 0.0
 
 
 def _ledger_read(state: NodeState, now: Moment) -> float:
@@ -161,15 +131,35 @@ def _claims(state: NodeState, _: Moment) -> Iterator[Sample]:
         yield from (((driver, str(s)), counts.get(s, 0)) for s in ClaimState if s is not ClaimState.ABSENT)
 
 
-def _published(state: NodeState, _: Moment) -> Iterator[Sample]:
-    for driver, claims in _served(state).items():
-        publication = claims.publication
-        yield (driver,), int(publication is not None and publication.settled)
+def _publishes(claims: Claims) -> bool:
+    return claims.publication is not None and claims.publication.settled
 
 
-def _written(state: NodeState, _: Moment) -> Iterator[Sample]:
-    for driver, claims in _served(state).items():
-        yield (driver,), int(claims.loaded and not claims.unserved and not claims.unwritten)
+def _serves(claims: Claims) -> bool:
+    return claims.loaded and not claims.unserved and not claims.unwritten
+
+
+def _node_gauge(name: str, text: str, value: Callable[[NodeState, Moment], float]) -> Gauge:
+    """Return a metric of the whole node."""
+    return Gauge(name, text, (), lambda state, now: [((), value(state, now))])
+
+
+def _resource_gauge(name: str, text: str, value: Callable[[PluginState, Moment], float]) -> Gauge:
+    """Return a metric of each resource's plugin."""
+
+    def samples(state: NodeState, now: Moment) -> Iterator[Sample]:
+        return (((r,), value(plugin, now)) for r, plugin in state.published.plugins.items())
+
+    return Gauge(name, text, ("resource",), samples)
+
+
+def _driver_gauge(name: str, text: str, value: Callable[[Claims], bool]) -> Gauge:
+    """Return a metric, 0 or 1, of each DRA driver that is served."""
+
+    def samples(state: NodeState, _: Moment) -> Iterator[Sample]:
+        return (((driver,), int(value(claims))) for driver, claims in _served(state).items())
+
+    return Gauge(name, text, ("driver",), samples)
 
 
 GAUGES: Final = (
@@ -204,102 +194,86 @@ GAUGES: Final = (
         ("resource",),
         _in_use,
     ),
-    Gauge(
+    _resource_gauge(
         "gpuactors_resource_registered",
         "Whether kubelet has accepted the resource, holds our stream open, and has no other plugin's list.",
-        ("resource",),
-        _registered,
+        lambda plugin, _: int(registration.is_registered(plugin)),
     ),
-    Gauge(
+    _resource_gauge(
         "gpuactors_resource_contested",
         "Whether kubelet has another plugin's devices under our resource's name.",
-        ("resource",),
-        _contested,
+        lambda plugin, _: int(registration.is_contested(plugin)),
     ),
-    Gauge(
+    _resource_gauge(
         "gpuactors_device_list_disagreements",
         "Reads in a row that showed another list in kubelet than ours; two are a contest.",
-        ("resource",),
-        _disagreements,
+        lambda plugin, _: plugin.listing.against,
     ),
-    Gauge(
+    _resource_gauge(
         "gpuactors_stream_opened_timestamp_seconds",
         "When kubelet opened the ListAndWatch stream that is open, in seconds since 1970; 0 if none is.",
-        ("resource",),
-        _streams,
+        _stream_opened,
     ),
-    Gauge(
+    _resource_gauge(
         "gpuactors_device_list_changed_timestamp_seconds",
         "When the resource's device list last changed, in seconds since 1970; 0 if it never did.",
-        ("resource",),
-        _lists,
+        lambda plugin, now: now.timestamp(plugin.listing.changed_at),
     ),
-    Gauge(
+    _resource_gauge(
         "gpuactors_device_list_compared_timestamp_seconds",
         "When kubelet's own list was last compared with ours, in seconds since 1970; 0 if it never was.",
-        ("resource",),
-        _compared,
+        lambda plugin, now: now.timestamp(plugin.listing.compared_at),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_serving",
         "Whether this daemon serves: 0 while it waits for its predecessor, and after it has handed over.",
-        (),
-        _one(lambda state, _: int(state.daemon.role is Role.SERVING and not state.daemon.stopping)),
+        lambda state, _: int(state.daemon.role is Role.SERVING and not state.daemon.stopping),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_ready",
         "Whether kubelet can allocate what is offered, as /readyz has it.",
-        (),
-        _one(lambda state, _: int(not unmet_prerequisites(state))),
+        lambda state, _: int(not unmet_prerequisites(state)),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_kubelet_found",
         "Whether kubelet's socket is there.",
-        (),
-        _one(lambda state, _: int(state.kubelet.socket is not None)),
+        lambda state, _: int(state.kubelet.socket is not None),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_ledger_readable",
         "Whether the last read of kubelet's ledger succeeded.",
-        (),
-        _one(lambda state, _: int(bool(state.kubelet.ledger.read) and not state.kubelet.ledger.problem)),
+        lambda state, _: int(bool(state.kubelet.ledger.read) and not state.kubelet.ledger.problem),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_ledger_read_timestamp_seconds",
         "When the read of the known entries of kubelet's ledger was requested, in seconds since 1970; 0 before it.",
-        (),
-        _one(_ledger_read),
+        _ledger_read,
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_uevents_received",
         "Whether the kernel's uevents are received; without them only the periodic scan finds changes.",
-        (),
-        _one(lambda state, _: int(not state.host.uevents)),
+        lambda state, _: int(not state.host.uevents),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_functions",
         "PCI functions of the node whose files are known.",
-        (),
-        _one(lambda state, _: len(state.host.functions)),
+        lambda state, _: len(state.host.functions),
     ),
-    Gauge(
+    _node_gauge(
         "gpuactors_calls_waiting",
         "Calls of kubelet about devices that wait for their answer.",
-        (),
-        _one(lambda state, _: len(state.calls.waiting)),
+        lambda state, _: len(state.calls.waiting),
     ),
     Gauge("gpuactors_claims", "Claims on this node, by their state.", ("driver", "state"), _claims),
-    Gauge(
+    _driver_gauge(
         "gpuactors_claims_served",
         "Whether claims are served: their checkpoint has been read, and can be written.",
-        ("driver",),
-        _written,
+        _serves,
     ),
-    Gauge(
+    _driver_gauge(
         "gpuactors_slices_published",
         "Whether the API server's ResourceSlices are what is offered.",
-        ("driver",),
-        _published,
+        _publishes,
     ),
 )
 """Every metric of the state."""

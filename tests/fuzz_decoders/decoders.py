@@ -105,6 +105,7 @@ class _Answers:
     """A client whose answer is the input."""
 
     server = SERVER
+    decoded = ApiClient.decoded
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -180,7 +181,7 @@ def _slices(body: bytes) -> None:
 
 
 def _slice(body: bytes) -> None:
-    KubeSlices(_client(body), DRIVER, NODE)._decoded("read a slice", body)
+    at_once(KubeSlices(_client(body), DRIVER, NODE)._stored(Call("read a slice", "GET", "/")))
 
 
 def _watched(line: bytes) -> None:

@@ -386,8 +386,8 @@ BOUNDS: Final = (
     ),
     Mutation(
         "the reason of a device's health is of any length",
-        "kubelet/dra/health.py",
-        "    if len(encoded) <= HEALTH_MESSAGE_MAX_BYTES:\n",
+        "core/values/text.py",
+        "    if len(encoded) <= bytes_max:\n",
         "    if True:\n",
         "tests/kubelet/dra/test_health.py::test_a_reason_is_cut_to_kubelets_1024_characters",
     ),

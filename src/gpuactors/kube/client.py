@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 from urllib.parse import urlencode
 
 import httpcore
@@ -65,7 +65,6 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, API_KEEPALIVE_PROBES),
 )
 
-
 _FAILURES: Final = (
     httpcore.TimeoutException,
     httpcore.NetworkError,
@@ -76,6 +75,8 @@ _FAILURES: Final = (
     trio.ClosedResourceError,
 )
 """The errors of a connection."""
+
+T = TypeVar("T")
 
 
 class Call(Struct, frozen=True):
@@ -179,14 +180,13 @@ class ApiClient:
         try:
             with trio.fail_after(API_REQUEST_S):
                 async with self._answer(call, API_REQUEST_S) as answer:
-                    body = await self._whole(answer, call)
+                    return await self._whole(answer, call)
         except trio.TooSlowError as exc:
             raise errors.late(call.what, self.server, API_REQUEST_S) from exc
-        if answer.status >= 300:
-            raise errors.refused(
-                call.what, self.server, errors.refusal(answer.status, body, answer.retry_after)
-            )
-        return body
+
+    async def decoded(self, call: Call, kind: type[T]) -> T:
+        """Make the request; return the object in the answer. Raises as `ask`, and `ApiMalformed`."""
+        return errors.answered(call.what, self.server, await self.ask(call), kind)
 
     @asynccontextmanager
     async def lines(self, call: Call, silent_s: float) -> AsyncIterator[AsyncGenerator[bytes]]:
@@ -194,10 +194,7 @@ class ApiClient:
         `ApiAway` if the connection breaks or says nothing for `silent_s`; else as `ask`."""
         async with self._answer(call, silent_s) as answer:
             if answer.status >= 300:
-                body = await self._whole(answer, call)
-                raise errors.refused(
-                    call.what, self.server, errors.refusal(answer.status, body, answer.retry_after)
-                )
+                await self._whole(answer, call)
             async with aclosing(self._split(answer, call)) as lines:
                 yield lines
 
@@ -327,6 +324,7 @@ class ApiClient:
         return self._tls[1]
 
     async def _whole(self, answer: _Answer, call: Call) -> bytes:
+        """Return the body of an answer. Raises `ApiRefused` with it where the answer is one of an error."""
         body = bytearray()
         try:
             async for chunk in answer.chunks:
@@ -337,6 +335,9 @@ class ApiClient:
                     )
         except _FAILURES as exc:
             raise errors.away(call.what, self.server, exc) from exc
+        if answer.status >= 300:
+            refusal = errors.refusal(answer.status, bytes(body), answer.retry_after)
+            raise errors.refused(call.what, self.server, refusal)
         return bytes(body)
 
     async def _split(self, answer: _Answer, call: Call) -> AsyncGenerator[bytes]:

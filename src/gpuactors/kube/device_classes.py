@@ -10,7 +10,7 @@ from typing import Final, final
 import msgspec
 
 from gpuactors.core.gpus.device_classes import DeviceClass
-from gpuactors.kube import errors, objects
+from gpuactors.kube import objects
 from gpuactors.kube.client import ApiClient, Call
 
 _PATH: Final = f"/apis/{objects.API}/deviceclasses"
@@ -34,8 +34,7 @@ class KubeDeviceClasses:
 
     async def list_classes(self) -> tuple[DeviceClass, ...]:
         call = Call("list the DeviceClasses", "GET", _PATH)
-        body = await self._client.ask(call)
-        listed = errors.answered(call.what, self._client.server, body, objects.ListOf[_DeviceClass])
+        listed = await self._client.decoded(call, objects.ListOf[_DeviceClass])
         return tuple(
             DeviceClass(item.metadata.name, item.spec.extended_resource_name) for item in listed.items or ()
         )

@@ -9,7 +9,7 @@ Either kind says that a node is ready (`status.nodes[]` and `daemons[]`); which 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Final, final
 from urllib.parse import quote
 
@@ -91,8 +91,7 @@ class KubeDomains:
             return None
         what = f"read the ComputeDomain with UID {quoted_name(uid)}"
         call = Call(what, "GET", place.path, {"fieldSelector": place.selector})
-        body = await self._client.ask(call)
-        listed = errors.answered(call.what, self._client.server, body, objects.ListOf[_Domain])
+        listed = await self._client.decoded(call, objects.ListOf[_Domain])
         return next((_domain(item) for item in listed.items or () if item.metadata.uid == uid), None)
 
     async def _place(self, uid: DomainUid) -> _Place | None:
@@ -114,8 +113,8 @@ class KubeDomains:
 
     async def _find_place(self, uid: DomainUid) -> _Place | None:
         what = f"look for the ComputeDomain with UID {quoted_name(uid)}"
-        body = await self._client.ask(Call(what, "GET", _DOMAINS, accept=METADATA_OF_LIST))
-        listed = errors.answered(what, self._client.server, body, objects.ListOf[objects.PartialObject])
+        call = Call(what, "GET", _DOMAINS, accept=METADATA_OF_LIST)
+        listed = await self._client.decoded(call, objects.ListOf[objects.PartialObject])
         for item in listed.items or ():
             if item.metadata.uid == uid:
                 path = f"{_API}/namespaces/{quote(item.metadata.namespace, safe='')}/computedomains"
@@ -127,7 +126,7 @@ class KubeDomains:
         what = f"read the ComputeDomainClique {quoted_name(namespace)}/{quoted_name(name)}"
         path = f"{_API}/namespaces/{quote(namespace, safe='')}/{_CLIQUES}/{quote(name, safe='')}"
         try:
-            body = await self._client.ask(Call(what, "GET", path))
+            daemons = (await self._client.decoded(Call(what, "GET", path), _Clique)).daemons or ()
         except ApiRefused as exc:
             # A server that does not know cliques answers 404 as well, and names none.
             refusal = exc.refusal
@@ -136,13 +135,10 @@ class KubeDomains:
             if refusal.code == 404:
                 raise ApiRefused(f"could not {what}: {self._client.server} {_OLDER}", refusal) from exc
             raise
-        daemons = errors.answered(what, self._client.server, body, _Clique).daemons or ()
         return Clique(frozenset(daemon.node_name for daemon in daemons if daemon.status == _READY))
 
-    @asynccontextmanager
-    async def watch_domain(self, uid: DomainUid) -> AsyncIterator[AsyncIterator[None]]:
-        async with aclosing(self._changed(uid)) as changed:
-            yield changed
+    def watch_domain(self, uid: DomainUid) -> AbstractAsyncContextManager[AsyncIterator[None]]:
+        return aclosing(self._changed(uid))
 
     async def _changed(self, uid: DomainUid) -> AsyncGenerator[None]:
         if (place := await self._place(uid)) is None:

@@ -16,8 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from gpuactors.core.values.quote import quoted_name
-from gpuactors.core.values.text import encodable
-from gpuactors.kube import errors
+from gpuactors.core.values.text import cut
 from gpuactors.kube.client import MERGE_PATCH, ApiClient, Call
 from gpuactors.ports.kube import ApiRefused, EventNote, ObjectRef
 
@@ -32,40 +31,6 @@ _NAME_MAX_CHARS: Final = 253 - 2 * _DIGEST_BYTES - 1
 
 _OF_NODES: Final = "default"
 """The namespace of events about what has none (core/v1 validation; client-go, tools/record)."""
-
-
-class _Reference(msgspec.Struct, rename="camel", omit_defaults=True):
-    kind: str
-    name: str
-    uid: str
-    namespace: str = ""
-    api_version: str = ""
-
-
-class _Source(msgspec.Struct):
-    component: str
-    host: str
-
-
-class _Metadata(msgspec.Struct):
-    name: str
-    namespace: str
-
-
-class _Event(msgspec.Struct, rename="camel"):
-    metadata: _Metadata
-    involved_object: _Reference
-    reason: str
-    message: str
-    source: _Source
-    first_timestamp: str
-    last_timestamp: str
-    count: int
-    reporting_component: str
-    reporting_instance: str
-    type: str = "Warning"
-    api_version: str = "v1"
-    kind: str = "Event"
 
 
 class _Counted(msgspec.Struct):
@@ -102,20 +67,21 @@ class KubeEvents:
 
     async def _create(self, note: EventNote) -> int:
         about = note.about
-        event = _Event(
-            metadata=_Metadata(_name(note), about.namespace or _OF_NODES),
-            involved_object=_Reference(
-                about.kind, about.name, about.uid, about.namespace, "v1" if about.kind == "Pod" else ""
-            ),
-            reason=note.reason,
-            message=_message(note),
-            source=_Source(COMPONENT, self._host),
-            first_timestamp=_time(note.first_at),
-            last_timestamp=_time(note.last_at),
-            count=1,
-            reporting_component=COMPONENT,
-            reporting_instance=self._host,
-        )
+        event = {
+            "metadata": {"name": _name(note), "namespace": about.namespace or _OF_NODES},
+            "involvedObject": _reference(about),
+            "reason": note.reason,
+            "message": cut(note.message, EVENT_MESSAGE_MAX_BYTES),
+            "source": {"component": COMPONENT, "host": self._host},
+            "firstTimestamp": _time(note.first_at),
+            "lastTimestamp": _time(note.last_at),
+            "count": 1,
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._host,
+            "type": "Warning",
+            "apiVersion": "v1",
+            "kind": "Event",
+        }
         what = f"create an event about {_words(about)}"
         return await self._counted(Call(what, "POST", _path(about), body=msgspec.json.encode(event)))
 
@@ -129,8 +95,7 @@ class KubeEvents:
         )
 
     async def _counted(self, call: Call) -> int:
-        body = await self._client.ask(call)
-        return max(1, errors.answered(call.what, self._client.server, body, _Counted).count)
+        return max(1, (await self._client.decoded(call, _Counted)).count)
 
 
 def _path(about: ObjectRef) -> str:
@@ -144,13 +109,13 @@ def _name(note: EventNote) -> str:
     return f"{quote(about.name[:_NAME_MAX_CHARS], safe='').rstrip('.-').lower()}.{digest}"
 
 
-def _message(note: EventNote) -> str:
-    """Return the message, cut at a whole character if it is too long."""
-    text = encodable(note.message).encode()
-    if len(text) <= EVENT_MESSAGE_MAX_BYTES:
-        return text.decode()
-    end = "…"
-    return text[: EVENT_MESSAGE_MAX_BYTES - len(end.encode())].decode(errors="ignore") + end
+def _reference(about: ObjectRef) -> dict[str, str]:
+    reference = {"kind": about.kind, "name": about.name, "uid": about.uid}
+    if about.namespace:
+        reference["namespace"] = about.namespace
+    if about.kind == "Pod":
+        reference["apiVersion"] = "v1"
+    return reference
 
 
 def _words(about: ObjectRef) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Final, final
 from urllib.parse import quote
 
@@ -56,11 +56,9 @@ class KubeNode:
                 return LabelConflict()
             raise
 
-    @asynccontextmanager
-    async def watch_node(self) -> AsyncIterator[AsyncIterator[NodeMetadata]]:
+    def watch_node(self) -> AbstractAsyncContextManager[AsyncIterator[NodeMetadata]]:
         """Implement `NodeApi.watch_node`. From nothing each time: then no right to list nodes is needed."""
-        async with aclosing(self._states()) as states:
-            yield states
+        return aclosing(self._states())
 
     async def _states(self) -> AsyncGenerator[NodeMetadata]:
         while True:

@@ -7,7 +7,7 @@ Theory of operation of `follow`. All are listed; then a watch begins at the list
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Final, final
 from urllib.parse import quote
 
@@ -22,17 +22,6 @@ from gpuactors.kube.watch import Change, Watch
 from gpuactors.ports.kube import ApiRefused, SliceDeleted, SliceEvent, SlicesListed, SliceStored
 
 _PATH: Final = f"/apis/{objects.API}/resourceslices"
-
-
-class _Preconditions(msgspec.Struct, rename="camel"):
-    uid: str
-    resource_version: str
-
-
-class _DeleteOptions(msgspec.Struct, rename="camel"):
-    preconditions: _Preconditions
-    api_version: str = "v1"
-    kind: str = "DeleteOptions"
 
 
 @final
@@ -50,10 +39,8 @@ class KubeSlices:
 
     # --- reading ------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def follow(self) -> AsyncIterator[AsyncIterator[SliceEvent]]:
-        async with aclosing(self._events()) as events:
-            yield events
+    def follow(self) -> AbstractAsyncContextManager[AsyncIterator[SliceEvent]]:
+        return aclosing(self._events())
 
     async def _events(self) -> AsyncGenerator[SliceEvent]:
         while True:
@@ -67,13 +54,15 @@ class KubeSlices:
 
     async def _list(self) -> tuple[SlicesListed, str]:
         what = f"list the ResourceSlices {self._of}"
-        body = await self._client.ask(Call(what, "GET", _PATH, {"fieldSelector": self._selector}))
-        listed = errors.answered(what, self._client.server, body, objects.ListOf[objects.SliceObject])
+        call = Call(what, "GET", _PATH, {"fieldSelector": self._selector})
+        listed = await self._client.decoded(call, objects.ListOf[objects.SliceObject])
         slices = tuple(self._converted(what, item) for item in listed.items or ())
         return SlicesListed(slices), listed.metadata.resource_version
 
     def _event(self, change: Change) -> SliceEvent | None:
-        stored = self._decoded(self._watch.what, change.object)
+        what = self._watch.what
+        decoded = errors.answered(what, self._client.server, change.object, objects.SliceObject)
+        stored = self._converted(what, decoded)
         match change.type:
             case "ADDED" | "MODIFIED":
                 return SliceStored(stored)
@@ -105,7 +94,8 @@ class KubeSlices:
         return await self._stored(Call(what, "PUT", self._path_of(stored), body=body))
 
     async def delete(self, stored: StoredSlice) -> None:
-        options = _DeleteOptions(_Preconditions(stored.uid, stored.version))
+        unchanged = {"uid": stored.uid, "resourceVersion": stored.version}
+        options = {"preconditions": unchanged, "apiVersion": "v1", "kind": "DeleteOptions"}
         what = f"delete the ResourceSlice {quoted_name(stored.name)}"
         call = Call(what, "DELETE", self._path_of(stored), body=msgspec.json.encode(options))
         try:
@@ -115,11 +105,7 @@ class KubeSlices:
                 raise
 
     async def _stored(self, call: Call) -> StoredSlice:
-        body = await self._client.ask(call)
-        return self._decoded(call.what, body)
-
-    def _decoded(self, what: str, body: bytes | msgspec.Raw) -> StoredSlice:
-        return self._converted(what, errors.answered(what, self._client.server, body, objects.SliceObject))
+        return self._converted(call.what, await self._client.decoded(call, objects.SliceObject))
 
     def _converted(self, what: str, stored: objects.SliceObject) -> StoredSlice:
         try:

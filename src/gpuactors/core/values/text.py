@@ -22,3 +22,12 @@ def encodable(text: str) -> str:
         except UnicodeEncodeError:  # a surrogate that stands for no byte
             return text.encode("utf-8", "backslashreplace").decode()
     return text
+
+
+def cut(text: str, bytes_max: int) -> str:
+    """Cut the text at a whole character to at most `bytes_max` bytes of UTF-8, and so to no more characters either."""
+    encoded = encodable(text).encode()
+    if len(encoded) <= bytes_max:
+        return encoded.decode()
+    mark = "…"
+    return encoded[: bytes_max - len(mark.encode())].decode(errors="ignore") + mark

@@ -18,7 +18,7 @@ from grpclib.const import Handler
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.values.claim import DeviceHealth, DraHealth
-from gpuactors.core.values.text import encodable
+from gpuactors.core.values.text import cut
 from gpuactors.grpc_trio import TrioService
 from gpuactors.kubelet.dra.service import in_package
 from gpuactors.kubelet.pb.dra_health_v1 import v1
@@ -72,7 +72,7 @@ class Health(TrioService, v1.DraResourceHealthBase):
                             health=_STATUS[d.health],
                             last_updated_time=int(self._now()),
                             health_check_timeout_seconds=HEALTH_TIMEOUT_S,
-                            message=_message(d.message),
+                            message=cut(d.message, HEALTH_MESSAGE_MAX_BYTES),
                         )
                         for d in devices
                     ]
@@ -89,12 +89,3 @@ async def _lists(health: HealthReader) -> AsyncGenerator[Sequence[DeviceHealth],
         except trio.EndOfChannel:
             await trio.sleep(HEALTH_AGAIN_S)
         yield health.value
-
-
-def _message(text: str) -> str:
-    """Cut the text to HEALTH_MESSAGE_MAX_BYTES of UTF-8, and so to no more characters either."""
-    encoded = encodable(text).encode()
-    if len(encoded) <= HEALTH_MESSAGE_MAX_BYTES:
-        return encoded.decode()
-    mark = "…"
-    return encoded[: HEALTH_MESSAGE_MAX_BYTES - len(mark.encode())].decode(errors="ignore") + mark

@@ -44,7 +44,7 @@ from gpuactors.ports.node import Caller, Endpoint, LedgerContents, LedgerQuestio
 from gpuactors_simulation.host.kernel import FakeKernel
 from gpuactors_simulation.host.tree import HostTree, PciSpec
 from gpuactors_simulation.kube.server import FakeApiServer
-from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, inline
+from gpuactors_simulation.memory.acts import MemoryPersistence, MemoryWrites, NoLock, inline
 from tests.memory.disk import FakeDisk, StoppedError
 from tests.memory.kube import MemoryApiServer
 from tests.support.inline_host import InlineReader, InlineUse
@@ -184,8 +184,8 @@ class ClaimsWorld:
         checkpoint = CheckpointFile(self.disk, directory, f"boot-{self._boots}", theirs)
         return DraOutside(
             settings=ClaimSettings(driver, NODE),
-            store=StoredCheckpoint(checkpoint, inline),
-            files=StoredFiles(files, inline),
+            store=StoredCheckpoint(checkpoint, inline, NoLock()),
+            files=StoredFiles(files, inline, NoLock()),
             touched=None,
             binder=None,
             claims=KubeClaims(client, driver, NODE),

@@ -26,7 +26,7 @@ from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values.claim import ClaimName, ClaimsOf, ClaimUid, Json
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.ports.errors import StateFileError
-from gpuactors_simulation.memory.acts import inline
+from gpuactors_simulation.memory.acts import NoLock, inline
 
 PATIENCE_S = 3600.0
 UID = ClaimUid("8b3f0c52-0000-4000-8000-000000000001")
@@ -198,8 +198,10 @@ async def test_directories_of_domains_that_ended_under_nvidias_driver_are_remove
 
     disk, driver = RealDisk(), "compute-domain.nvidia.com"
     theirs = TheirClaims(disk, driver=driver, cdi_dir=str(cdi), places=None)
-    store = StoredCheckpoint(CheckpointFile(disk, str(plugin), "b1", theirs), inline)
-    files = StoredFiles(ClaimFiles(disk, driver=driver, cdi_dir=str(cdi), plugin_dir=str(plugin)), inline)
+    store = StoredCheckpoint(CheckpointFile(disk, str(plugin), "b1", theirs), inline, NoLock())
+    files = StoredFiles(
+        ClaimFiles(disk, driver=driver, cdi_dir=str(cdi), plugin_dir=str(plugin)), inline, NoLock()
+    )
     wanted = Latest(DiskWanted(load=2))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):

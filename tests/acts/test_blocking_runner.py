@@ -21,7 +21,7 @@ from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.ports.claims import CheckpointStore, ClaimFileStore
 from gpuactors.ports.errors import StateFileError
-from gpuactors_simulation.memory.acts import inline
+from gpuactors_simulation.memory.acts import NoLock, inline
 from tests.memory.disk import FakeDisk
 from tests.support.patience import patient
 
@@ -55,10 +55,10 @@ async def test_the_stores_in_line_and_in_threads_do_what_their_files_do() -> Non
         disk = FakeDisk()
         theirs = TheirClaims(disk, driver="d", cdi_dir="/cdi", places=None)
         checkpoints: CheckpointStore = StoredCheckpoint(
-            CheckpointFile(disk, "/plugins/d", "b1", theirs), apart
+            CheckpointFile(disk, "/plugins/d", "b1", theirs), apart, NoLock()
         )
         files: ClaimFileStore = StoredFiles(
-            ClaimFiles(disk, driver="d", cdi_dir="/cdi", plugin_dir="/plugins/d"), apart
+            ClaimFiles(disk, driver="d", cdi_dir="/cdi", plugin_dir="/plugins/d"), apart, NoLock()
         )
         with trio.fail_after(PATIENCE_S):
             assert (await checkpoints.read(owns=True)).origin is Origin.NONE

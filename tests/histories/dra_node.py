@@ -30,7 +30,7 @@ from gpuactors_simulation.kube.server import FakeApiServer
 from gpuactors_simulation.kube.status import CLAIMS as CLAIM_OBJECTS
 from gpuactors_simulation.kubelet.dra.surroundings import surroundings_of
 from gpuactors_simulation.kubelet.dra.values import Surroundings
-from gpuactors_simulation.memory.acts import inline
+from gpuactors_simulation.memory.acts import NoLock, inline
 from tests.memory.disk import FakeDisk
 from tests.memory.kube import MemoryApiServer
 
@@ -166,8 +166,8 @@ class DraNode(ABC):
         files = ClaimFiles(self.disk, driver=self.driver, cdi_dir=CDI_DIR, plugin_dir=self.plugin_dir)
         return DraOutside(
             settings=ClaimSettings(self.driver, NODE, side_by_side=True),
-            store=StoredCheckpoint(checkpoint, inline),
-            files=StoredFiles(files, inline),
+            store=StoredCheckpoint(checkpoint, inline, NoLock()),
+            files=StoredFiles(files, inline, NoLock()),
             touched=None,
             binder=binder,
             claims=KubeClaims(client, self.driver, NODE),

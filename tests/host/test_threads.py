@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpuactors.host.threads import OneByOne, in_thread
+from gpuactors.host.threads import OneByOne, Running
 from gpuactors.ports.errors import HostError
 from tests.support.patience import patient
 
@@ -48,7 +48,9 @@ def call() -> Iterator[Call]:
 
 async def wait_for(call: Call) -> str:
     with trio.fail_after(PATIENCE_S):
-        return await in_thread(call, name="a read", ended=call.ended)
+        running = Running(call, name="a read", ended=call.ended)
+        await running.over.wait()
+        return running.result()
 
 
 @pytest.mark.trio

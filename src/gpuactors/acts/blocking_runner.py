@@ -6,7 +6,7 @@ Must not decide anything: the core says what is to be on disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, Protocol, TypeVar, final
 
@@ -76,7 +76,7 @@ class OneThread:
 
 async def in_a_thread(call: Callable[[], T]) -> T:
     """Run calls that may block, each in a thread of its own (`BlockingRunner`)."""
-    return await in_thread(call, name="act", ended=lambda: None)
+    return await in_thread(call, name="act")
 
 
 class Lock(Protocol):
@@ -85,17 +85,6 @@ class Lock(Protocol):
     def reading(self, *, owns: bool) -> AbstractContextManager[None]: ...
 
     def writing(self) -> AbstractContextManager[None]: ...
-
-
-@final
-class NoLock:
-    """The lock of a simulation, in which no two writes overlap."""
-
-    def reading(self, *, owns: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def writing(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callable[[], T]:
@@ -112,11 +101,10 @@ def _under(lock: AbstractContextManager[None], call: Callable[[], T]) -> Callabl
 class StoredCheckpoint:
     """Implements `ports.claims.CheckpointStore`."""
 
-    def __init__(self, file: CheckpointFile, run_blocking: BlockingRunner, lock: Lock | None = None) -> None:
-        """`lock`: None where there is one daemon only."""
+    def __init__(self, file: CheckpointFile, run_blocking: BlockingRunner, lock: Lock) -> None:
         self._file = file
         self._run_blocking = run_blocking
-        self._lock = lock or NoLock()
+        self._lock = lock
 
     async def read(self, *, owns: bool = True) -> Restored:
         read = partial(self._file.read, touches=owns)
@@ -130,11 +118,10 @@ class StoredCheckpoint:
 class StoredFiles:
     """Implements `ports.claims.ClaimFileStore`."""
 
-    def __init__(self, files: ClaimFiles, run_blocking: BlockingRunner, lock: Lock | None = None) -> None:
-        """`lock`: None where there is one daemon only."""
+    def __init__(self, files: ClaimFiles, run_blocking: BlockingRunner, lock: Lock) -> None:
         self._files = files
         self._run_blocking = run_blocking
-        self._lock = lock or NoLock()
+        self._lock = lock
 
     async def found(self, *, owns: bool = True) -> Mapping[ClaimUid, FoundFiles]:
 

@@ -78,7 +78,7 @@ class ProcessWrites:
     async def __call__(self, group: int) -> AsyncIterator[Writes]:
         self._left = [process for process in self._left if process.poll() is None]
         # In one piece: given up half way, the thread ends with nothing, or with a process whose input ends at once.
-        process = await in_thread(lambda: self._start(group), name=f"act {group}", ended=lambda: None)
+        process = await in_thread(lambda: self._start(group), name=f"act {group}")
         try:
             requests, answers = _streams(process)
         except OSError as error:
@@ -196,7 +196,7 @@ async def _end_of(process: subprocess.Popen[bytes]) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:  # for want of descriptors
-        await in_thread(process.wait, name="end of a writing process", ended=lambda: None)
+        await in_thread(process.wait, name="end of a writing process")
         return
     try:
         await trio.lowlevel.wait_readable(descriptor)

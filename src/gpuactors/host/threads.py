@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def in_thread(call: Callable[[], T], *, name: str, ended: Callable[[], None]) -> T:
+async def in_thread(call: Callable[[], T], *, name: str) -> T:
     """Return or raise what `call` does. When cancelled it stops waiting; the thread cannot be ended and runs on.
 
-    Raises `HostShortError` if no thread can be started; `ended` has been called then (`Running`).
+    Raises `HostShortError` if no thread can be started.
     """
-    running = Running(call, name=name, ended=ended)
+    running = Running(call, name=name, ended=lambda: None)
     await running.over.wait()
     return running.result()
 

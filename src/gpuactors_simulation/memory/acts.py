@@ -7,7 +7,7 @@ was given up, or the daemon was killed, as the real writing process does; `settl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Final, TypeVar, final
 
 import trio
@@ -177,6 +177,17 @@ class MemoryPersistence:
         elif self.obeys:
             self._kernel.close(address, self.PID)
         return True
+
+
+@final
+class NoLock:
+    """The lock of a node on which no two writes overlap (`acts.blocking_runner.Lock`)."""
+
+    def reading(self, *, owns: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 async def inline(call: Callable[[], T]) -> T:

@@ -176,7 +176,7 @@ class _Reading:
         """Call in a thread of its own, which is left behind if it hangs."""
 
         async def read() -> T:
-            return await in_thread(call, name=what, ended=lambda: None)
+            return await in_thread(call, name=what)
 
         return await _known(what, read, self._progress, DOCTOR_READ_S)
 

@@ -280,7 +280,7 @@ class Core:
     @property
     def scan(self) -> int:
         """The number of the outstanding scan."""
-        return _there(self.state.host.inspections.scan)
+        return _there(self.state.host.inspections.whole.outstanding)
 
     @property
     def read(self) -> int:

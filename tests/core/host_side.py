@@ -32,7 +32,7 @@ def answers(state: NodeState, host: HostSide) -> dict[int, Callable[[], Event]]:
     """The answer to each outstanding read, by its number: a scan's first, a poll's last."""
     inspections, ledger, polls = state.host.inspections, state.kubelet.ledger, state.host.polls
     found: dict[int, Callable[[], Event]] = {}
-    if (scan := inspections.scan) is not None:
+    if (scan := inspections.whole.outstanding) is not None:
         found[scan] = lambda: HostScanned(scan, host.functions)
     for address, number in inspections.functions.items():
         found[number] = partial(_inspected, host, number, address)

@@ -58,7 +58,7 @@ def numbers_of(state: NodeState) -> Iterator[int]:
     """The numbers in it, of one counter."""
     yield from {
         state.host.inspections.last,
-        state.host.inspections.scan or 0,
+        state.host.inspections.whole.outstanding or 0,
         *state.host.inspections.functions.values(),
         *(s.inspection for s in state.host.seen.values()),
         state.kubelet.ledger.read,
@@ -109,7 +109,7 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
     return (
         (
             ranks[inspections.last],
-            ranks[inspections.scan or 0],
+            ranks[inspections.whole.outstanding or 0],
             inspections.whole.again,
             frozenset((a, ranks[n]) for a, n in inspections.functions.items()),
             inspections.whole.due_at - at,

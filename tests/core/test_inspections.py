@@ -36,7 +36,7 @@ def wanted(core: Core, address: str = A) -> int:
 
 def test_a_scan_is_wanted_from_the_start_and_no_list_is_made_before_it_is_back() -> None:
     core = Core()
-    assert core.state.host.inspections.scan == 1
+    assert core.state.host.inspections.whole.outstanding == 1
     core.feed(HostChanged(A, None, "bind pci"))
     core.feed(FunctionInspected(wanted(core), A, (gpu(A),)))
     assert core.state.published.device_lists == {}, (
@@ -107,7 +107,7 @@ def test_a_change_during_a_scan_is_followed_by_another_scan() -> None:
     second = core.scan
     assert second > first
     core.feed(HostScanned(second, (gpu(A), gpu(B))))
-    assert core.state.host.inspections.scan is None
+    assert core.state.host.inspections.whole.outstanding is None
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
@@ -242,7 +242,7 @@ def test_resync_is_the_only_deadline_of_a_settled_node() -> None:
         assert plugin.retry_at is None
     assert inspections.deadline(core.state.host.inspections) == core.at + 300.0
     core.feed(Ticked(), after_s=300.0)
-    assert core.state.host.inspections.scan is not None
+    assert core.state.host.inspections.whole.outstanding is not None
     assert math.isinf(inspections.deadline(core.state.host.inspections)), (
         "while the scan is out nothing else is due"
     )
@@ -379,14 +379,14 @@ def test_a_scan_that_has_not_begun_shows_what_uevents_missed(
     event: UeventsOpened | UeventsUnavailable,
 ) -> None:
     core = Core()
-    first = core.state.host.inspections.scan
+    first = core.state.host.inspections.whole.outstanding
     core.feed(event)
-    assert core.state.host.inspections.scan == first
+    assert core.state.host.inspections.whole.outstanding == first
     assert first is not None
     core.feed(HostScanned(first, (gpu(A),)))
-    assert core.state.host.inspections.scan is None, "no second one follows"
+    assert core.state.host.inspections.whole.outstanding is None, "no second one follows"
     core.feed(event)
-    assert core.state.host.inspections.scan is not None, (
+    assert core.state.host.inspections.whole.outstanding is not None, (
         "where none is outstanding one is wanted all the same"
     )
 

@@ -143,7 +143,7 @@ def test_a_read_asked_for_before_kubelet_could_take_our_list_says_nothing(core: 
     assert project(core.state).ledger.resources == (H100,)
     core.feed(
         HostScanned(
-            core.state.host.inspections.scan or core.state.host.inspections.last,
+            core.state.host.inspections.whole.outstanding or core.state.host.inspections.last,
             (gpu("01:00.0"), gpu("02:00.0")),
         )
     )

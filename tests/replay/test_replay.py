@@ -58,7 +58,7 @@ from tests.observe.recording import story, write
 core = story(gpus=6, events=120)
 for functions in ([], [gpu(f"{0x10 + i:02x}:00.0", cdev=i) for i in range(12)], []):  # all at once come and go
     core.pass_time(301.0)
-    core.feed(HostScanned(core.state.host.inspections.scan, tuple(functions)))
+    core.feed(HostScanned(core.state.host.inspections.whole.outstanding, tuple(functions)))
     core.pass_time(700.0)
 write(Path(sys.argv[1]), *core.steps)
 """

@@ -6,8 +6,6 @@ when it is first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpuactors.core.claims.driver import Driver
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
@@ -26,9 +24,7 @@ def driver_of(of: ClaimsOf) -> Driver:
             return DOMAINS
 
 
-def drivers_of(state: NodeState) -> Iterator[Driver]:
+def drivers_of(state: NodeState) -> list[Driver]:
     """Those that are on, in the order in which they go on after each event."""
-    if state.gpus.claims.settings is not None:
-        yield driver_of(ClaimsOf.GPUS)
-    if state.domains.settings is not None:
-        yield driver_of(ClaimsOf.DOMAINS)
+    claims = {ClaimsOf.GPUS: state.gpus.claims, ClaimsOf.DOMAINS: state.domains.claims}
+    return [driver_of(kind) for kind, of_kind in claims.items() if of_kind.settings is not None]

@@ -335,7 +335,7 @@ def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> No
     """`state` with a full scan wanted, as uevents were, are or will be missed; the outstanding one if that has not
     begun."""
     scan = state.host.inspections
-    if scan_begun or scan.scan is None:
+    if scan_begun or scan.whole.outstanding is None:
         scan = inspections.ask_scan(scan)
     return replace(state, host=replace(state.host, inspections=scan, uevents=uevents))
 

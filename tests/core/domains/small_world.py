@@ -173,7 +173,7 @@ class Node(ClaimsNode[Outside], frozen=True):
             _check_usable(self, of)
 
     def answer_at_once(self) -> Event | None:
-        if (scan := self.state.host.inspections.scan) is not None:
+        if (scan := self.state.host.inspections.whole.outstanding) is not None:
             return HostScanned(scan, ())
         if (read := self.state.kubelet.ledger.refresh.outstanding) is not None:
             return ledger_read(read, claims=self.outside.listed)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.inputs import by_group, unowned
 from gpuactors.core.devices.index import Index
-from gpuactors.core.devices.inventory import shortages
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized, memoized_each
@@ -40,7 +39,19 @@ def assessments(
     kubelet's ledger is from, and why it cannot be read now."""
     groups, used = by_group(index.devices, index.group_of), index.in_use - index.owned.keys()
     uses = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
-    return _assessed(groups, index.owned, polls.groups, uses, shortages(short, index.devices))
+    return _assessed(groups, index.owned, polls.groups, uses, _shortages(short, index.devices))
+
+
+def _shortages(
+    short: Mapping[PciAddress, str], devices: Mapping[DeviceKey, Device]
+) -> Mapping[GroupKey, Short]:
+    """The devices of each group that cannot be inspected now, by `Host.short`."""
+    found: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
+    for key, device in devices.items() if short else ():
+        why = [short[unit.address] for unit in device.units if unit.address in short]
+        if why:
+            found.setdefault(key if device.group is None else device.group, []).append((key, why[0]))
+    return {group: tuple(of_group) for group, of_group in found.items()}
 
 
 @memoized

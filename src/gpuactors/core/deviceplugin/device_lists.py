@@ -456,7 +456,11 @@ def _broken(
     """
     broken: list[tuple[ResourceName, AdvertisedDevice, str]] = []
     aliases = {name[0] for name in state.index.listed_aliases}
-    aliases |= {r for r, of_r in changes.items() if any(now is not None and now.is_alias for _, now in of_r)}
+    aliases |= {
+        r
+        for r, of_r in changes.items()
+        if any(now is not None and now.id != DeviceId(now.key) for _, now in of_r)
+    }
     for resource, device_list in device_lists.items():
         if resource not in aliases:
             continue  # each is listed once, as an ID is

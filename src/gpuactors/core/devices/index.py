@@ -172,5 +172,5 @@ def _aliases(device_lists: Mapping[ResourceName, DeviceList]) -> Mapping[Named, 
         (resource, entry.id): entry.key
         for resource, device_list in device_lists.items()
         for entry in device_list
-        if entry.is_alias
+        if entry.id != DeviceId(entry.key)
     }

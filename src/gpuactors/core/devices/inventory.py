@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.kinds import table
 from gpuactors.core.kinds.kind import HostFacts
-from gpuactors.core.values.group import GroupKey, Short
+from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
@@ -130,18 +130,6 @@ def devices(
         if given and known.names.get(key) not in given:
             found[key] = replace(device, resource=min(given))
     return found if found.keys() == known.names.keys() else dict(sorted(found.items()))
-
-
-def shortages(
-    short: Mapping[PciAddress, str], devices: Mapping[DeviceKey, Device]
-) -> Mapping[GroupKey, Short]:
-    """The devices of each group that cannot be inspected now, by `Host.short`."""
-    found: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
-    for key, device in devices.items() if short else ():
-        why = [short[unit.address] for unit in device.units if unit.address in short]
-        if why:
-            found.setdefault(key if device.group is None else device.group, []).append((key, why[0]))
-    return {group: tuple(of_group) for group, of_group in found.items()}
 
 
 @memoized

@@ -57,7 +57,7 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
     if not gone.isdisjoint(drivers):
         drivers = {a: driver for a, driver in drivers.items() if a not in gone}
     acted = gpus.acted - gone - _decided_by_others(state, gpus.acted - settled.keys())
-    drivers = prebound.noted(drivers, (f for a, f in functions.items() if a not in settled), acted)
+    drivers = prebound.noted(drivers, [f for a, f in functions.items() if a not in settled], acted)
     owed = {a: o for a, o in gpus.owed.items() if not acted.isdisjoint(f.address for f in o.gpu.functions)}
     if acted == gpus.acted and settled == gpus.settled and owed == gpus.owed:
         return gpus if drivers is gpus.original_drivers else replace(gpus, original_drivers=drivers)

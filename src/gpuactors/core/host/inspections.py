@@ -110,7 +110,7 @@ def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
 
 def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     """A full scan came back: a function that it does not name is gone."""
-    if event.inspection != state.host.inspections.scan:
+    if event.inspection != state.host.inspections.whole.outstanding:
         return state
     named = {function.address: function for function in event.functions}
     host = _with_found(state.host, [(event.inspection, {**dict.fromkeys(state.host.seen), **named})], at)
@@ -123,7 +123,7 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
     """A failed scan shows nothing and is requested again, after a wait that grows each time."""
-    if event.inspection != state.host.inspections.scan:
+    if event.inspection != state.host.inspections.whole.outstanding:
         return state
     failures = state.host.inspections.scan_failures
     wait_s = SCAN_BACKOFF_S[min(failures, len(SCAN_BACKOFF_S) - 1)]
@@ -276,7 +276,8 @@ def _settle(
     incomplete from the inspections of these numbers, or failed."""
     inspections, functions, seen = state.host.inspections, state.host.functions, state.host.seen
     if len(seen) != len(functions):  # every function was seen once
-        outstanding = [*inspections.functions.values(), *([inspections.scan] if inspections.scan else [])]
+        scan = inspections.whole.outstanding
+        outstanding = [*inspections.functions.values(), *([scan] if scan else [])]
         oldest = min(outstanding, default=math.inf)
         seen = {a: s for a, s in seen.items() if a in functions or s.inspection > oldest}
     retries = dict(inspections.retries)

@@ -121,7 +121,7 @@ def project(state: NodeState) -> Outputs:
     inspections = state.host.inspections
     return Outputs(
         inspections=InspectionsWanted(
-            inspections.scan,
+            inspections.whole.outstanding,
             inspections.functions,
             state.index.inspected_always,
             _poll(state),

@@ -192,11 +192,6 @@ class Inspections(Struct, frozen=True, gc=False):
     """Functions that are inspected again as their facts are incomplete."""
 
     @property
-    def scan(self) -> int | None:
-        """Number of the full scan that is outstanding."""
-        return self.whole.outstanding
-
-    @property
     def functions(self) -> dict[PciAddress, int]:
         """Numbers of the outstanding inspections of one function each."""
         return {a: r.outstanding for a, r in self.single.items() if r.outstanding is not None}
@@ -212,11 +207,6 @@ class AdvertisedDevice(Struct, frozen=True, gc=False):
     reason: str
     cause: Cause
     """Only for the log, `inspect` and the history."""
-
-    @property
-    def is_alias(self) -> bool:
-        """It is not listed by its PCI address, as kubelet has allocated it by another ID."""
-        return self.id != DeviceId(self.key)
 
 
 DeviceList = tuple[AdvertisedDevice, ...]

@@ -54,8 +54,8 @@ DOMAINS: Final = (
     Mutation(
         "the nvidia-persistenced of a driver in a container is not asked",
         "acts/persistenced.py",
-        "        for socket in (last_socket,) if last_socket is not None else self._sockets:\n",
-        "        for socket in (last_socket,) if last_socket is not None else self._sockets[:1]:\n",
+        "        for socket in (last_socket,) if last_socket is not None else self.sockets:\n",
+        "        for socket in (last_socket,) if last_socket is not None else self.sockets[:1]:\n",
         "tests/acts/test_persistenced.py::test_that_of_a_driver_in_a_container_is_asked_at_the_drivers_root",
     ),
     Mutation(

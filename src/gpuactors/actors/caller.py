@@ -25,10 +25,6 @@ OnAnswer: TypeAlias = "Callable[[str, float, Answer | None], None]"
 """See `ports.http.Meter.called`."""
 
 
-def _uncounted(_method: str, _seconds: float, _answer: Answer | None) -> None:
-    """Count nothing."""
-
-
 @final
 class InboxCaller:
     """Posts calls and streams into the registry's inbox. Implements `ports.node.Caller`."""
@@ -42,7 +38,7 @@ class InboxCaller:
         """`ended` is called at the end of each call."""
         self._inbox = inbox
         self._replies = replies
-        self._ended = ended or _uncounted
+        self._ended = ended
         self._streams = count(1)
 
     async def allocate(self, resource: ResourceName, requests: tuple[tuple[DeviceId, ...], ...]) -> Answer:
@@ -84,7 +80,8 @@ class InboxCaller:
                     raise
                 return answer
         finally:
-            self._ended(method, trio.current_time() - began, answer)
+            if self._ended is not None:
+                self._ended(method, trio.current_time() - began, answer)
 
     async def _post(self, event: Event) -> None:
         """Post an event even while this task is being cancelled; at most for STREAM_END_POST_S, if the registry does

@@ -67,22 +67,18 @@ class Persistenced:
     ) -> None:
         """`driver_root`: by the host's own path."""
         roots = dict.fromkeys(("", driver_root.rstrip("/")))
-        self._sockets = tuple(f"{prefix}{PERSISTENCED_SOCKET}" for prefix in roots)
+        self.sockets: Final = tuple(f"{prefix}{PERSISTENCED_SOCKET}" for prefix in roots)
         self._root = root
         self._deadline_s = deadline_s
         self._numbers = count(1)
         self._let_go: dict[PciAddress, str] = {}
         """The socket at which each GPU was let go last; the GPU is given back there."""
 
-    @property
-    def sockets(self) -> tuple[str, ...]:
-        return self._sockets
-
     async def set(self, address: PciAddress, *, on: bool) -> bool:
         """Implement `Persistence.set`. Of several, each is asked to let go: which one has the GPU is not seen."""
         last_socket = self._let_go.pop(address, None) if on else None
         is_done, failure = False, None
-        for socket in (last_socket,) if last_socket is not None else self._sockets:
+        for socket in (last_socket,) if last_socket is not None else self.sockets:
             try:
                 is_set = await self._set(socket, address, on=on)
             except PersistenceError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from hashlib import sha256
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import msgspec
 from msgspec.structs import replace
@@ -35,9 +35,10 @@ from gpuactors.core.state.claims import (
 from gpuactors.core.values.claim import Claim, ClaimUid, Json, OriginalDriver, PreparedDevice
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, device_of
-from gpuactors.core.values.model import DeviceKey, PciAddress, device_key, function_address
+from gpuactors.core.values.model import DeviceKey, device_key, function_address
 from gpuactors.core.values.names import is_label
 from gpuactors.decoding import decode_json, without_deep
+from gpuactors.host.places import Places
 from gpuactors.process.plain_files import NotPlainError
 
 STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
@@ -80,14 +81,6 @@ class _Checkpoint(msgspec.Struct, omit_defaults=True):
 
     v1: _Version | None = None
     v2: _Version | None = None
-
-
-class Places(Protocol):
-    """Paths, as in `host/places.py`."""
-
-    def of_uuid(self, uuid: str) -> PciAddress | None: ...
-
-    def of_node(self, node: str) -> tuple[PciAddress, ...]: ...
 
 
 def cdi_path(cdi_dir: str, driver: str, uid: ClaimUid) -> str:

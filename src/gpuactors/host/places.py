@@ -53,7 +53,7 @@ class Places:
         return tuple(PciAddress(a) for a in having if is_pci_address(a) and self._is_gpu(a))
 
     def _is_gpu(self, address: str) -> bool:
-        return self._text(f"{PCI_DEVICES}/{address}/class").startswith(_DISPLAY)
+        return text_of(self._root.real(f"{PCI_DEVICES}/{address}/class"), 4096).startswith(_DISPLAY)
 
     def _function_of(self, cdev: str) -> list[str]:
         path = self._root.real(f"{VFIO_DEVICES}/{cdev}")
@@ -66,6 +66,3 @@ class Places:
 
     def _names(self, path: str) -> list[str]:
         return sorted(names_in(self._root.real(path)))
-
-    def _text(self, path: str) -> str:
-        return text_of(self._root.real(path), 4096)

@@ -16,7 +16,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, pci_address
+from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, is_pci_address, pci_address
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
 from gpuactors.host.best_effort import names_in
@@ -608,7 +608,4 @@ def _pcie_root(directory: str) -> str | None:
 
 def _address(name: str) -> PciAddress | None:
     """Return `name` as an address; None if it is none."""
-    try:
-        return pci_address(name)
-    except ValueError:
-        return None
+    return PciAddress(name) if is_pci_address(name) else None

@@ -26,7 +26,7 @@ import pyudev
 import trio
 
 from gpuactors import limits
-from gpuactors.core.values.model import PciAddress, pci_address
+from gpuactors.core.values.model import PciAddress, is_pci_address
 from gpuactors.host.faults import raise_if_short
 from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, OpenUevents, UeventSource
@@ -96,10 +96,7 @@ def _is_group(name: str) -> bool:
 
 
 def _address(text: str) -> PciAddress | None:
-    try:
-        return pci_address(text)
-    except ValueError:
-        return None
+    return PciAddress(text) if is_pci_address(text) else None
 
 
 @final

@@ -162,17 +162,14 @@ class ApiClient:
 
     def __init__(self, access: Access, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
         """`backend` makes the connections; the simulation brings its own."""
+        self.server: Final = str(access.server)
+        """The server's address, for sentences."""
         self._access = access
         self._backend = _Network(backend or httpcore.TrioBackend())
         self._tls: tuple[Credentials, ssl.SSLContext] | None = None
         self._keeps = False
         self._kept: _Kept | None = None
         self._was_kept = trio.Event()
-
-    @property
-    def server(self) -> str:
-        """The server's address, for sentences."""
-        return str(self._access.server)
 
     async def ask(self, call: Call) -> bytes:
         """Make the request; return the body of the answer. Raises `ApiError`, and `AccessError` if our credentials

@@ -44,12 +44,9 @@ class KubeEvents:
     def __init__(self, client: ApiClient, node: str) -> None:
         self._client = client
         self._host = node
-
-    @property
-    def node(self) -> ObjectRef:
-        """Implement `EventApi.node`. With its name as its UID, as kubelet has it in its own events (pkg/kubelet,
-        nodeRef): `kubectl describe node` looks for both."""
-        return ObjectRef("Node", "", self._host, self._host)
+        self.node: Final = ObjectRef("Node", "", node, node)
+        """See `EventApi.node`. With its name as its UID, as kubelet has it in its own events (pkg/kubelet, nodeRef):
+        `kubectl describe node` looks for both."""
 
     async def tell(self, note: EventNote) -> int:
         if note.count > 1:

@@ -136,13 +136,9 @@ class UnixEndpoint:
     """Our side of one resource's socket. Implements `ports.node.Endpoint`."""
 
     def __init__(self, name: str, listener: BoundListener, server: Server) -> None:
-        self._name = name
+        self.name: Final = name
         self._listener = listener
         self._server = server
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def still_there(self) -> bool:
         return self._listener.still_there()

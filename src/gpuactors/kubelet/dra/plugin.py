@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -68,15 +69,11 @@ def plugin_io_of_the_node() -> PluginIo:
     """Return the node's unix sockets and inotify."""
     return PluginIo(
         bind_unix,
-        _make_directory,
+        partial(os.makedirs, mode=0o750, exist_ok=True),
         directory_of_the_node().watch,
         later=later_sockets,
         remove_dead=remove_dead,
     )
-
-
-def _make_directory(path: str) -> None:
-    os.makedirs(path, mode=0o750, exist_ok=True)
 
 
 @final
@@ -102,11 +99,7 @@ class UnixClaims:
         self._hanging = hanging
         self._io = io or plugin_io_of_the_node()
         self._is_serving = False
-        self._successor = UnixSuccessor(self._paths.api, self._io.later, self._io.dial)
-
-    @property
-    def successor(self) -> UnixSuccessor:
-        return self._successor
+        self.successor: Final = UnixSuccessor(self._paths.api, self._io.later, self._io.dial)
 
     async def unreachable(self) -> tuple[str, ...]:
         return await unreachable((self._paths.api, self._paths.registration) if self._is_serving else ())
@@ -161,13 +154,10 @@ class UnixClaimsEndpoint:
     """Implements `ports.claims.ClaimsEndpoint`."""
 
     def __init__(self, api: _Socket, registration: _Socket, io: PluginIo) -> None:
+        self.names: Final = (api.path, registration.path)
         self._api = api
         self._registration = registration
         self._io = io
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._api.path, self._registration.path
 
     async def lost(self) -> None:
         with self._watch() as watches:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, TypeVar, final
 
 import trio
 from grpclib.const import Handler
@@ -39,14 +39,6 @@ Done = TypeVar("Done", Prepared, Unprepared)
 OnFailure = Callable[[str, Exception], None]
 
 
-class ClaimMessage(Protocol):
-    """A claim in a request."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
 @final
 class ClaimCalls:
     """The methods that both versions of the service share. `on_failure` gets an unexpected exception: a bug, to be
@@ -56,7 +48,7 @@ class ClaimCalls:
         self._caller = caller
         self._on_failure = on_failure
 
-    async def prepare(self, claims: Sequence[ClaimMessage]) -> Mapping[str, Prepared | str]:
+    async def prepare(self, claims: Sequence[v1.Claim]) -> Mapping[str, Prepared | str]:
         """Return the answer for each UID: the devices, or an error.
 
         If one claim fails, all do: kubelet starts no pod without it, asks for all of them again, and before July 2026
@@ -69,14 +61,14 @@ class ClaimCalls:
         reason = f"not prepared, as claim {_called(failed)} of the same pod is not: {answers[failed.uid]}"
         return {uid: answer if isinstance(answer, str) else reason for uid, answer in answers.items()}
 
-    async def unprepare(self, claims: Sequence[ClaimMessage]) -> Mapping[str, Unprepared | str]:
+    async def unprepare(self, claims: Sequence[v1.Claim]) -> Mapping[str, Unprepared | str]:
         """Return the answer for each UID: that it is done, or an error, independently of the others."""
         return await self._ask("unprepare", claims, self._caller.unprepare)
 
     async def _ask(
         self,
         call: str,
-        claims: Sequence[ClaimMessage],
+        claims: Sequence[v1.Claim],
         ask: Callable[[ClaimName], Awaitable[Done | Refused]],
     ) -> dict[str, Done | str]:
         answers: dict[str, Done | str] = {**_problems(claims)}
@@ -109,7 +101,7 @@ class ClaimCalls:
         )
 
 
-def _problems(claims: Sequence[ClaimMessage]) -> dict[str, str]:
+def _problems(claims: Sequence[v1.Claim]) -> dict[str, str]:
     """Return why a claim cannot be asked for, by UID."""
     if len(claims) > CALL_CLAIMS_MAX:
         reason = f"{len(claims)} claims in one call: no pod has more than {CALL_CLAIMS_MAX}"
@@ -122,7 +114,7 @@ def _problems(claims: Sequence[ClaimMessage]) -> dict[str, str]:
     return {uid: reason for uid, reason in problems.items() if reason is not None}
 
 
-def _problem(claim: ClaimMessage) -> str | None:
+def _problem(claim: v1.Claim) -> str | None:
     if not is_uid(claim.uid):
         return f"claim {_called(claim)} has the UID '{quoted_id(claim.uid)}', which is none"
     if not is_label(claim.namespace):
@@ -132,7 +124,7 @@ def _problem(claim: ClaimMessage) -> str | None:
     return None
 
 
-def _called(claim: ClaimMessage) -> str:
+def _called(claim: v1.Claim) -> str:
     return f"{quoted_name(claim.namespace)}/{quoted_name(claim.name)}"
 
 

@@ -55,19 +55,37 @@ def _name(world: World) -> str:
     return f"{OTHER}-{world.others}"
 
 
+def _card(world: World, slot: int) -> tuple[str, str]:
+    """The resource and the ID that another plugin gives away."""
+    second = world.address(slot, SECOND)
+    is_second = second in world.tree.functions and detail_of(slot) % 2
+    return RESOURCES[detail_of(slot) % len(RESOURCES)], second if is_second else world.address(slot)
+
+
+def _could_take_a_card(world: World, slot: int) -> bool:
+    resource, card = _card(world, slot)
+    return _has_room(world, slot) and not world.has_given(resource, (card,))
+
+
 def _takes_a_card(world: World, slot: int) -> None:
-    """Other pods may have it too: kubelet keeps its ledger by resource, and compares no IDs of two resources."""
-    resource = RESOURCES[detail_of(slot) % len(RESOURCES)]
-    cards = [world.address(slot)]
-    if (second := world.address(slot, SECOND)) in world.tree.functions and detail_of(slot) % 2:
-        cards = [second]
-    world.kubelet.adopt(_name(world), {resource: tuple(cards)})
+    """A pod may have it by another resource: kubelet compares no IDs of two resources."""
+    resource, card = _card(world, slot)
+    world.kubelet.adopt(_name(world), {resource: (card,)})
+
+
+def _odd(slot: int) -> tuple[str, tuple[str, ...]]:
+    """The resource and the IDs of an odd allocation of another plugin."""
+    first = detail_of(slot) % len(ODD)
+    return RESOURCES[slot % len(RESOURCES)], ODD[first : first + 3]
+
+
+def _could_be_odd(world: World, slot: int) -> bool:
+    return _has_room(world, slot) and not world.has_given(*_odd(slot))
 
 
 def _odd_ids(world: World, slot: int) -> None:
-    resource = RESOURCES[slot % len(RESOURCES)]
-    first = detail_of(slot) % len(ODD)
-    world.kubelet.adopt(_name(world), {resource: (ODD[first], *ODD[first + 1 : first + 3])})
+    resource, ids = _odd(slot)
+    world.kubelet.adopt(_name(world), {resource: ids})
 
 
 def _odd_ids_of_ours(world: World, slot: int) -> None:
@@ -145,8 +163,8 @@ def _ends(world: World, slot: int) -> None:
 _RUNS: Final = {Flag.KUBELET_RUNS: True}
 
 LEDGER_KINDS: Final = (
-    Kind("another plugin gives a card away", _has_room, _takes_a_card, needs=_RUNS),
-    Kind("another plugin has odd IDs", _has_room, _odd_ids, needs=_RUNS),
+    Kind("another plugin gives a card away", _could_take_a_card, _takes_a_card, needs=_RUNS),
+    Kind("another plugin has odd IDs", _could_be_odd, _odd_ids, needs=_RUNS),
     Kind("our resource has an odd ID", _is_served, _odd_ids_of_ours, needs=_RUNS),
     Kind("a claim takes a card", _has_room, _claim, needs=_RUNS),
     Kind("another driver prepares a card for a claim", _is_free, _driver_prepares, needs=_RUNS),

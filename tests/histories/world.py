@@ -525,6 +525,12 @@ class World:
             if self.is_ours(resource) and (card := self.meaning(resource, device)) is not None
         }
 
+    def has_given(self, resource: str, ids: Iterable[str]) -> bool:
+        """A pod has one of these IDs: kubelet gives it to no other pod."""
+        holdings = self.kubelet.view.holdings.items()
+        given = {device for (_, r), entry in holdings if r == resource for device in entry.devices}
+        return not given.isdisjoint(ids)
+
     def claimed(self) -> set[str]:
         """The cards of every claim that the API server or kubelet knows."""
         if self.claims is None:

@@ -234,10 +234,17 @@ class DeviceManager:
         """A pod runs with devices that were allocated without a call here: any IDs of another plugin, under its
         resources, and claims of another driver.
 
-        Raises `ValueError` if there is a pod of that name already.
+        Raises `ValueError` if there is a pod of that name already, or if a pod that has not ended has one of the IDs:
+        kubelet offers no ID of a resource twice.
         """
         if name in self._pods:
             raise ValueError(f"pod {name} exists already; delete it first or choose another name")
+        active = self._active()
+        for (owner, resource), entry in self._ledger.items():
+            if owner in active and (shared := {*entry.devices}.intersection(devices.get(resource, ()))):
+                raise ValueError(
+                    f"pod {active[owner].name} has {min(shared)} of {resource}; delete it first or choose another ID"
+                )
         uid = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
         requests = tuple((resource, len(ids)) for resource, ids in devices.items())
         pod = self._pods[name] = Pod(name, requests, Phase.RUNNING, "", uid, claims=claims)

@@ -112,6 +112,20 @@ async def test_the_next_pod_gets_a_device_at_once_after_a_forced_deletion_while_
 
 
 @pytest.mark.trio
+async def test_no_pod_is_adopted_with_an_id_that_another_one_has(autojump_clock: MockClock) -> None:
+    plugin = Plugin(first=all_healthy(1))
+    async with registered(plugin) as r:
+        await running(r, "vm")
+        with pytest.raises(ValueError, match=f"pod vm has gpu0 of {GPU}"):
+            r.kubelet.adopt("older", {GPU: ("gpu1", "gpu0")})
+        assert "older" not in r.kubelet.view.pods
+        r.kubelet.adopt("other", {"vendor.example/gpu": ("gpu0",)})
+        r.kubelet.force_delete("vm")
+        r.kubelet.adopt("older", {GPU: ("gpu1", "gpu0")})
+        assert r.kubelet.view.holdings["older", GPU].devices == ("gpu1", "gpu0")
+
+
+@pytest.mark.trio
 async def test_a_pod_of_the_same_name_is_another_one(autojump_clock: MockClock) -> None:
     plugin = Plugin(first=all_healthy(2))
     async with registered(plugin) as r:

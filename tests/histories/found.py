@@ -333,6 +333,14 @@ FOUND: Final[dict[str, Script]] = {
             "pods come in a burst; a pod for two cards comes+0.001; a daemon crashes@72; a pod ends+0.3; "
             "an older plugin has given a card away"
         ),
+        "a second plugin gives the older ID of an ended pod away, which means another card since the reboot": (
+            "a daemon crashes; an older plugin has given a card away@2; the node reboots+0.001; "
+            "a second plugin takes our resource+0.001; pods come in a burst+0.3; a daemon crashes"
+        ),
+        "an older ID is given away again after a reboot, and its pod keeps it over another one": (
+            "a daemon crashes; an older plugin has given a card away@2; the node reboots+0.001; "
+            "pods come in a burst+3; a pod ends+3; the node reboots+3; a pod comes"
+        ),
         "kubelet's file is damaged just when it starts again": (
             "pods come in a burst+0.05; kubelet stops; a pod is force-deleted+0.3; kubelet starts; "
             "the ledger file is damaged"

@@ -312,7 +312,8 @@ class World:
         self.switched: dict[str, int] = {}
         """Cards whose `enable` was written by hand, and how many daemons had started by then."""
         self.older: dict[tuple[str, str], str] = {}
-        """The card of each older ID that was given to pods, by resource and ID."""
+        """The card of each older ID that was given to pods, by resource and ID. After a reboot it is the card that has
+        the group of that number then."""
         self.resolved: dict[tuple[str, str], set[str]] = {}
         """The daemons that have resolved an older ID while its card was in that group: to them it keeps that
         meaning."""
@@ -697,9 +698,16 @@ class World:
             else:
                 self.tree.plug(moved)
             self.disturbed.add(address)
+        self._renumber_older()
         self.late.clear()
         self.uevent_mode = None
         self.transport.kill(OTHER_CLIENT)
+
+    def _renumber_older(self) -> None:
+        """An older ID is the number of a group, and so means the card that has this number now: a pod that keeps the ID
+        gets the group's node, and the next daemon lists the card by an ID that kubelet's file names."""
+        cards = {str(self.group(slot)): self.address(slot) for slot in range(CARDS)}
+        self.older |= {name: cards[name[1]] for name in self.older if name[1] in cards}
 
     def _driver_of_boot(self, address: str) -> str | None:
         """The driver that the boot gives to a function: with claims the one that it was plugged with, else the one that

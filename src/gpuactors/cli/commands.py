@@ -41,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _output(*formats: Format) -> Callable[[F], F]:
-    choices = click.Choice([str(known) for known in formats])
+    choices = click.Choice([str(name) for name in formats])
     return click.option(
         "-o", "output", type=choices, default=choices.choices[0], show_default=True, help="Output format."
     )
@@ -117,16 +117,16 @@ def inspect(output: str, watch: bool, **flags: object) -> None:
         _watch(config, Format(output))
         return
     try:
-        found = view.inspect(config, Progress(sys.stderr))
+        inspected = view.inspect(config, Progress(sys.stderr))
     except HostError as exc:
         fail(str(exc), EX_UNAVAILABLE)
     match output:
         case Format.TABLE:
-            click.echo(report.as_table(found, _columns()))
+            click.echo(report.as_table(inspected, _columns()))
         case Format.WIDE:
-            click.echo(report.as_wide(found, _columns()))
+            click.echo(report.as_wide(inspected, _columns()))
         case _:
-            click.echo(either(output, report.as_json(found)))
+            click.echo(either(output, report.as_json(inspected)))
 
 
 def _watch(config: Config, output: Format) -> None:
@@ -157,15 +157,15 @@ def explain(address: str, output: str, **flags: object) -> None:
 
     config = _config(flags)
     try:
-        found = view.explain(config, quoted(address), Progress(sys.stderr))
+        explained = view.explain(config, quoted(address), Progress(sys.stderr))
     except view.UnknownAddressError as exc:
         fail(str(exc), 1)
     except HostError as exc:
         fail(str(exc), EX_UNAVAILABLE)
     if output == Format.TEXT:
-        click.echo(report.explained_text(found, _columns()))
+        click.echo(report.explained_text(explained, _columns()))
     else:
-        click.echo(either(output, report.explained_json(found)))
+        click.echo(either(output, report.explained_json(explained)))
 
 
 @cli.command(cls=Configured, epilog=epilog("doctor"))
@@ -192,12 +192,12 @@ def doctor(pre: bool, wait_s: float, output: str, **flags: object) -> None:
     """
     from gpuactors.cli.doctor.run import examined
 
-    found = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s)
+    examination = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s)
     if output == Format.TEXT:
-        click.echo(found.text(_columns(), colour=wants_colour(sys.stdout, os.environ)))
+        click.echo(examination.text(_columns(), colour=wants_colour(sys.stdout, os.environ)))
     else:
-        click.echo(either(output, found.json()))
-    sys.exit(1 if found.is_failed else 0)
+        click.echo(either(output, examination.json()))
+    sys.exit(1 if examination.is_failed else 0)
 
 
 @cli.command(cls=Suggesting, epilog=epilog("simulate"))
@@ -332,11 +332,11 @@ def show(output: str, **flags: object) -> None:
 
     resolved = _resolved(flags)
     shown = view.Shown(view.settings_of(resolved))
-    if not _given(flags).keys() - {"state_dir"}:
+    if not _flags_set(flags).keys() - {"state_dir"}:
         shown = view.shown(resolved, Progress(sys.stderr))
     if output != Format.TABLE:
-        known = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
-        click.echo(either(output, json.dumps(known, indent=2, ensure_ascii=False)))
+        by_key = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
+        click.echo(either(output, json.dumps(by_key, indent=2, ensure_ascii=False)))
         return
     if shown.heading:
         click.echo(f"{shown.heading}\n")
@@ -363,7 +363,7 @@ def completion_script(shell: str) -> None:
 
 
 def main() -> NoReturn:
-    """Runs the command of the command line, and ends the process."""
+    """Run the command of the command line, and end the process."""
     if sys.stdout is not None:
         sys.stdout = stdout.opened()
     try:
@@ -405,9 +405,9 @@ def _config(flags: dict[str, object]) -> Config:
 
 
 def _resolved(flags: dict[str, object]) -> Resolved:
-    return settings.resolved(_given(flags))
+    return settings.resolved(_flags_set(flags))
 
 
-def _given(flags: dict[str, object]) -> dict[str, object]:
-    """The flags that were on the command line."""
+def _flags_set(flags: dict[str, object]) -> dict[str, object]:
+    """Return the flags that were on the command line."""
     return {key: value for key, value in flags.items() if value is not None and value != ()}

@@ -22,11 +22,11 @@ from gpuactors.config import KEYS, Config, ConfigError, resolve
 from gpuactors.config.declaration import CONFIG_FILE_KEY
 
 COMPLETION_S: Final = 0.5
-"""The running daemon's answer while somebody types a command; it takes milliseconds."""
+"""The deadline of the running daemon's answer, in seconds, while a command is typed; it takes milliseconds."""
 
 PROGRAM: Final = "gpuactors"
 VARIABLE: Final = "_GPUACTORS_COMPLETE"
-"""Set while a shell asks; click looks for it."""
+"""The variable that a shell sets to ask for completions; click reads it."""
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -50,16 +50,16 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class ColonBash(BashComplete):
-    """Click's, for words with colons."""
+    """Click's completion for bash, for words with colons."""
 
     source_template = _BASH
 
     def source(self) -> str:
-        """The script. That of click starts a shell first, to look at its version."""
+        """Return the script. That of click starts a shell first, to look at its version."""
         return self.source_template % self.source_vars()
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is completed, and what is typed of that."""
+        """Return the words before the one that is completed, and what is typed of that."""
         line = os.environ["COMP_WORDS"]
         words = split_arg_string(line)
         incomplete = words.pop() if words and not line[-1].isspace() else ""
@@ -67,16 +67,16 @@ class ColonBash(BashComplete):
 
 
 def register() -> None:
-    """For bash this script and these words count instead of click's."""
+    """Use this script and these words for bash instead of click's."""
     add_completion_class(ColonBash, "bash")
 
 
 def script(cli: click.Command, shell: str) -> str:
-    """The completion script for a shell."""
+    """Return the completion script for a shell."""
     register()
-    found = get_completion_class(shell)
-    assert found is not None
-    return found(cli, {}, PROGRAM, VARIABLE).source().strip("\n")
+    completion = get_completion_class(shell)
+    assert completion is not None
+    return completion(cli, {}, PROGRAM, VARIABLE).source().strip("\n")
 
 
 def explainable(
@@ -84,16 +84,16 @@ def explainable(
 ) -> list[CompletionItem[str]]:
     """List the arguments of `explain` that the running daemon knows; empty if none answers at once."""
     try:
-        given = {
+        flags = {
             k: v for k, v in context.params.items() if k in (*KEYS, CONFIG_FILE_KEY) and v not in (None, ())
         }
-        config = resolve(given, os.environ).config
+        config = resolve(flags, os.environ).config
     except ConfigError:
         return []
-    found = [CompletionItem(name, help=said) for name, said in _known(config)]
-    fitting = [item for item in found if item.value.startswith(incomplete)]
+    items = [CompletionItem(name, help=description) for name, description in _explainable(config)]
+    fitting = [item for item in items if item.value.startswith(incomplete)]
     # Without the PCI domain, as it is typed.
-    short = [CompletionItem(item.value.removeprefix(_DOMAIN), help=item.help) for item in found]
+    short = [CompletionItem(item.value.removeprefix(_DOMAIN), help=item.help) for item in items]
     return fitting or [item for item in short if incomplete and item.value.startswith(incomplete)]
 
 
@@ -103,7 +103,7 @@ _DOMAIN: Final = "0000:"
 def scenarios(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """The names of the scenarios; none where the simulation is not installed."""
+    """Return the names of the scenarios; none where the simulation is not installed."""
     from gpuactors.cli.simulation import unavailable
 
     if unavailable():
@@ -113,7 +113,7 @@ def scenarios(
     return [CompletionItem(name, help=line) for name, line in list_scenarios() if name.startswith(incomplete)]
 
 
-def _known(config: Config) -> Iterator[tuple[str, str]]:
+def _explainable(config: Config) -> Iterator[tuple[str, str]]:
     from gpuactors.control.client import read_status
     from gpuactors.control.path import socket_path
     from gpuactors.ports.errors import ControlError
@@ -129,9 +129,8 @@ def _known(config: Config) -> Iterator[tuple[str, str]]:
         yield resource.name, f"resource, {resource.free} free"
     for pod in view.pods:
         yield str(pod), f"pod, {len(pod.devices)} GPUs"
-    of_domains = view.domains
-    for claims in (view.claims, of_domains.claims if of_domains is not None else None):
-        for claim in claims.claims if claims is not None else ():
+    for claims in view.drivers:
+        for claim in claims.claims:
             yield str(claim), f"claim, {claim.state}"
-    for domain in of_domains.domains if of_domains is not None else ():
+    for domain in view.domains.domains if view.domains is not None else ():
         yield str(domain), f"ComputeDomain, {domain.status}"

@@ -59,11 +59,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("gpuactors completion fish | source", "in ~/.config/fish/config.fish"),
     ),
 }
-"""By the words of the command, each line with what it is for."""
+"""The examples of each command, by its words: each line with what it is for."""
 
 
 def epilog(words: str) -> str:
-    """The end of the help of the command that these words call; its lines are not to be folded."""
+    """Return the end of the help of the command that these words call; its lines are not to be folded."""
     examples = EXAMPLES[words]
-    room = max(len(line) for line, _ in examples)
-    return "\b\nExamples:\n" + "\n".join(f"  {line:<{room}}  # {what}" for line, what in examples)
+    longest = max(len(line) for line, _ in examples)
+    return "\b\nExamples:\n" + "\n".join(f"  {line:<{longest}}  # {what}" for line, what in examples)

@@ -22,15 +22,15 @@ class Format(StrEnum):
 
 
 def yaml_of(as_json: str) -> str:
-    """This JSON as YAML, with the keys in their order."""
+    """Return this JSON as YAML, with the keys in their order."""
     import yaml
 
-    found = json.loads(as_json)
+    content = json.loads(as_json)
     # YAML leaves some characters as they are on which a terminal acts.
-    shows_all = json.dumps(found, ensure_ascii=False).isprintable()
-    return yaml.safe_dump(found, sort_keys=False, allow_unicode=shows_all, width=100).rstrip("\n")
+    shows_all = json.dumps(content, ensure_ascii=False).isprintable()
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=shows_all, width=100).rstrip("\n")
 
 
 def either(output: str, as_json: str) -> str:
-    """JSON, or the same as YAML; of printable characters."""
+    """Return JSON, or the same as YAML; of printable characters."""
     return yaml_of(as_json) if output == Format.YAML else printable_json(as_json)

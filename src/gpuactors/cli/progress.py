@@ -13,29 +13,28 @@ from contextlib import suppress
 from typing import Final, TextIO, TypeVar, final
 
 PROGRESS_SILENT_S: Final = 0.7
-"""A read that takes longer is named on the terminal, and its time is updated as often. Less than CONTROL_CALL_S, so
-that a daemon that hangs is named before it is given up."""
+"""The seconds after which a read is named on the terminal, and the pause between two updates of its time. Less than
+CONTROL_CALL_S, so that a daemon that hangs is named before it is given up."""
 
 T = TypeVar("T")
 
 _FIRST_COLUMN: Final = "\r\x1b[K"
-"""To the first column, and what was there is gone."""
-
+"""The codes to go to the first column, and to erase the line."""
 
 _COLUMNS: Final = 80
-"""Of a terminal that does not say how many it has."""
+"""The columns of a terminal that does not report them."""
 
 
 @final
 class Progress:
-    """The line, on `out`; None, or no terminal: there is none."""
+    """The progress line on `out`; none where that is no terminal."""
 
     def __init__(self, out: TextIO | None) -> None:
         self._out = out if out is not None and out.isatty() else None
         self._is_shown = False
 
     def show(self, text: str) -> None:
-        """Writes the line anew, as much of it as fits: one that is folded could not be taken back."""
+        """Write the line over the last one, as much of it as fits: one that is folded could not be taken back."""
         if self._out is None:
             return
         columns = _COLUMNS
@@ -45,7 +44,7 @@ class Progress:
         self._is_shown = True
 
     def clear(self) -> None:
-        """Takes the line back, before other output."""
+        """Remove the line, before other output."""
         if self._is_shown:
             self._is_shown = False
             self._write(_FIRST_COLUMN)
@@ -57,7 +56,7 @@ class Progress:
         results: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, what)
+            nursery.start_soon(self._show_waits, what)
             try:
                 results.append(await read())
             except Exception as exc:  # past the nursery, which would put it into a group
@@ -69,13 +68,13 @@ class Progress:
             raise failure
         return results[0]
 
-    async def _tell(self, what: str) -> None:
+    async def _show_waits(self, what: str) -> None:
         import trio
 
         began = trio.current_time()
         while True:
             await trio.sleep(PROGRESS_SILENT_S)
-            self._waits(what, trio.current_time() - began)
+            self._show_wait(what, trio.current_time() - began)
 
     def while_blocked(self, what: str, read: Callable[[], T]) -> T:
         """Return or raise what `read` does, which blocks; show its name as `during` does."""
@@ -85,21 +84,21 @@ class Progress:
 
         is_read = threading.Event()
 
-        def tell() -> None:
+        def show_waits() -> None:
             began = time.monotonic()
             while not is_read.wait(PROGRESS_SILENT_S):
-                self._waits(what, time.monotonic() - began)
+                self._show_wait(what, time.monotonic() - began)
 
-        teller = threading.Thread(target=tell)
-        teller.start()
+        thread = threading.Thread(target=show_waits)
+        thread.start()
         try:
             return read()
         finally:
             is_read.set()
-            teller.join()
+            thread.join()
             self.clear()
 
-    def _waits(self, what: str, seconds: float) -> None:
+    def _show_wait(self, what: str, seconds: float) -> None:
         self.show(f"gpuactors: reading {what} … {seconds:.0f} s")
 
     def _write(self, text: str) -> None:
@@ -110,4 +109,4 @@ class Progress:
 
 
 SILENT: Final = Progress(None)
-"""For who asks in the name of a program."""
+"""The progress of a command whose output a program reads: none."""

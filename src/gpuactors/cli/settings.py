@@ -10,7 +10,7 @@ from gpuactors.config import ConfigError, Resolved, resolve
 
 
 def resolved(flags: Mapping[str, object]) -> Resolved:
-    """The settings. Ends the process where one is wrong."""
+    """Resolve the settings; end the process if one is wrong."""
     try:
         return resolve(flags, os.environ)
     except ConfigError as exc:

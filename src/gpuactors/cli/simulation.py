@@ -9,15 +9,15 @@ from gpuactors import VERSION
 
 
 def unavailable() -> str:
-    """Why `gpuactors_simulation` cannot be used, with the remedy; empty if it can be."""
+    """Return why `gpuactors_simulation` cannot be used, with the remedy; empty if it can be."""
     try:
         from gpuactors_simulation import VERSION as installed
     except ModuleNotFoundError:
-        there = "is not installed"
+        fault = "is not installed"
     else:
         if installed == VERSION:
             return ""
-        there = (
+        fault = (
             f"is installed in version {installed}"  # `pip install --upgrade gpuactors` alone leaves it behind
         )
-    return f"the package gpuactors-simulation {there}: pip install 'gpuactors[simulation]=={VERSION}'"
+    return f"the package gpuactors-simulation {fault}: pip install 'gpuactors[simulation]=={VERSION}'"

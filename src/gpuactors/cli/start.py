@@ -1,6 +1,6 @@
 """The start of the daemon, by `gpuactors run`, without what only other commands need.
 
-`__main__` calls it with the plain words of a manifest. Any other command line (`--help`, a flag that there is not) is
+`__main__` calls it with the plain words of a manifest. Any other command line (`--help`, an unknown flag) is
 parsed by click in `commands.py`, which takes 30 ms more, and says what is wrong with it. Must not import click.
 """
 
@@ -21,17 +21,17 @@ from gpuactors.process.logger import get_logger
 
 
 def flags_of(words: Sequence[str]) -> dict[str, object] | None:
-    """The flags as click would hand them over; None if they are not all written out as `--flag=VALUE` or `--flag
+    """Return the flags as click would hand them over; None if they are not all written out as `--flag=VALUE` or `--flag
     VALUE`."""
     keys = {setting.flag: key for key, setting in DECLARATIONS.items()}
     keys[flag_of(CONFIG_FILE_KEY)] = CONFIG_FILE_KEY
     flags: dict[str, object] = {}
     lists: dict[str, tuple[str, ...]] = {}
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         flag, has_value, value = word.partition("=")
         if not has_value:
-            value = next(rest, "-")
+            value = next(remaining, "-")
         key = keys.get(flag)
         if key is None or (not has_value and value.startswith("-")):
             return None
@@ -42,9 +42,9 @@ def flags_of(words: Sequence[str]) -> dict[str, object] | None:
     return flags | lists
 
 
-def run(found: Resolved) -> None:
+def run(resolved: Resolved) -> None:
     """Run the daemon until a signal stops it. Ends the process with a code where it fails."""
-    config, sources = found.config, {key: str(source) for key, source in found.provenance.items()}
+    config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
     from gpuactors.daemon import app
     from gpuactors.daemon.about import node_of
     from gpuactors.daemon.startup_checks import AbsentError

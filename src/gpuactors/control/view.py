@@ -300,6 +300,22 @@ class NodeView(Struct, frozen=True):
     pods: tuple[PodView, ...] = ()
     """Those that have a GPU by kubelet's ledger, or may still hold one."""
 
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        """Each source of the view with its problem, which is empty if there is none."""
+        return (
+            ("settings", self.offers_problem),
+            ("uevents", self.uevents_problem),
+            ("kubelet's ledger", self.ledger_problem),
+            ("kubelet", self.kubelet_problem),
+        )
+
+    @property
+    def drivers(self) -> tuple[ClaimsView, ...]:
+        """The claims of each driver that is on: of GPUs, then of compute domains."""
+        domain_claims = self.domains.claims if self.domains is not None else None
+        return tuple(claims for claims in (self.claims, domain_claims) if claims is not None)
+
 
 class DaemonStatus(Struct, frozen=True):
     """The daemon's answer over its control socket, as JSON. A command of another version reads it where no field has

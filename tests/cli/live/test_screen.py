@@ -137,7 +137,7 @@ def test_a_daemon_that_is_gone_is_said_to_be_with_what_it_said_last() -> None:
     assert lines[2] == "  no daemon runs"
     assert sum(line.startswith("0000:") for line in lines) == 16
     changes = seen.heard(running(core, pid=8), core.at + 4)
-    assert [change.row[:2] for change in changes] == [("daemon", "process 8, version 1.2.3")]
+    assert [change[:2] for change in changes] == [("daemon", "process 8, version 1.2.3")]
     assert "process 8" in text(seen, core.at + 4)[0]
     assert "gone" not in text(seen, core.at + 4)[1]
 

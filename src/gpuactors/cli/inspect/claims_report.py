@@ -39,11 +39,11 @@ MEANINGS: Final[Mapping[str, str]] = {
     ClaimState.CLEARING: "it was unprepared; files that may be left of it are being removed",
     ClaimState.TOMBSTONE: "nothing of it is left",
 }
-"""Of a claim of GPUs."""
+"""The meaning of each state of a claim of GPUs."""
 
 
 def lasted(seconds: float) -> str:
-    """For how long, in the largest unit that is not 0."""
+    """Return a duration in the largest unit that is not 0."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
@@ -54,7 +54,8 @@ def lasted(seconds: float) -> str:
 
 
 def listing(device: DeviceView) -> str:
-    """The device's health at kubelet; of one that is not listed for the device plugin what it is to claims."""
+    """Return the device's health at kubelet, or what the device is to claims if it is not listed for the device
+    plugin."""
     if device.listed:
         return device.health
     offer = device.for_claims.offer if device.for_claims is not None else ""
@@ -62,40 +63,41 @@ def listing(device: DeviceView) -> str:
 
 
 def reason(device: DeviceView, view: NodeView) -> str:
-    """Why it is so. What keeps a device from the device plugin's list does not keep it from claims."""
-    life = device.for_claims
-    if device.listed or life is None:
+    """Return the reason for what `listing` returns. What keeps a device from the device plugin's list does not keep it
+    from claims."""
+    dra = device.for_claims
+    if device.listed or dra is None:
         return device.reason
-    if life.offer == OFFERED:
+    if dra.offer == OFFERED:
         return f"on {device.driver or 'no driver'}; a claim binds it to a vfio driver"
-    claim = view.claims.of(life.claim_uid) if view.claims is not None else None
+    claim = _claim_of(dra, view)
     if claim is not None:
         return f"claim {claim} has it ({claim.state})"
-    return life.blocked or device.reason
+    return dra.blocked or device.reason
 
 
 def device_facts(device: DeviceView, view: NodeView) -> list[tuple[str, str | None]]:
-    """The lines of `explain` for a device and claims; empty while DRA is off."""
-    life = device.for_claims
-    if life is None:
+    """Return the lines of `explain` about a device and claims; none while DRA is off."""
+    dra = device.for_claims
+    if dra is None:
         return []
-    claim = view.claims.of(life.claim_uid) if view.claims is not None else None
+    claim = _claim_of(dra, view)
     return [
-        ("Claim", _claim_of(claim, life)),
-        ("Claim", (claim.problem if claim is not None else life.blocked) or None),
-        ("At a claim's end", at_the_end(device, life, claim)),
+        ("Claim", _claim_text(claim, dra)),
+        ("Claim", (claim.problem if claim is not None else dra.blocked) or None),
+        ("At a claim's end", at_the_end(device, dra, claim)),
         *(
-            ("Original driver", f"{first.driver or 'none'}" + _whose(first.address, device.address))
-            for first in life.first_drivers
+            ("Original driver", (o.driver or "none") + f" ({o.address})" * (o.address != device.address))
+            for o in dra.first_drivers
         ),
     ]
 
 
-def _whose(address: str, device: str) -> str:
-    return "" if address == device else f" ({address})"
+def _claim_of(dra: DeviceOfClaimsView, view: NodeView) -> ClaimView | None:
+    return view.claims.of(dra.claim_uid) if view.claims is not None else None
 
 
-def _claim_of(claim: ClaimView | None, life: DeviceOfClaimsView) -> str:
+def _claim_text(claim: ClaimView | None, dra: DeviceOfClaimsView) -> str:
     if claim is not None:
         return f"{claim}, UID {claim.uid}: {claim.state} for {lasted(claim.age_s)}"
     offers = {
@@ -103,38 +105,38 @@ def _claim_of(claim: ClaimView | None, life: DeviceOfClaimsView) -> str:
         CLAIMED: "none any more; it is offered again when it has been seen on its driver",
         "": "none; it is not offered to claims",
     }
-    return offers.get(life.offer, "none; it is not to be given to a claim now, as it is " + life.offer)
+    return offers.get(dra.offer, "none; it is not to be given to a claim now, as it is " + dra.offer)
 
 
-def at_the_end(device: DeviceView, life: DeviceOfClaimsView, claim: ClaimView | None) -> str:
-    """The fate of the device when its claim ends, and the reason."""
+def at_the_end(device: DeviceView, dra: DeviceOfClaimsView, claim: ClaimView | None) -> str:
+    """Return the fate of the device when its claim ends, and the reason."""
     if claim is not None and claim.state == ClaimState.TAKEN_OVER:
-        return f"it stays on {device.driver or 'no driver'}: {life.why}"
-    if life.stays:
-        return f"it stays on its vfio driver: {life.why}"
-    driver = next((first.driver for first in life.first_drivers if first.address == device.address), None)
+        return f"it stays on {device.driver or 'no driver'}: {dra.why}"
+    if dra.stays:
+        return f"it stays on its vfio driver: {dra.why}"
+    driver = next((first.driver for first in dra.first_drivers if first.address == device.address), None)
     back = f"it is returned to {driver}" if driver is not None else "it is left without a driver"
-    return f"{back}: {life.why}"
+    return f"{back}: {dra.why}"
 
 
 def device_dict(device: DeviceView, view: NodeView) -> dict[str, Any] | None:
-    """`device_facts` as values for JSON; None while DRA is off."""
-    life = device.for_claims
-    if life is None:
+    """Return the values of `device_facts` for JSON; None while DRA is off."""
+    dra = device.for_claims
+    if dra is None:
         return None
-    claim = view.claims.of(life.claim_uid) if view.claims is not None else None
+    claim = _claim_of(dra, view)
     return {
-        "claim": brief(claim) if claim is not None else None,
-        "offer": life.offer or None,
-        "blocked": life.blocked or None,
-        "stays_on_vfio": life.stays,
-        "rule": life.rule or None,
-        "why": life.why,
-        "first_drivers": {first.address: first.driver for first in life.first_drivers},
+        "claim": _brief(claim) if claim is not None else None,
+        "offer": dra.offer or None,
+        "blocked": dra.blocked or None,
+        "stays_on_vfio": dra.stays,
+        "rule": dra.rule or None,
+        "why": dra.why,
+        "first_drivers": {first.address: first.driver for first in dra.first_drivers},
     }
 
 
-def brief(claim: ClaimView) -> dict[str, Any]:
+def _brief(claim: ClaimView) -> dict[str, Any]:
     return {
         "namespace": claim.namespace,
         "name": claim.name,
@@ -149,7 +151,8 @@ def brief(claim: ClaimView) -> dict[str, Any]:
 
 
 def sections(claims: ClaimsView | None, columns: int) -> list[list[str]]:
-    """The claims and the slices, each as the lines of one section of so many columns; nothing while DRA is off."""
+    """Return the claims and the slices, each as the lines of one section of so many columns; nothing while DRA is
+    off."""
     if claims is None:
         return []
     head = [f"Claims of driver {claims.driver}" + ("" if claims.claims else ": none")]
@@ -160,30 +163,30 @@ def sections(claims: ClaimsView | None, columns: int) -> list[list[str]]:
     return [head, slices_lines(claims.slices, columns)]
 
 
-def claim_lines(claim: ClaimView, columns: int, indent: int = 2, said: str = "") -> list[str]:
-    """A claim, and below it why it is not further, unless that was `said` above."""
+def claim_lines(claim: ClaimView, columns: int, indent: int = 2, stated: str = "") -> list[str]:
+    """Return a claim, and below it why it is not further, unless that is `stated` already."""
     devices = ", ".join(first_of(claim.devices)) or ("no device of its own" if claim.admin_devices else "")
-    parts = [f"{claim}  {claim.state} for {lasted(claim.age_s)}", devices, *_rest(claim)]
+    parts = [f"{claim}  {claim.state} for {lasted(claim.age_s)}", devices, *_remarks(claim)]
     lines = wrapped("  ".join(filter(None, parts)), columns, indent)
-    return lines + (wrapped(claim.problem, columns, indent + 2) if claim.problem not in ("", said) else [])
+    return lines + (wrapped(claim.problem, columns, indent + 2) if claim.problem not in ("", stated) else [])
 
 
-def _rest(claim: ClaimView) -> list[str]:
-    found = []
+def _remarks(claim: ClaimView) -> list[str]:
+    remarks = []
     if claim.admin_devices:
-        found.append(f"(admin access to {', '.join(claim.admin_devices)})")
+        remarks.append(f"(admin access to {', '.join(claim.admin_devices)})")
     if claim.waiting_calls:
         calls = "call of kubelet waits" if claim.waiting_calls == 1 else "calls of kubelet wait"
-        found.append(f"({claim.waiting_calls} {calls})")
-    return found
+        remarks.append(f"({claim.waiting_calls} {calls})")
+    return remarks
 
 
-def slices_lines(slices: SlicesView | None, columns: int, whose: str = "ResourceSlices") -> list[str]:
-    """The devices of a driver that the API server has stored."""
+def slices_lines(slices: SlicesView | None, columns: int, title: str = "ResourceSlices") -> list[str]:
+    """Describe the slices of a driver: the devices that the API server has stored."""
     if slices is None:
-        return [f"{whose}: nothing is known of them yet"]
+        return [f"{title}: nothing is known of them yet"]
     state = "as offered" if slices.settled else "being written"
-    lines = [f"{whose}: {slices.slices}, generation {slices.generation}, {state}"]
+    lines = [f"{title}: {slices.slices}, generation {slices.generation}, {state}"]
     if slices.problem:
         lines += wrapped(slices.problem, columns, indent=2)
     for word, blocked in (
@@ -198,13 +201,13 @@ def slices_lines(slices: SlicesView | None, columns: int, whose: str = "Resource
 
 
 def wrapped(text: str, columns: int, indent: int = 0) -> list[str]:
-    """Lines of at most so many columns; what is continued stands further in."""
+    """Fold a text into lines of at most so many columns; continued lines stand further in."""
     margin = " " * indent
     return folded(text, columns, margin, margin + "  ")
 
 
 def claims_dict(claims: ClaimsView | None) -> dict[str, Any] | None:
-    """The claims and the slices, for JSON; None while DRA is off."""
+    """Return the claims and the slices for JSON; None while DRA is off."""
     if claims is None:
         return None
     return {
@@ -216,7 +219,7 @@ def claims_dict(claims: ClaimsView | None) -> dict[str, Any] | None:
 
 
 def slices_dict(slices: SlicesView | None) -> dict[str, Any] | None:
-    """The slices of a driver, for JSON; None while nothing is known of them."""
+    """Return the slices of a driver for JSON; None while nothing is known of them."""
     if slices is None:
         return None
     return {
@@ -232,8 +235,8 @@ def slices_dict(slices: SlicesView | None) -> dict[str, Any] | None:
 
 
 def claim_dict(claim: ClaimView) -> dict[str, Any]:
-    """One claim, for JSON."""
-    return brief(claim) | {
+    """Return a claim for JSON."""
+    return _brief(claim) | {
         "devices": list(claim.devices),
         "admin_devices": list(claim.admin_devices),
         "waiting_calls": claim.waiting_calls,
@@ -248,19 +251,19 @@ def _blocked_dict(devices: tuple[BlockedView, ...]) -> dict[str, str | None]:
 
 
 def claim_named(claims: ClaimsView | None, text: str) -> ClaimView | None:
-    """The claim of this NAMESPACE/NAME or UID. Of several of one name the last one: the others have ended."""
-    known = claims.claims if claims is not None else ()
-    return next((claim for claim in reversed(known) if text in (str(claim), claim.uid)), None)
+    """Return the claim of this NAMESPACE/NAME or UID. Of several of one name the last one: the others have ended."""
+    candidates = claims.claims if claims is not None else ()
+    return next((claim for claim in reversed(candidates) if text in (str(claim), claim.uid)), None)
 
 
 def claim_explanation(
     claim: ClaimView, view: NodeView, time: Callable[[float], str]
 ) -> list[tuple[str, str]]:
-    """The facts of a claim; `time` is the time of day of so many seconds ago."""
-    of_devices = {device.address: device for device in view.devices}
+    """Return the facts of a claim; `time` is the time of day of so many seconds ago."""
+    by_address = {device.address: device for device in view.devices}
     facts = claim_facts(claim, time)
     for address in claim.devices:
-        device = of_devices.get(address)
+        device = by_address.get(address)
         facts.append(("Device", _device_line(address, device)))
         if device is not None and device.for_claims is not None:
             facts.append(("Device", f"  {at_the_end(device, device.for_claims, claim)}"))
@@ -269,7 +272,7 @@ def claim_explanation(
 
 
 def claim_facts(claim: ClaimView, time: Callable[[float], str]) -> list[tuple[str, str]]:
-    """Those that a claim of any driver has."""
+    """Return the facts that a claim of any driver has."""
     facts = [("UID", claim.uid), ("Since", f"{time(claim.age_s)}, {lasted(claim.age_s)} ago")]
     facts += [("Problem", claim.problem)] * bool(claim.problem)
     return [*facts, ("Waiting calls", str(claim.waiting_calls))] if claim.waiting_calls else facts
@@ -282,6 +285,6 @@ def _device_line(address: str, device: DeviceView | None) -> str:
 
 
 def claim_title(claim: ClaimView, meanings: Mapping[str, str] = MEANINGS) -> list[str]:
-    """Which claim it is, and what its state means."""
+    """Return the claim's name, and its state with the meaning."""
     meaning = meanings.get(claim.state, "")
     return [f"Claim {claim}", f"{claim.state}" + (f": {meaning}" if meaning else "")]

@@ -53,8 +53,8 @@ _READINESS: Final[Mapping[str, str]] = {
 
 
 def sections(domains: DomainsView | None, columns: int) -> list[list[str]]:
-    """The domains with their claims, and the slices, each as the lines of one section of so many columns; nothing while
-    they are off."""
+    """Return the domains with their claims, and the slices, each as the lines of one section of so many columns;
+    nothing while they are off."""
     if domains is None:
         return []
     claims = domains.claims
@@ -64,8 +64,8 @@ def sections(domains: DomainsView | None, columns: int) -> list[list[str]]:
     for name, text in (*_imex_facts(domains), *_label_facts(domains)):
         head += wrapped(f"{name}: {text}", columns, indent=2)
     for domain in domains.domains:
-        of_it = [claim for claim in claims.claims if claim.domain == domain.uid]
-        head += _domain_lines(domain, of_it, columns)
+        domain_claims = [claim for claim in claims.claims if claim.domain == domain.uid]
+        head += _domain_lines(domain, domain_claims, columns)
     others = [claim for claim in claims.claims if domains.of(claim) is None]
     if others:
         head.append("  claims without a domain: not read yet, or ended")
@@ -77,10 +77,10 @@ def sections(domains: DomainsView | None, columns: int) -> list[list[str]]:
 def _imex_facts(domains: DomainsView) -> list[tuple[str, str]]:
     imex = domains.imex
     name = "IMEX" if imex.present or not imex.known else "No IMEX"
-    said = (
+    state = (
         imex.reason or f"clique {imex.clique_id}" if imex.known else "the host has not said yet what it has"
     )
-    return [(name, text) for text in (said, imex.host_problem, imex.problem) if text]
+    return [(name, text) for text in (state, imex.host_problem, imex.problem) if text]
 
 
 def _label_facts(domains: DomainsView) -> list[tuple[str, str]]:
@@ -91,12 +91,12 @@ def _label_facts(domains: DomainsView) -> list[tuple[str, str]]:
 
 
 def _domain_lines(domain: DomainView, claims: list[ClaimView], columns: int) -> list[str]:
-    """A reason that the domain and a claim of it have in common stands once."""
+    """Return a domain with its claims. A reason that they have in common stands once."""
     lines = wrapped(f"{_titled(domain)}  {domain.status}", columns, indent=2)
     reason = domain.missing or domain.problem
     lines += wrapped(reason, columns, indent=4) if reason else []
     for claim in claims:
-        lines += claim_lines(claim, columns, indent=4, said=reason)
+        lines += claim_lines(claim, columns, indent=4, stated=reason)
     return lines
 
 
@@ -105,7 +105,7 @@ def _titled(domain: DomainView) -> str:
 
 
 def domains_dict(domains: DomainsView | None) -> dict[str, Any] | None:
-    """The domains, their claims and the slices, for JSON; None while compute domains are off."""
+    """Return the domains, their claims and the slices for JSON; None while compute domains are off."""
     if domains is None:
         return None
     imex, label = domains.imex, domains.label
@@ -142,9 +142,9 @@ def _domain_dict(domain: DomainView) -> dict[str, Any]:
 
 
 def _claim_dict(claim: ClaimView) -> dict[str, Any]:
-    known = claim_dict(claim)
-    del known["admin_devices"]  # is refused
-    return known | {"domain": claim.domain or None}
+    fields = claim_dict(claim)
+    del fields["admin_devices"]  # is refused
+    return fields | {"domain": claim.domain or None}
 
 
 # --- of a claim -------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _claim_dict(claim: ClaimView) -> dict[str, Any]:
 def claim_explanation(
     claim: ClaimView, domains: DomainsView, time: Callable[[float], str]
 ) -> list[tuple[str, str]]:
-    """The facts of a claim; `time` is the time of day of so many seconds ago."""
+    """Return the facts of a claim; `time` is the time of day of so many seconds ago."""
     domain = domains.of(claim)
     facts = [*claim_facts(claim, time), *(("Device", device) for device in first_of(claim.devices))]
     if domain is None:
@@ -164,12 +164,12 @@ def claim_explanation(
 
 
 def claim_titled(claim: ClaimView) -> list[str]:
-    """Which claim it is, and what its state means."""
+    """Return the claim's name, and its state with the meaning."""
     return claim_title(claim, _CLAIM_MEANINGS)
 
 
 def claim_explanation_dict(claim: ClaimView, domains: DomainsView) -> dict[str, Any]:
-    """A claim with its domain, for JSON."""
+    """Return a claim with its domain for JSON."""
     domain = domains.of(claim)
     return _claim_dict(claim) | {"domain": _domain_dict(domain) if domain is not None else None}
 
@@ -178,19 +178,19 @@ def claim_explanation_dict(claim: ClaimView, domains: DomainsView) -> dict[str, 
 
 
 def domain_named(domains: DomainsView | None, text: str) -> DomainView | None:
-    """The domain of this NAMESPACE/NAME or UID. Of several of one name the last one: the others were deleted."""
-    known = domains.domains if domains is not None else ()
-    return next((domain for domain in reversed(known) if text in (str(domain), domain.uid)), None)
+    """Return the domain of this NAMESPACE/NAME or UID. Of several of one name the last one: the others were deleted."""
+    candidates = domains.domains if domains is not None else ()
+    return next((domain for domain in reversed(candidates) if text in (str(domain), domain.uid)), None)
 
 
 def domain_title(domain: DomainView) -> list[str]:
-    """Which domain it is, and what its status means."""
+    """Return the domain's name, and its status with the meaning."""
     meaning = _MEANINGS.get(domain.status) or domain.missing
     return [f"ComputeDomain {domain}", f"{domain.status}: {meaning}"]
 
 
 def domain_explanation(domain: DomainView, domains: DomainsView) -> list[tuple[str, str]]:
-    """The facts of a domain: what its channels need, and the claims."""
+    """Return the facts of a domain: what its channels need, and the claims."""
     claims = [claim for claim in domains.claims.claims if claim.domain == domain.uid]
     daemon = next((claim for claim in claims if claim.uid == domain.daemon_uid), None)
     facts = [("UID", domain.uid)]
@@ -212,6 +212,6 @@ def _claim_text(claim: ClaimView) -> str:
 
 
 def domain_explanation_dict(domain: DomainView, domains: DomainsView) -> dict[str, Any]:
-    """A domain with its claims, for JSON."""
+    """Return a domain with its claims for JSON."""
     claims = [_claim_dict(claim) for claim in domains.claims.claims if claim.domain == domain.uid]
     return _domain_dict(domain) | {"claims": claims}

@@ -31,12 +31,12 @@ from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.ports.node import CdiReader, LedgerReader, UseReader
 
 _ROUNDS: Final = 8
-"""Reads and polls of the command's own inspection: the first of each, and those that the core requests after their
-results."""
+"""The most reads and polls of the command's own inspection: the first of each, and those that the core requests after
+their results."""
 
 
 def view(config: Config, progress: Progress) -> NodeView:
-    """Raises `ports.errors.HostError` if the node cannot be read."""
+    """Inspect the node. Raises `ports.errors.HostError` if it cannot be read."""
 
     async def read() -> NodeView:
         return await progress.during("the host and kubelet's ledger", lambda: _inspect_host(config))
@@ -59,8 +59,8 @@ async def assessed(
     use: UseReader,
     cdi: CdiReader | None = None,
 ) -> NodeView:
-    """The view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as often
-    as the core requests it."""
+    """Return the view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as
+    often as the core requests it."""
     state = initial_state(settings_of(config))
     number = project(state).inspections.scan
     assert number is not None
@@ -77,10 +77,10 @@ async def assessed(
 async def _answer(
     state: NodeState, ledger: LedgerReader, use: UseReader, cdi: CdiReader | None
 ) -> Event | None:
-    """The next requests of the core."""
-    wanted = project(state)
-    if wanted.ledger.read is not None:
-        return await pod_resources.read(wanted.ledger.read, wanted.ledger, ledger, cdi)
-    if (poll := wanted.inspections.poll).poll is not None:
+    """Make the next read or poll that the core requests; None if it requests none."""
+    snapshot = project(state)
+    if snapshot.ledger.read is not None:
+        return await pod_resources.read(snapshot.ledger.read, snapshot.ledger, ledger, cdi)
+    if (poll := snapshot.inspections.poll).poll is not None:
         return GroupsObserved(poll.poll, await use.observe(poll.targets, whole=True))
     return None

@@ -29,43 +29,41 @@ from gpuactors.core.values.quote import quoted_id
 # --- inspect ----------------------------------------------------------------------------------------------
 
 
-def as_json(found: Inspected) -> str:
-    """The node, its resources as kubelet counts them, its devices, and the problems that hide more."""
-    known = {
-        "node": found.node,
-        "source": "daemon" if found.by_daemon else "inspection",
-        "source_problem": found.problem or None,
-        "role": found.view.role if found.by_daemon else None,
-        "resources": [_resource_dict(resource, found) for resource in found.view.resources],
-        "devices": [_as_dict(device, found) for device in shown(found.view)],
-        "claims": claims_report.claims_dict(found.view.claims),
-        "compute_domains": domains_report.domains_dict(found.view.domains),
-        "offers_problem": found.view.offers_problem or None,
-        "ledger_problem": found.view.ledger_problem or None,
-        "kubelet_problem": found.view.kubelet_problem or None,
-        "uevents_problem": found.view.uevents_problem or None,
+def as_json(inspected: Inspected) -> str:
+    """Return the node, its resources as kubelet counts them, its devices, and the problems that hide more."""
+    content = {
+        **_source(inspected),
+        "role": inspected.view.role if inspected.by_daemon else None,
+        "resources": [_resource_dict(resource, inspected) for resource in inspected.view.resources],
+        "devices": [_device_dict(device, inspected) for device in shown(inspected.view)],
+        "claims": claims_report.claims_dict(inspected.view.claims),
+        "compute_domains": domains_report.domains_dict(inspected.view.domains),
+        "offers_problem": inspected.view.offers_problem or None,
+        "ledger_problem": inspected.view.ledger_problem or None,
+        "kubelet_problem": inspected.view.kubelet_problem or None,
+        "uevents_problem": inspected.view.uevents_problem or None,
     }
-    return json.dumps(known, indent=2, ensure_ascii=False)
+    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def _resource_dict(resource: ResourceView, found: Inspected) -> dict[str, object]:
+def _resource_dict(resource: ResourceView, inspected: Inspected) -> dict[str, object]:
     return {
         "name": resource.name,
         "listed": resource.listed,
         "healthy": resource.healthy,
         "allocated": resource.allocated,
         "free": resource.free,
-        "registered": resource.registered if found.by_daemon else None,
-        "problem": (resource.problem or None) if found.by_daemon else None,
+        "registered": resource.registered if inspected.by_daemon else None,
+        "problem": (resource.problem or None) if inspected.by_daemon else None,
     }
 
 
 def shown(view: NodeView) -> list[DeviceView]:
-    """The devices on the node, and those that are listed though they are gone."""
+    """Return the devices on the node, and those that are listed though they are gone."""
     return [device for device in view.devices if device.present or device.listed]
 
 
-def _as_dict(device: DeviceView, found: Inspected) -> dict[str, object]:
+def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
     return {
         "address": device.address,
         "vendor": device.vendor,
@@ -83,9 +81,9 @@ def _as_dict(device: DeviceView, found: Inspected) -> dict[str, object]:
         "reason": device.reason,
         "owner": device.owner,
         "holders": [{"pid": h.pid, "command": h.command, "pod_uid": h.pod_uid} for h in device.holders],
-        "for_claims": claims_report.device_dict(device, found.view),
+        "for_claims": claims_report.device_dict(device, inspected.view),
         "nodes": list(device.nodes),
-        "since_s": _rounded(device.since_s) if found.by_daemon else None,
+        "since_s": _rounded(device.since_s) if inspected.by_daemon else None,
     }
 
 
@@ -96,82 +94,59 @@ _REASON_MIN: Final = 30
 
 _COLUMNS: Final = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
 
-WIDE: Final = (
-    *(
-        "ADDRESS",
-        "ID",
-        "DRIVER",
-        "GROUP",
-        "CDEV",
-        "NUMA",
-        "HEALTH",
-        "CAUSE",
-        "SINCE",
-        "OWNER",
-        "HOLDER",
-        "REASON",
-    ),
-)
-"""The columns of `-o wide`, which may be as wide as they need."""
+
+def as_table(inspected: Inspected, columns: int = UNFOLDED) -> str:
+    """Return the source of the view and what it lacks, then each resource with its totals and its devices, in so many
+    columns: a reason that does not fit is continued below. Resource names have lines of their own, as a name may have
+    75 characters."""
+    return _table(inspected, _COLUMNS, columns, columns)
 
 
-def as_table(found: Inspected, columns: int = UNFOLDED) -> str:
-    """The source of the view and what it lacks, then each resource with its totals and its devices, in so many columns:
-    a reason that does not fit is continued below. Resource names have lines of their own, as a name may have 75
-    characters."""
-    return _table(found, _COLUMNS, columns, columns)
+def as_wide(inspected: Inspected, columns: int = UNFOLDED) -> str:
+    """Return the table with more columns, and each GPU in one line however long."""
+    return _table(inspected, WIDE, columns, UNFOLDED)
 
 
-def as_wide(found: Inspected, columns: int = UNFOLDED) -> str:
-    """`as_table` with more columns, and each GPU in one line however long."""
-    return _table(found, WIDE, columns, UNFOLDED)
-
-
-def _table(found: Inspected, names: Sequence[str], columns: int, columns_of_rows: int) -> str:
-    devices = shown(found.view)
-    sections = [_heading(found, columns)]
-    of_claims = [
-        *claims_report.sections(found.view.claims, columns),
-        *domains_report.sections(found.view.domains, columns),
+def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_rows: int) -> str:
+    devices = shown(inspected.view)
+    sections = [_heading(inspected, columns)]
+    claim_sections = [
+        *claims_report.sections(inspected.view.claims, columns),
+        *domains_report.sections(inspected.view.domains, columns),
     ]
     if not devices:
-        sections += [wrapped(NO_DEVICES, columns), *of_claims]
+        sections += [wrapped(NO_DEVICES, columns), *claim_sections]
         return "\n\n".join("\n".join(section) for section in sections)
-    rows = {device.address: cells(device, found.view, names) for device in devices}
+    rows = {device.address: cells(device, inspected.view, names) for device in devices}
     widths = [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
-    resources = {resource.name: resource for resource in found.view.resources}
+    resources = {resource.name: resource for resource in inspected.view.resources}
     for name in sorted({device.resource for device in devices}):
-        of_it = [device for device in devices if device.resource == name]
-        section = [name, *wrapped(_totals(resources.get(name), len(of_it), found), columns, indent=2)]
-        for row in (names, *(rows[device.address] for device in of_it)):
+        gpus = [device for device in devices if device.resource == name]
+        section = [name, *wrapped(_totals(resources.get(name), len(gpus), inspected), columns, indent=2)]
+        for row in (names, *(rows[device.address] for device in gpus)):
             section += _lines(row, widths, columns_of_rows)
         sections.append(section)
-    sections += of_claims
+    sections += claim_sections
     return "\n\n".join("\n".join(section) for section in sections)
 
 
-def _heading(found: Inspected, columns: int) -> list[str]:
-    problems = [
-        ("settings", found.view.offers_problem),
-        ("uevents", found.view.uevents_problem),
-        ("kubelet's ledger", found.view.ledger_problem),
-        ("kubelet", found.view.kubelet_problem if found.by_daemon else ""),
-    ]
-    lines = wrapped(f"Node {found.node}, seen by {found.source}", columns)
-    for name, problem in problems:
-        lines += wrapped(f"{name}: {problem}", columns) if problem else []
+def _heading(inspected: Inspected, columns: int) -> list[str]:
+    lines = wrapped(f"Node {inspected.node}, seen by {inspected.source}", columns)
+    for name, problem in inspected.view.problems:
+        if problem and (inspected.by_daemon or name != "kubelet"):
+            lines += wrapped(f"{name}: {problem}", columns)
     return lines
 
 
-def _totals(resource: ResourceView | None, devices: int, found: Inspected) -> str:
-    """Kubelet's counts of the resource, and whether it is registered."""
+def _totals(resource: ResourceView | None, devices: int, inspected: Inspected) -> str:
+    """Return kubelet's counts of the resource, and whether it is registered."""
     if resource is None:
         return f"{devices} on this node, none listed"
-    return totals(resource) if found.by_daemon else _counts(resource)
+    return totals(resource) if inspected.by_daemon else _counts(resource)
 
 
 def totals(resource: ResourceView) -> str:
-    """Kubelet's counts of the resource, and whether the daemon has registered it."""
+    """Return kubelet's counts of the resource, and whether the daemon has registered it."""
     return f"{_counts(resource)}; {registration(resource)}"
 
 
@@ -180,7 +155,7 @@ def _counts(r: ResourceView) -> str:
 
 
 def registration(resource: ResourceView) -> str:
-    """Whether kubelet has accepted it, and else why not."""
+    """Return whether kubelet has accepted the resource, and else why not."""
     if resource.registered:
         return "registered with kubelet" + (f", but {resource.problem}" if resource.problem else "")
     return f"not registered with kubelet: {resource.problem or 'it is being registered'}"
@@ -200,11 +175,14 @@ _CELLS: Final[Mapping[str, Callable[[DeviceView, NodeView], str]]] = {
     "HOLDER": lambda device, _: ",".join(f"{h.pid} ({quoted_id(h.command)})" for h in device.holders) or "-",
     "REASON": claims_report.reason,
 }
-"""Of each column of a table, what it has of a device."""
+"""The columns of a table, each with the function that returns its cell for a device."""
+
+WIDE: Final = tuple(_CELLS)
+"""The columns of `-o wide`, which may be as wide as they need."""
 
 
 def cells(device: DeviceView, view: NodeView, names: Sequence[str]) -> tuple[str, ...]:
-    """A device in the columns with these names."""
+    """Return a device in the columns with these names."""
     return tuple(_CELLS[name](device, view) for name in names)
 
 
@@ -213,63 +191,63 @@ def _cdev(node: str) -> str:
 
 
 def _lines(row: Sequence[str], widths: Sequence[int], columns: int) -> list[str]:
-    """The row, and below its reason the rest that does not fit."""
-    before = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
-    room = max(_REASON_MIN, columns - len(before))
-    first, *rest = folded(row[-1], room) or [""]
-    return [(before + first).rstrip(), *(" " * len(before) + line for line in rest)]
+    """Return the row, and below its reason what does not fit."""
+    cells_before = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+    room = max(_REASON_MIN, columns - len(cells_before))
+    first, *continued = folded(row[-1], room) or [""]
+    return [(cells_before + first).rstrip(), *(" " * len(cells_before) + line for line in continued)]
 
 
 # --- explain ----------------------------------------------------------------------------------------------
 
 
-def explained_text(found: AnyExplained, columns: int = UNFOLDED) -> str:
-    """The text output of `explain`, in so many columns."""
-    match found:
+def explained_text(explained: AnyExplained, columns: int = UNFOLDED) -> str:
+    """Return the text output of `explain`, in so many columns."""
+    match explained:
         case Explained():
-            return explanation(found, columns)
+            return explanation(explained, columns)
         case ExplainedClaim():
-            return claim_explanation(found, columns)
+            return claim_explanation(explained, columns)
         case ExplainedDomain():
-            return domain_explanation(found, columns)
+            return domain_explanation(explained, columns)
         case ExplainedPod():
-            return pod_explanation(found, columns)
+            return pod_explanation(explained, columns)
         case ExplainedResource():
-            return resource_explanation(found, columns)
+            return resource_explanation(explained, columns)
 
 
-def explained_json(found: AnyExplained) -> str:
-    """The output of `explain -o json`."""
-    match found:
+def explained_json(explained: AnyExplained) -> str:
+    """Return the output of `explain -o json`."""
+    match explained:
         case Explained():
-            return explanation_json(found)
+            return explanation_json(explained)
         case ExplainedClaim():
-            return claim_explanation_json(found)
+            return claim_explanation_json(explained)
         case ExplainedDomain():
-            return domain_explanation_json(found)
+            return domain_explanation_json(explained)
         case ExplainedPod():
-            return pod_explanation_json(found)
+            return pod_explanation_json(explained)
         case ExplainedResource():
-            return resource_explanation_json(found)
+            return resource_explanation_json(explained)
 
 
 def explanation_json(explained: Explained) -> str:
-    """The view of the device, as one object."""
-    device, view = explained.device, explained.inspected.view
+    """Return the view of the device, as one object."""
+    device, inspected, view = explained.device, explained.inspected, explained.inspected.view
     resource = next((r for r in view.resources if r.name == device.resource), None)
-    known: dict[str, Any] = {
-        **_as_dict(device, explained.inspected),
+    content: dict[str, Any] = {
+        **_device_dict(device, inspected),
         "id": device.id,
         "present": device.present,
         "remedy": device.remedy,
-        "since": _when(device.since_s, explained.inspected),
+        "since": _when(device.since_s, inspected),
         "inspected_s": _rounded(device.inspected_s),
         "polled_s": _rounded(device.polled_s),
         "ledger_age_s": _rounded(view.ledger_age_s),
         "calls": [
             {
                 "call": call.kind,
-                "time": _when(call.age_s, explained.inspected),
+                "time": _when(call.age_s, inspected),
                 "age_s": _rounded(call.age_s),
                 "granted": not call.refused,
                 "causes": list(call.causes),
@@ -285,7 +263,7 @@ def explanation_json(explained: Explained) -> str:
         "uevents_problem": view.uevents_problem or None,
         "history": [
             {
-                "time": utc(explained.inspected.wall - c.age_s),
+                "time": utc(inspected.wall - c.age_s),
                 "age_s": round(c.age_s, 1),
                 "health": c.health,
                 "cause": c.cause or None,
@@ -293,96 +271,98 @@ def explanation_json(explained: Explained) -> str:
             }
             for c in device.history
         ],
-        **_source(explained.inspected),
+        **_source(inspected),
     }
-    del known["group_members"]
-    return json.dumps(known, indent=2)
+    del content["group_members"]
+    return json.dumps(content, indent=2)
 
 
 def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
-    """The one reason in a sentence, then the device's owner and holders, its place in the host, and its former
+    """Return the one reason in a sentence, then the device's owner and holders, its place in the host, and its former
     reasons."""
-    device = explained.device
+    device, inspected, view = explained.device, explained.inspected, explained.inspected.view
     facts = [
-        *_since(device.since_s, explained.inspected),
+        *_since(device.since_s, inspected),
         ("To do", device.remedy),
-        ("Owner", _owner(device, explained.inspected.view)),
-        *claims_report.device_facts(device, explained.inspected.view),
+        ("Owner", _owner(device, view)),
+        *claims_report.device_facts(device, view),
         *(("Held by", str(holder)) for holder in device.holders),
         ("IOMMU group", _group(device)),
-        ("Resource", _resource(device, explained.inspected)),
+        ("Resource", _resource(device, inspected)),
         ("Kubelet's ID", device.id),
         ("NUMA node", "none" if device.numa_node is None else str(device.numa_node)),
         ("Inspected", _ago_text(device.inspected_s)),
         ("Use polled", _ago_text(device.polled_s)),
-        ("Ledger read", _ago_text(explained.inspected.view.ledger_age_s)),
-        *((f"Last {call.kind}", _call(call, explained.inspected)) for call in device.calls),
-        ("Kubelet", explained.inspected.view.kubelet_problem or None),
-        ("Ledger", explained.inspected.view.ledger_problem or None),
-        ("Uevents", explained.inspected.view.uevents_problem or None),
-        *(("Before", line) for line in _history(device.history, explained.inspected.wall)),
-        ("Node", explained.inspected.node or None),
-        ("Seen by", explained.inspected.source),
+        ("Ledger read", _ago_text(view.ledger_age_s)),
+        *((f"Last {call.kind}", _call(call, inspected)) for call in device.calls),
+        ("Kubelet", view.kubelet_problem or None),
+        ("Ledger", view.ledger_problem or None),
+        ("Uevents", view.uevents_problem or None),
+        *(("Before", line) for line in _history(device.history, inspected.wall)),
+        ("Node", inspected.node or None),
+        ("Seen by", inspected.source),
     ]
-    seen = explained.inspected.view
-    status = f"{claims_report.listing(device)}: {claims_report.reason(device, seen)}"
+    status = f"{claims_report.listing(device)}: {claims_report.reason(device, view)}"
     return "\n".join([*_title([_title_of(device), status], columns), "", *_columns(facts, columns)])
 
 
 def claim_explanation(explained: ExplainedClaim, columns: int = UNFOLDED) -> str:
-    """The meaning of its state, its devices, and the fate of each at its end. Of one of both drivers once for each."""
-    found, parts = explained.inspected, []
+    """Return the meaning of its state, its devices, and the fate of each at its end; once for each driver that has
+    it."""
+    inspected, parts = explained.inspected, []
     if explained.claim is not None:
-        facts = claims_report.claim_explanation(explained.claim, found.view, _ago(found))
+        facts = claims_report.claim_explanation(explained.claim, inspected.view, _ago(inspected))
         parts.append((claims_report.claim_title(explained.claim), facts))
-    if explained.of_domains is not None and found.view.domains is not None:
-        facts = domains_report.claim_explanation(explained.of_domains, found.view.domains, _ago(found))
-        parts.append((domains_report.claim_titled(explained.of_domains), facts))
-    parts[-1][1].extend(_seen(found))
+    if (claim := explained.domain_claim) is not None and (domains := inspected.view.domains) is not None:
+        facts = domains_report.claim_explanation(claim, domains, _ago(inspected))
+        parts.append((domains_report.claim_titled(claim), facts))
+    parts[-1][1].extend(_seen(inspected))
     return "\n\n".join(
         "\n".join([*_title(title, columns), "", *_columns(facts, columns)]) for title, facts in parts
     )
 
 
 def claim_explanation_json(explained: ExplainedClaim) -> str:
-    """The view of the claim, as one object; of a claim of both drivers with a second one in `compute_domain_claim`."""
-    found, known = explained.inspected, list[dict[str, Any]]()
+    """Return the view of the claim, as one object; of a claim of both drivers with a second one in
+    `compute_domain_claim`."""
+    inspected, contents = explained.inspected, list[dict[str, Any]]()
     if (claim := explained.claim) is not None:
-        known.append(claims_report.claim_dict(claim) | {"time": _ago(found)(claim.age_s)})
-    if (claim := explained.of_domains) is not None and found.view.domains is not None:
-        of_domains = domains_report.claim_explanation_dict(claim, found.view.domains)
-        known.append(of_domains | {"time": _ago(found)(claim.age_s)})
-    first, *second = known
+        contents.append(claims_report.claim_dict(claim) | {"time": _ago(inspected)(claim.age_s)})
+    if (claim := explained.domain_claim) is not None and inspected.view.domains is not None:
+        domain_claim = domains_report.claim_explanation_dict(claim, inspected.view.domains)
+        contents.append(domain_claim | {"time": _ago(inspected)(claim.age_s)})
+    first, *second = contents
     more = {"compute_domain_claim": second[0]} if second else {}
-    return json.dumps({**first, **more, "node": found.node, "source": "daemon"}, indent=2)
+    return json.dumps({**first, **more, "node": inspected.node, "source": "daemon"}, indent=2)
 
 
 def domain_explanation(explained: ExplainedDomain, columns: int = UNFOLDED) -> str:
-    """Whether its channels can be used here, what they need for it, and the claims."""
-    domain, found = explained.domain, explained.inspected
-    assert found.view.domains is not None
-    uid, *facts = domains_report.domain_explanation(domain, found.view.domains)
-    facts = [uid, *_since(domain.since_s, found), *facts, *_seen(found)]
+    """Return whether its channels can be used here, what they need for it, and the claims."""
+    domain, inspected = explained.domain, explained.inspected
+    assert inspected.view.domains is not None
+    uid, *facts = domains_report.domain_explanation(domain, inspected.view.domains)
+    facts = [uid, *_since(domain.since_s, inspected), *facts, *_seen(inspected)]
     title = _title(domains_report.domain_title(domain), columns)
     return "\n".join([*title, "", *_columns(facts, columns)])
 
 
 def domain_explanation_json(explained: ExplainedDomain) -> str:
-    """The view of the domain, as one object."""
-    domain, found = explained.domain, explained.inspected
-    assert found.view.domains is not None
-    known = domains_report.domain_explanation_dict(domain, found.view.domains)
+    """Return the view of the domain, as one object."""
+    domain, inspected = explained.domain, explained.inspected
+    assert inspected.view.domains is not None
+    content = domains_report.domain_explanation_dict(domain, inspected.view.domains)
     times = {
-        "since": _when(domain.since_s, found),
+        "since": _when(domain.since_s, inspected),
         "since_s": _rounded(domain.since_s),
         "read_s": _rounded(domain.read_s),
     }
-    return json.dumps({**known, **times, "node": found.node, "source": "daemon"}, indent=2)
+    return json.dumps({**content, **times, "node": inspected.node, "source": "daemon"}, indent=2)
 
 
 def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
-    """The GPUs that kubelet has given it, and by which claims; those that it has left behind; claims without a GPU."""
-    pod, found = explained.pod, explained.inspected
+    """Return the GPUs that kubelet has given it, and by which claims; those that it has left behind; claims without a
+    GPU."""
+    pod, inspected = explained.pod, explained.inspected
     had = f"has {_gpus(len(pod.devices))} by kubelet's ledger" if pod.devices else ""
     if not (pod.devices or pod.left):
         had = "has no GPU by kubelet's ledger, and " + (
@@ -390,61 +370,61 @@ def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
         )
     left = f"it has left kubelet's ledger and may still hold {_gpus(len(pod.left))}" if pod.left else ""
     facts: list[tuple[str, str | None]] = [("UID", pod.uid or None)]
-    facts += [("GPU", line) for address in pod.devices for line in _gpu(address, found.view)]
-    facts += [("Held on", line) for address in pod.left for line in _gpu(address, found.view)]
-    facts += [("Claim", line) for name in pod.claims for line in _claim(name, found.view)]
-    facts += [*_of_ledger(found), *_seen(found)]
+    facts += [("GPU", line) for address in pod.devices for line in _gpu(address, inspected.view)]
+    facts += [("Held on", line) for address in pod.left for line in _gpu(address, inspected.view)]
+    facts += [("Claim", line) for name in pod.claims for line in _claim(name, inspected.view)]
+    facts += [*_of_ledger(inspected), *_seen(inspected)]
     title = [f"Pod {pod}", "; ".join(filter(None, (had, left)))]
     return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
 
 
 def pod_explanation_json(explained: ExplainedPod) -> str:
-    """The pod with its devices, as one object."""
-    pod, found = explained.pod, explained.inspected
-    known = {
+    """Return the pod with its devices, as one object."""
+    pod, inspected = explained.pod, explained.inspected
+    content = {
         "pod": pod.name or None,
         "uid": pod.uid or None,
-        "devices": [_as_dict(d, found) for d in found.view.devices if d.address in pod.devices],
-        "left": [_as_dict(d, found) for d in found.view.devices if d.address in pod.left],
+        "devices": [_device_dict(d, inspected) for d in inspected.view.devices if d.address in pod.devices],
+        "left": [_device_dict(d, inspected) for d in inspected.view.devices if d.address in pod.left],
         "claims": list(pod.claims),
-        "ledger_problem": found.view.ledger_problem or None,
+        "ledger_problem": inspected.view.ledger_problem or None,
     }
-    return json.dumps(known | _source(found), indent=2, ensure_ascii=False)
+    return json.dumps(content | _source(inspected), indent=2, ensure_ascii=False)
 
 
 def resource_explanation(explained: ExplainedResource, columns: int = UNFOLDED) -> str:
-    """Kubelet's counts of it, each GPU with its health and reason, and the pods that have some."""
-    found, devices = explained.inspected, explained.devices
+    """Return kubelet's counts of it, each GPU with its health and reason, and the pods that have some."""
+    inspected, devices = explained.inspected, explained.devices
     models = dict.fromkeys(
         f"{d.model or 'unknown model'} ({d.vendor}:{d.device})" for d in devices if d.present
     )
     facts: list[tuple[str, str | None]] = [("Model", model) for model in models]
     facts += [
-        ("GPU", f"{d.address}, {claims_report.listing(d)}: {claims_report.reason(d, found.view)}")
+        ("GPU", f"{d.address}, {claims_report.listing(d)}: {claims_report.reason(d, inspected.view)}")
         for d in devices
     ]
-    of_it = {device.address for device in devices}
-    for pod in found.view.pods:
-        if mine := [address for address in pod.devices if address in of_it]:
-            facts.append(("Pod", f"{pod}: {', '.join(mine)}"))
-    facts += [*_of_ledger(found), *_seen(found)]
-    title = [explained.name, _totals(explained.resource, len(devices), found)]
+    own = {device.address for device in devices}
+    for pod in inspected.view.pods:
+        if allocated := [address for address in pod.devices if address in own]:
+            facts.append(("Pod", f"{pod}: {', '.join(allocated)}"))
+    facts += [*_of_ledger(inspected), *_seen(inspected)]
+    title = [explained.name, _totals(explained.resource, len(devices), inspected)]
     return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
 
 
 def resource_explanation_json(explained: ExplainedResource) -> str:
-    """The resource with its devices, as one object."""
-    found, resource = explained.inspected, explained.resource
-    of_it = {device.address for device in explained.devices}
-    pods = {str(pod): [a for a in pod.devices if a in of_it] for pod in found.view.pods}
-    known = {
+    """Return the resource with its devices, as one object."""
+    inspected, resource = explained.inspected, explained.resource
+    own = {device.address for device in explained.devices}
+    pods = {str(pod): [a for a in pod.devices if a in own] for pod in inspected.view.pods}
+    content = {
         "name": explained.name,
-        **(_resource_dict(resource, found) if resource is not None else {}),
-        "devices": [_as_dict(device, found) for device in explained.devices],
+        **(_resource_dict(resource, inspected) if resource is not None else {}),
+        "devices": [_device_dict(device, inspected) for device in explained.devices],
         "pods": {name: addresses for name, addresses in pods.items() if addresses},
-        "ledger_problem": found.view.ledger_problem or None,
+        "ledger_problem": inspected.view.ledger_problem or None,
     }
-    return json.dumps(known | _source(found), indent=2, ensure_ascii=False)
+    return json.dumps(content | _source(inspected), indent=2, ensure_ascii=False)
 
 
 def _gpus(count: int) -> str:
@@ -452,7 +432,7 @@ def _gpus(count: int) -> str:
 
 
 def _gpu(address: str, view: NodeView) -> list[str]:
-    """Lines of a GPU: model and resource, then health and reason."""
+    """Return the lines of a GPU: model and resource, then health and reason."""
     device = next((d for d in view.devices if d.address == address), None)
     if device is None:
         return [f"{address}, which the selectors do not match"]
@@ -464,10 +444,9 @@ def _gpu(address: str, view: NodeView) -> list[str]:
 
 
 def _claim(name: str, view: NodeView) -> list[str]:
-    """Lines of a claim, once for each driver that knows it: its state, then why it is not further."""
-    of_domains = view.domains.claims if view.domains is not None else None
+    """Return the lines of a claim, once for each driver that knows it: its state, then why it is not further."""
     lines = []
-    for claim in (claims_report.claim_named(claims, name) for claims in (view.claims, of_domains)):
+    for claim in (claims_report.claim_named(claims, name) for claims in view.drivers):
         if claim is not None:
             lines += [
                 f"{claim}: {claim.state} for {lasted(claim.age_s)}",
@@ -476,29 +455,29 @@ def _claim(name: str, view: NodeView) -> list[str]:
     return lines or [f"{name}: not known here; kubelet has not asked for it now, or it is another driver's"]
 
 
-def _of_ledger(found: Inspected) -> list[tuple[str, str | None]]:
+def _of_ledger(inspected: Inspected) -> list[tuple[str, str | None]]:
     return [
-        ("Ledger read", _ago_text(found.view.ledger_age_s) if found.by_daemon else None),
-        ("Ledger", found.view.ledger_problem or None),
+        ("Ledger read", _ago_text(inspected.view.ledger_age_s) if inspected.by_daemon else None),
+        ("Ledger", inspected.view.ledger_problem or None),
     ]
 
 
-def _source(found: Inspected) -> dict[str, object]:
+def _source(inspected: Inspected) -> dict[str, object]:
     return {
-        "node": found.node,
-        "source": "daemon" if found.by_daemon else "inspection",
-        "source_problem": found.problem or None,
+        "node": inspected.node,
+        "source": "daemon" if inspected.by_daemon else "inspection",
+        "source_problem": inspected.problem or None,
     }
 
 
-def _seen(found: Inspected) -> list[tuple[str, str]]:
-    """By whom, on which node."""
-    return [("Node", found.node)] * bool(found.node) + [("Seen by", found.source)]
+def _seen(inspected: Inspected) -> list[tuple[str, str]]:
+    """Return by whom the view was made, and on which node."""
+    return [("Node", inspected.node)] * bool(inspected.node) + [("Seen by", inspected.source)]
 
 
-def _ago(found: Inspected) -> Callable[[float], str]:
-    """The time of day of so many seconds before the view was made."""
-    return lambda age_s: utc(found.wall - age_s)
+def _ago(inspected: Inspected) -> Callable[[float], str]:
+    """Return the time of day of so many seconds before the view was made, as a function."""
+    return lambda age_s: utc(inspected.wall - age_s)
 
 
 def _title(lines: Iterable[str], columns: int) -> list[str]:
@@ -506,40 +485,40 @@ def _title(lines: Iterable[str], columns: int) -> list[str]:
 
 
 def _columns(facts: Sequence[tuple[str, str | None]], columns: int) -> list[str]:
-    """Each fact with its name, which is not repeated, and below it what does not fit."""
+    """Return each fact with its name, which is not repeated, and below it what does not fit."""
     width = max(len(name) for name, _ in facts)
-    lines, last = [], ""
+    lines, last_name = [], ""
     for name, fact in facts:
         if fact is not None:
-            before = f"{'' if name == last else name:{width}}  "
-            lines += folded(fact, max(columns, width + _REASON_MIN), before, " " * len(before))
-            last = name
+            margin = f"{'' if name == last_name else name:{width}}  "
+            lines += folded(fact, max(columns, width + _REASON_MIN), margin, " " * len(margin))
+            last_name = name
     return lines
 
 
-def _since(age_s: float | None, found: Inspected) -> list[tuple[str, str]]:
-    """Since when, and for how long; the command's own inspection knows no past."""
-    if age_s is None or not found.by_daemon:
+def _since(age_s: float | None, inspected: Inspected) -> list[tuple[str, str]]:
+    """Return since when, and for how long; the command's own inspection knows no past."""
+    if age_s is None or not inspected.by_daemon:
         return []
-    return [("Since", f"{utc(found.wall - age_s)}, for {lasted(age_s)}")]
+    return [("Since", f"{utc(inspected.wall - age_s)}, for {lasted(age_s)}")]
 
 
 def _ago_text(age_s: float | None) -> str | None:
     return age(age_s) if age_s is not None else None
 
 
-def _when(age_s: float | None, found: Inspected) -> str | None:
-    return utc(found.wall - age_s) if age_s is not None and found.by_daemon else None
+def _when(age_s: float | None, inspected: Inspected) -> str | None:
+    return utc(inspected.wall - age_s) if age_s is not None and inspected.by_daemon else None
 
 
 def _rounded(age_s: float | None) -> float | None:
     return round(age_s, 1) if age_s is not None else None
 
 
-def _call(call: LastCallView, found: Inspected) -> str:
-    """When it was answered, and how."""
+def _call(call: LastCallView, inspected: Inspected) -> str:
+    """Return when it was answered, and how."""
     answer = "refused: " + call.refused if call.refused else "granted"
-    return f"{utc(found.wall - call.age_s)}, {age(call.age_s)}: {answer}"
+    return f"{utc(inspected.wall - call.age_s)}, {age(call.age_s)}: {answer}"
 
 
 def _title_of(device: DeviceView) -> str:
@@ -549,7 +528,7 @@ def _title_of(device: DeviceView) -> str:
 
 
 def _owner(device: DeviceView, view: NodeView) -> str:
-    """The owner, with a reservation: kubelet's ledger may have changed since it became unreadable."""
+    """Return the owner, with a reservation: kubelet's ledger may have changed since it became unreadable."""
     if not view.ledger_problem:
         return device.owner or "none: kubelet has given it to no pod"
     if device.owner is not None:
@@ -569,19 +548,19 @@ def _member(member: Member) -> str:
     return f"{member.address} ({member.driver or 'no driver'})"
 
 
-def _resource(device: DeviceView, found: Inspected) -> str | None:
+def _resource(device: DeviceView, inspected: Inspected) -> str | None:
     if not device.resource:
         return None
-    if not found.by_daemon:
+    if not inspected.by_daemon:
         return device.resource
-    resource = next((r for r in found.view.resources if r.name == device.resource), None)
+    resource = next((r for r in inspected.view.resources if r.name == device.resource), None)
     if resource is None:
         return f"{device.resource}, which is not advertised to kubelet"
     return f"{device.resource}, {registration(resource)}"
 
 
 def _history(history: tuple[Change, ...], wall: float) -> list[str]:
-    """The newest first, in columns; `wall`: when the ages were counted."""
+    """Return the changes in columns, the newest first; `wall`: when the ages were counted."""
     rows = [
         (utc(wall - c.age_s), age(c.age_s), c.health or "not listed", c.reason) for c in reversed(history)
     ]
@@ -592,13 +571,10 @@ def _history(history: tuple[Change, ...], wall: float) -> list[str]:
 
 
 def utc(wall: float) -> str:
-    """The time of day as the log has it, UTC, in seconds; `wall` in seconds since 1970."""
+    """Return the time of day as the log has it, UTC, in seconds; `wall` in seconds since 1970."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def age(seconds: float) -> str:
-    """How long ago, in the largest unit that is not 0."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if seconds >= length:
-            return f"{int(seconds // length)} {unit} ago"
-    return "just now"
+    """Return how long ago, in the largest unit that is not 0."""
+    return f"{lasted(seconds)} ago" if seconds >= 1 else "just now"

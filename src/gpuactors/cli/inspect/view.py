@@ -25,13 +25,13 @@ from gpuactors.daemon.about import about, node_of
 from gpuactors.ports.errors import ControlError
 
 _POD: Final = "pod/"
-"""Before the name of a pod, where a claim has it, too."""
+"""The prefix of a pod's name, needed where a claim has the same name."""
 
 NO_DEVICES: Final = f"{NO_GPU_HERE[0].upper()}{NO_GPU_HERE[1:]} (gpuactors config show: select)."
 
 
 class UnknownAddressError(Exception):
-    """There is no such device; the text lists those there are."""
+    """Nothing on this node has this address or name; the text lists what there is."""
 
 
 class Inspected(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Inspected(Struct, frozen=True):
     node: str = ""
     """The node's name."""
     wall: float = 0.0
-    """When it was made, in seconds since 1970."""
+    """The time of day when it was made, in seconds since 1970."""
 
 
 class Explained(Struct, frozen=True):
@@ -62,7 +62,7 @@ class ExplainedClaim(Struct, frozen=True):
     claim: ClaimView | None
     """The claim in the driver of GPUs; None if it has no device of this driver."""
     inspected: Inspected
-    of_domains: ClaimView | None = None
+    domain_claim: ClaimView | None = None
     """The claim in the driver of compute domains."""
 
 
@@ -85,7 +85,7 @@ class ExplainedResource(Struct, frozen=True):
 
     name: str
     resource: ResourceView | None
-    """None: kubelet gets no list of it."""
+    """Kubelet's counts; None if kubelet gets no list of it."""
     devices: tuple[DeviceView, ...]
     inspected: Inspected
 
@@ -94,8 +94,8 @@ AnyExplained: TypeAlias = Explained | ExplainedClaim | ExplainedDomain | Explain
 
 
 def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
-    """The running daemon's view of the node, or the command's own. Raises `ports.errors.HostError` if the node cannot
-    be read."""
+    """Return the running daemon's view of the node, or the command's own. Raises `ports.errors.HostError` if the node
+    cannot be read."""
     problem = ""
     try:
         running = _read_status(config, progress)
@@ -112,21 +112,21 @@ def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
 
 
 def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExplained:
-    """The view of one device, whose `address` may lack the PCI domain (`23:00.0`), of one resource by its name, of one
-    claim or compute domain by its NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
+    """Return the view of one device, whose `address` may lack the PCI domain (`23:00.0`), of one resource by its name,
+    of one claim or compute domain by its NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
 
     Raises `UnknownAddressError`, and `ports.errors.HostError` as `inspect`.
     """
-    found = inspect(config, progress)
+    inspected = inspect(config, progress)
     try:
-        if (named := find_named(found, address)) is not None:
+        if (named := find_named(inspected, address)) is not None:
             return named
-        return Explained(find(found.view, address), found)
+        return Explained(find(inspected.view, address), inspected)
     except UnknownAddressError as exc:
-        if found.by_daemon:
+        if inspected.by_daemon:
             raise
         # In a pod the daemon has its settings as arguments, which this command does not know.
-        raise UnknownAddressError(f"{exc}\nread by {found.source}") from None
+        raise UnknownAddressError(f"{exc}\nread by {inspected.source}") from None
 
 
 def _read_status(config: Config, progress: Progress) -> Running:
@@ -135,7 +135,7 @@ def _read_status(config: Config, progress: Progress) -> Running:
 
 
 def by_running(running: Running, wall: float) -> Inspected:
-    """The view of this daemon, made at `wall`, in seconds since 1970."""
+    """Return the view of this daemon, made at `wall`, in seconds since 1970."""
     return Inspected(running.view, True, _name_of(running), "", running.about.node, wall)
 
 
@@ -149,16 +149,16 @@ class Shown(Struct, frozen=True):
 
     settings: tuple[Setting, ...]
     heading: str = ""
-    """Empty where they are those of a daemon that is started now."""
+    """The heading, which names their source; empty for those of a daemon that is started now."""
 
 
 def settings_of(resolved: Resolved) -> tuple[Setting, ...]:
-    """Each setting of a daemon that is started with this configuration, with its source."""
+    """Return each setting of a daemon that is started with this configuration, with its source."""
     return about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
 
 
 def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
-    """The settings of the running daemon, or else those of one that is started now."""
+    """Return the settings of the running daemon, or else those of one that is started now."""
     own = settings_of(resolved)
     try:
         running = _read_status(resolved.config, progress)
@@ -173,39 +173,39 @@ def shown(resolved: Resolved, progress: Progress = SILENT) -> Shown:
 
 
 def find_named(
-    found: Inspected, name: str
+    inspected: Inspected, name: str
 ) -> ExplainedClaim | ExplainedDomain | ExplainedPod | ExplainedResource | None:
-    """The resource of this name, or the claim, the compute domain or the pod of this NAMESPACE/NAME or UID; None if it
-    is no name of one. Raises `UnknownAddressError`."""
-    view, text = found.view, name.strip()
-    if (resource := _resource(found, text)) is not None:
+    """Find the resource of this name, or the claim, the compute domain or the pod of this NAMESPACE/NAME or UID; None
+    if it is no name of one. Raises `UnknownAddressError`."""
+    view, text = inspected.view, name.strip()
+    if (resource := _resource(inspected, text)) is not None:
         return resource
     pod = next((p for p in view.pods if text.removeprefix(_POD) in {str(p), p.uid} - {""}), None)
     if pod is not None and text.startswith(_POD):
-        return ExplainedPod(pod, found)
+        return ExplainedPod(pod, inspected)
     claim = claims_report.claim_named(view.claims, text)
-    of_domains = claims_report.claim_named(view.domains.claims if view.domains is not None else None, text)
+    domain_claim = claims_report.claim_named(view.domains.claims if view.domains is not None else None, text)
     domain = domains_report.domain_named(view.domains, text)
-    named = claim or of_domains
+    any_claim = claim or domain_claim
     kinds = {
-        "claim": named.uid if named is not None else "",
+        "claim": any_claim.uid if any_claim is not None else "",
         "ComputeDomain": domain.uid if domain is not None else "",
         "pod": f"{_POD}{pod}" if pod is not None else "",
     }
-    if len(several := {kind: word for kind, word in kinds.items() if word}) > 1:
+    if len(ambiguous := {kind: word for kind, word in kinds.items() if word}) > 1:
         raise UnknownAddressError(
-            f"{text} is a {' and a '.join(several)}: run gpuactors explain "
-            + ", or gpuactors explain ".join(several.values())
+            f"{text} is a {' and a '.join(ambiguous)}: run gpuactors explain "
+            + ", or gpuactors explain ".join(ambiguous.values())
         )
     if pod is not None:
-        return ExplainedPod(pod, found)
+        return ExplainedPod(pod, inspected)
     if domain is not None:
-        return ExplainedDomain(domain, found)
-    if claim is not None or of_domains is not None:
-        return ExplainedClaim(claim, found, of_domains)
+        return ExplainedDomain(domain, inspected)
+    if claim is not None or domain_claim is not None:
+        return ExplainedClaim(claim, inspected, domain_claim)
     if "/" not in text and not is_domain_id(text):  # the UID of an object is such a UUID
         return None
-    if not found.by_daemon:
+    if not inspected.by_daemon:
         raise UnknownAddressError(
             f"kubelet has given a GPU to no pod {name}, and only the running daemon knows claims"
         )
@@ -213,22 +213,21 @@ def find_named(
     of_claims = "no claim" if serves else "no claim (--dra off, --compute-domains off)"
     raise UnknownAddressError(
         f"the running daemon knows {of_claims} and no pod that is called {name}; it knows "
-        f"{', '.join(_known(view)) or 'none'}"
+        f"{', '.join(_names(view)) or 'none'}"
     )
 
 
-def _known(view: NodeView) -> list[str]:
-    known = [str(claim) for claim in view.claims.claims] if view.claims is not None else []
-    if view.domains is not None:
-        known += [str(claim) for claim in view.domains.claims.claims]
-        known += [f"the ComputeDomain {domain}" for domain in view.domains.domains]
-    return [*known, *(f"the pod {pod}" for pod in view.pods)]
+def _names(view: NodeView) -> list[str]:
+    names = [str(claim) for claims in view.drivers for claim in claims.claims]
+    domains = view.domains.domains if view.domains is not None else ()
+    names += [f"the ComputeDomain {domain}" for domain in domains]
+    return names + [f"the pod {pod}" for pod in view.pods]
 
 
-def _resource(found: Inspected, text: str) -> ExplainedResource | None:
-    """By its name, which may lack the domain. Raises `UnknownAddressError` for one that no device here has: a domain
-    has a dot, a namespace has none."""
-    view = found.view
+def _resource(inspected: Inspected, text: str) -> ExplainedResource | None:
+    """Find a resource by its name, which may lack the domain. Raises `UnknownAddressError` for one that no device here
+    has: a domain has a dot, a namespace has none."""
+    view = inspected.view
     names = sorted({r.name for r in view.resources} | {d.resource for d in view.devices if d.resource})
     name = next((n for n in names if text in (n, n.partition("/")[2])), None)
     if name is None:
@@ -241,14 +240,14 @@ def _resource(found: Inspected, text: str) -> ExplainedResource | None:
         name,
         next((r for r in view.resources if r.name == name), None),
         tuple(d for d in view.devices if d.resource == name),
-        found,
+        inspected,
     )
 
 
 def find(view: NodeView, address: str) -> DeviceView:
-    """The device at `address`. Raises `UnknownAddressError`."""
+    """Return the device at `address`. Raises `UnknownAddressError`."""
     wanted = address.strip().lower()
-    full = full_address(wanted) or _of_a_slice(wanted) or wanted
+    full = full_address(wanted) or _by_slice_name(wanted) or wanted
     fitting = [d for d in view.devices if d.address == full] or [
         d for d in view.devices if d.address.partition(":")[2] == wanted
     ]
@@ -267,8 +266,8 @@ def find(view: NodeView, address: str) -> DeviceView:
     raise UnknownAddressError(f"there is no GPU at {address}; there are {_addresses(view.devices)}")
 
 
-def _of_a_slice(name: str) -> str | None:
-    """The address of a device by its name in a ResourceSlice."""
+def _by_slice_name(name: str) -> str | None:
+    """Return the address of a device by its name in a ResourceSlice."""
     if ":" in name:
         return None
     from gpuactors.core.kinds.table import key_of  # only this needs the core

@@ -24,7 +24,7 @@ from gpuactors.observe.stdout import StdoutError
 from gpuactors.ports.errors import ControlError
 
 _TICK_S: Final = 1.0
-"""Ages are shown in seconds."""
+"""The pause between two updates of the ages on the screen, in seconds."""
 
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _QUIT: Final = b"qQ\x03\x04"
@@ -33,7 +33,7 @@ _QUIT: Final = b"qQ\x03\x04"
 def watch(
     config: Config, output: Format, *, out: TextIO, keys: TextIO | None, aside: Callable[[str], None]
 ) -> None:
-    """Shows the running daemon's view on `out`, and what changes in it, until a signal.
+    """Show the running daemon's view on `out`, and what changes in it, until a signal.
 
     Raises `ports.errors.ControlError` if there is no daemon to watch, and `observe.stdout.StdoutError`.
     """
@@ -56,7 +56,7 @@ def watch(
 
 @final
 class _Screen:
-    """On a terminal."""
+    """The view as a whole screen of a terminal."""
 
     def __init__(self, terminal: Terminal, *, wide: bool) -> None:
         self._terminal = terminal
@@ -92,7 +92,7 @@ class _Screen:
 
 @final
 class _Lines:
-    """Elsewhere."""
+    """The view as lines or documents, where there is no terminal."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -121,7 +121,7 @@ async def _until_ended(
     keys: int | None,
     tick: Callable[[], None],
 ) -> None:
-    """Runs `following` until a signal or a key ends it, calling `tick` each second. Raises what ended it otherwise, not
+    """Run `following` until a signal or a key ends it, and call `tick` each second. Raise what ended it otherwise, not
     in a group."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -140,8 +140,8 @@ async def _until_ended(
             assert keys is not None
             while True:
                 await trio.lowlevel.wait_readable(keys)
-                read = os.read(keys, 64)
-                if not read or any(key in _QUIT for key in read):
+                typed = os.read(keys, 64)
+                if not typed or any(key in _QUIT for key in typed):
                     nursery.cancel_scope.cancel()
                     return
 

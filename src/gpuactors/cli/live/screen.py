@@ -1,6 +1,6 @@
 """One screen of the node: the counts of each resource, each GPU in a line, and as much of the claims as fits.
 
-Pure: from what is known, the time and the size, the lines. Must not know a terminal's codes.
+Pure: the lines follow from the view, the time and the size. Must not know a terminal's codes.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from gpuactors.control.view import DeviceView, NodeView, ResourceView
 from gpuactors.core.values.model import Health
 
 NEW_S: Final = 5.0
-"""How long something that has changed stands out."""
+"""How long a change stands out, in seconds."""
 
 _FULL: Final = ("ADDRESS", "DRIVER", "GROUP", "NUMA", "HEALTH", "SINCE", "REASON")
 _NARROW: Final = ("ADDRESS", "DRIVER", "HEALTH", "SINCE", "REASON")
 _FULL_COLUMNS: Final = 96
-"""On a narrower screen the reason needs the room of group and NUMA node."""
+"""The least width of a screen with group and NUMA node: on a narrower one the reason needs their room."""
 
 _COUNTS: Final = ("CAPACITY", "ALLOCATABLE", "ALLOCATED", "FREE", "UNHEALTHY")
 _GAP: Final = "  "
 _DRIVER_MAX: Final = 14
-"""`nvgrace_gpu_vfio_pci` must leave the reason some room, but on a screen that has it (`_ROOMY_COLUMNS`)."""
+"""The width of the driver's column on a narrow screen: `nvgrace_gpu_vfio_pci` must leave the reason some room."""
 _ROOMY_COLUMNS: Final = 120
+"""The least width of a screen that has room for each driver's name."""
 
 
 def frame(
     watched: Watched, at: float, wall: float, columns: int, rows: int, *, wide: bool = False
 ) -> list[Line]:
-    """The lines of a screen of that size, each of exactly `columns`. `at`: the clock of `watched`; `wall`: the time of
-    day, in seconds since 1970."""
-    found = watched.inspected(at, wall)
-    lines = [_title(watched, found, wall, columns), *_notices(watched, found, at), ()]
-    lines += _resources(found.view, columns)
+    """Return the lines of a screen of that size, each of exactly `columns`. `at`: the clock of `watched`; `wall`: the
+    time of day, in seconds since 1970."""
+    inspected = watched.inspected(at, wall)
+    lines = [_title(watched, inspected, wall, columns), *_notices(watched, inspected, at), ()]
+    lines += _resources(inspected.view, columns)
     names = WIDE if wide else _FULL if columns >= _FULL_COLUMNS else _NARROW
     driver_max = _DRIVER_MAX if columns < _ROOMY_COLUMNS and not wide else columns
-    lines += _devices(found, names, rows - len(lines), driver_max)
-    for section in _claims(found.view, columns):
+    lines += _devices(inspected, names, rows - len(lines), driver_max)
+    for section in _claims(inspected.view, columns):
         lines += [(), *map(line, section)]
     if len(lines) > rows:
         more = len(lines) - rows + 1
         lines[rows - 1 :] = [line(f"… and {more} lines more: gpuactors inspect", Style.FAINT)]
-    return [fitted(found_line, columns) for found_line in lines]
+    return [fitted(pieces, columns) for pieces in lines]
 
 
-def _title(watched: Watched, found: Inspected, wall: float, columns: int) -> Line:
+def _title(watched: Watched, inspected: Inspected, wall: float, columns: int) -> Line:
     assert watched.running is not None
     running, time = watched.running, utc(wall)
-    name = f"Node {found.node}  gpuactors {running.version}, process {running.pid}, {running.view.role}"
+    name = f"Node {inspected.node}  gpuactors {running.version}, process {running.pid}, {running.view.role}"
     return (
         Piece(padded(name, max(0, columns - width(time) - 2)) + _GAP, Style.HEAD),
         Piece(time, Style.FAINT),
     )
 
 
-def _notices(watched: Watched, found: Inspected, at: float) -> list[Line]:
+def _notices(watched: Watched, inspected: Inspected, at: float) -> list[Line]:
     lines = []
     if watched.gone_since is not None:
         gone = f"the daemon is gone since {lasted(at - watched.gone_since)}; still trying; this is what it said last"
@@ -71,12 +72,7 @@ def _notices(watched: Watched, found: Inspected, at: float) -> list[Line]:
         then, what = watched.last_change
         style = Style.NEW if at - then < NEW_S else Style.FAINT
         lines.append(line(f"last change {lasted(at - then)} ago: {what}", style))
-    for name, problem in (
-        ("settings", found.view.offers_problem),
-        ("uevents", found.view.uevents_problem),
-        ("kubelet's ledger", found.view.ledger_problem),
-        ("kubelet", found.view.kubelet_problem),
-    ):
+    for name, problem in inspected.view.problems:
         lines += [line(f"{name}: {problem}", Style.BAD)] if problem else []
     return lines
 
@@ -93,8 +89,8 @@ def _resources(view: NodeView, columns: int) -> list[Line]:
     lines = [line(padded("RESOURCE", room) + counts, Style.HEAD)]
     for resource in view.resources:
         unhealthy = resource.listed - resource.healthy
-        known = (resource.listed, resource.healthy, resource.allocated, resource.free, unhealthy)
-        *numbers, last = (f"{_GAP}{n:>{len(name)}}" for name, n in zip(_COUNTS, known, strict=True))
+        values = (resource.listed, resource.healthy, resource.allocated, resource.free, unhealthy)
+        *numbers, last = (f"{_GAP}{n:>{len(name)}}" for name, n in zip(_COUNTS, values, strict=True))
         style = Style.BAD if unhealthy else Style.PLAIN
         lines.append(
             (
@@ -109,20 +105,20 @@ def _resources(view: NodeView, columns: int) -> list[Line]:
 
 
 def _causes(resource: ResourceView, view: NodeView) -> str:
-    """Why devices of it are not Healthy, each cause with how many there are."""
-    of_it = [d for d in view.devices if d.listed and d.resource == resource.name]
-    causes = Counter(d.cause for d in of_it if d.health != Health.HEALTHY)
+    """Return why devices of it are not Healthy: each cause with the number of its devices."""
+    listed = [d for d in view.devices if d.listed and d.resource == resource.name]
+    causes = Counter(d.cause for d in listed if d.health != Health.HEALTHY)
     return ", ".join(f"{cause} {number}" for cause, number in sorted(causes.items()))
 
 
 # --- devices ----------------------------------------------------------------------------------------------
 
 
-def _devices(found: Inspected, names: Sequence[str], room: int, driver_max: int) -> list[Line]:
-    devices = shown(found.view)
+def _devices(inspected: Inspected, names: Sequence[str], room: int, driver_max: int) -> list[Line]:
+    devices = shown(inspected.view)
     if not devices:
         return [line(NO_DEVICES, Style.BAD)]
-    rows = {device.address: cells(device, found.view, names) for device in devices}
+    rows = {device.address: cells(device, inspected.view, names) for device in devices}
     widths = [max(width(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
     widths[names.index("DRIVER")] = min(widths[names.index("DRIVER")], driver_max)
     head = _GAP.join(padded(name, w) for name, w in zip(names, widths, strict=False))
@@ -130,11 +126,11 @@ def _devices(found: Inspected, names: Sequence[str], room: int, driver_max: int)
     fitting = _that_fit(devices, room - 1)
     lines += [_device(device, rows[device.address], widths, names.index("HEALTH")) for device in fitting]
     if len(fitting) < len(devices):
-        left = [device for device in devices if device not in fitting]
-        unhealthy = sum(not _is_well(device) for device in left)
+        hidden = [device for device in devices if device not in fitting]
+        unhealthy = sum(not _is_well(device) for device in hidden)
         lines.append(
             line(
-                f"… and {len(left)} GPUs more, {unhealthy} of them not Healthy: gpuactors inspect",
+                f"… and {len(hidden)} GPUs more, {unhealthy} of them not Healthy: gpuactors inspect",
                 Style.FAINT,
             )
         )
@@ -142,11 +138,11 @@ def _devices(found: Inspected, names: Sequence[str], room: int, driver_max: int)
 
 
 def _that_fit(devices: Sequence[DeviceView], room: int) -> list[DeviceView]:
-    """All, or else as many as fit beside a line about the rest: first those that are not Healthy."""
+    """Return all devices, or else as many as fit beside a line about the others: first those that are not Healthy."""
     if len(devices) <= room:
         return list(devices)
-    first = sorted(devices, key=lambda device: (_is_well(device), device.address))[: max(1, room - 1)]
-    return sorted(first, key=lambda device: device.address)
+    chosen = sorted(devices, key=lambda device: (_is_well(device), device.address))[: max(1, room - 1)]
+    return sorted(chosen, key=lambda device: device.address)
 
 
 def _is_well(device: DeviceView) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, final
 from gpuactors.cli.formats import Format, yaml_of
 from gpuactors.cli.inspect.report import as_json, as_table, as_wide, utc
 from gpuactors.cli.inspect.view import Inspected
-from gpuactors.cli.live.watched import Change, Watched
+from gpuactors.cli.live.watched import Row, Watched
 from gpuactors.cli.output import UNFOLDED
 from gpuactors.core.values.quote import printable_json
 
@@ -35,26 +35,26 @@ class Stream:
         self._aside = aside if output in (Format.JSON, Format.YAML) else echo
         self._is_first = True
 
-    def changed(self, changes: tuple[Change, ...], found: Inspected, wall: float) -> None:
-        """The daemon has said what it knows now."""
+    def changed(self, changes: tuple[Row, ...], inspected: Inspected, wall: float) -> None:
+        """Print the view, or its changes."""
         is_first, self._is_first = self._is_first, False
         if self._output is Format.JSON:
-            self._echo(printable_json(json.dumps(json.loads(as_json(found)), ensure_ascii=False)))
+            self._echo(printable_json(json.dumps(json.loads(as_json(inspected)), ensure_ascii=False)))
         elif self._output is Format.YAML:
-            self._echo(_DOCUMENT + yaml_of(as_json(found)))
+            self._echo(_DOCUMENT + yaml_of(as_json(inspected)))
         elif is_first:
             table = as_wide if self._output is Format.WIDE else as_table
-            self._echo(table(found, self._columns) + "\n")
+            self._echo(table(inspected, self._columns) + "\n")
         else:
             for change in changes:
-                self._echo("  ".join((utc(wall), *filter(None, change.row))))
+                self._echo("  ".join((utc(wall), *filter(None, change))))
 
     def gone(self, watched: Watched, wall: float) -> None:
-        """No daemon is there; said once."""
+        """Print, once, that no daemon is there."""
         self._aside(f"{utc(wall)}  daemon  gone, still trying: {watched.why_gone}")
 
     def back(self, watched: Watched, wall: float) -> None:
-        """A daemon is there again."""
+        """Print that a daemon is there again."""
         assert watched.running is not None
         running = watched.running
         self._aside(f"{utc(wall)}  daemon  back: process {running.pid}, version {running.version}")

@@ -1,6 +1,6 @@
-"""A terminal as a whole screen, with ANSI codes: its other screen, so that what was there before is there again.
+"""A terminal as a whole screen, with ANSI codes: its alternate screen, so that what was there before comes back.
 
-Of a screen only the lines that differ are written, in one write, so nothing flickers. A dozen codes do.
+Only the lines of a screen that differ are written, in one write, so nothing flickers. A dozen codes suffice.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Final, TextIO, final
 from gpuactors.cli.live.text import Line, Style
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-"""The other screen, no cursor, no automatic new line, empty."""
+"""The codes for the alternate screen, no cursor, no automatic new line, and an empty screen."""
 _LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _AT_ONCE: Final = ("\x1b[?2026h", "\x1b[?2026l")
-"""Begin and end of a block that terminals with this feature show at once."""
+"""The begin and the end of a block that terminals with this feature show at once."""
 _CLEAR: Final = "\x1b[2J"
 _SIZE_UNKNOWN: Final = (100, 30)
 
-_LOOKS: Final = {
+_CODES: Final = {
     Style.PLAIN: "",
     Style.HEAD: "1",
     Style.GOOD: "32",
@@ -33,7 +33,7 @@ _LOOKS: Final = {
 
 
 def is_screen(out: TextIO, environment: dict[str, str]) -> bool:
-    """Whether a whole screen can be drawn on it."""
+    """Return whether a whole screen can be drawn on it."""
     return out.isatty() and environment.get("TERM", "dumb") not in ("dumb", "")
 
 
@@ -48,7 +48,7 @@ class Terminal:
         self._before: list[Any] | None = None
         self._lines: list[str] = []
         self._size: tuple[int, int] | None = None
-        """Of the screen that was drawn last; None while the terminal is not ours."""
+        """The size of the screen that was drawn last; None while this process does not have the terminal."""
 
     @property
     def keys(self) -> int | None:
@@ -56,7 +56,7 @@ class Terminal:
         return self._keys.fileno() if self._keys is not None else None
 
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """Return columns and rows."""
         with suppress(OSError):
             columns, rows = os.get_terminal_size(self._out.fileno())
             if columns and rows:
@@ -64,14 +64,14 @@ class Terminal:
         return _SIZE_UNKNOWN
 
     def draw(self, lines: Sequence[Line]) -> None:
-        """Shows these lines, which are as wide as the screen. Raises `observe.stdout.StdoutError`."""
+        """Show these lines, which are as wide as the screen. Raises `observe.stdout.StdoutError`."""
         size, text = self.size(), ""
         if self._size is None:
             self._enter()
         elif self._size != size:
             text, self._lines = _CLEAR, []
         self._size = size
-        painted = [self._painted(found) for found in lines[: size[1]]]
+        painted = [self._painted(line) for line in lines[: size[1]]]
         for number in range(max(len(painted), len(self._lines))):
             now = painted[number] if number < len(painted) else "\x1b[2K"
             if number >= len(self._lines) or self._lines[number] != now:
@@ -81,7 +81,7 @@ class Terminal:
             self._write(_AT_ONCE[0] + text + _AT_ONCE[1])
 
     def leave(self) -> None:
-        """Gives the terminal back as it was; `draw` takes it again."""
+        """Give the terminal back as it was; `draw` takes it again."""
         if self._size is None:
             return
         self._size, self._lines = None, []
@@ -99,12 +99,12 @@ class Terminal:
                 termios.tcsetattr(self._keys, termios.TCSANOW, quiet)
         self._write(_ENTER)
 
-    def _painted(self, found: Line) -> str:
+    def _painted(self, line: Line) -> str:
         if not self._colour:
-            return "".join(piece.text for piece in found)
+            return "".join(piece.text for piece in line)
         return "".join(
-            f"\x1b[{_LOOKS[piece.style]}m{piece.text}\x1b[0m" if _LOOKS[piece.style] else piece.text
-            for piece in found
+            f"\x1b[{_CODES[piece.style]}m{piece.text}\x1b[0m" if _CODES[piece.style] else piece.text
+            for piece in line
         )
 
     def _write(self, text: str) -> None:
@@ -114,7 +114,8 @@ class Terminal:
 
 
 def _is_ours(keys: TextIO) -> bool:
-    """Whether it is the terminal of which this process is in the foreground: another one is stopped for changing it."""
+    """Return whether it is the terminal of which this process is in the foreground: a process in the background is
+    stopped for changing it."""
     with suppress(OSError, ValueError):
         return keys.isatty() and os.tcgetpgrp(keys.fileno()) == os.getpgrp()
     return False

@@ -19,7 +19,7 @@ class Style(Enum):
     BAD = "bad"
     FAINT = "faint"
     NEW = "new"
-    """It has just changed."""
+    """Text that has just changed."""
     ALARM = "alarm"
 
 
@@ -36,17 +36,17 @@ _CUT: Final = "…"
 
 
 def line(text: str, style: Style = Style.PLAIN) -> Line:
-    """A line of one piece."""
+    """Return a line of one piece."""
     return (Piece(text, style),)
 
 
 def width(text: str) -> int:
-    """Columns that a terminal takes for the text."""
+    """Return the columns that a terminal takes for the text."""
     return sum(_columns(char) for char in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """The text, or as much of it as fits with a mark that there is more."""
+    """Return the text, or as much of it as fits, with a mark that there is more."""
     clean = "".join(char if char.isprintable() else "?" for char in text)
     if width(clean) <= columns:
         return clean
@@ -59,18 +59,18 @@ def cut(text: str, columns: int) -> str:
 
 
 def end(text: str, columns: int) -> str:
-    """`cut`, but keeping the end: it is the significant part of a resource's name."""
+    """Cut the text at its beginning: the end is the significant part of a resource's name."""
     return cut(text[::-1], columns)[::-1]
 
 
 def padded(text: str, columns: int) -> str:
-    """The text in exactly so many columns."""
+    """Return the text in exactly so many columns."""
     fitting = cut(text, columns)
     return fitting + " " * (columns - width(fitting))
 
 
 def fitted(pieces: Sequence[Piece], columns: int) -> Line:
-    """The line in exactly so many columns."""
+    """Return the line in exactly so many columns."""
     fitting: list[Piece] = []
     room = columns
     for piece in pieces:
